@@ -1,0 +1,92 @@
+"""Runs handlers through their pipelines, in both colours, so that each attribute's tests are written once."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from pump.attribute import Attribute, Colour, Scope, attributes_of
+from pump.clock import Clock, ManualClock, Signal
+from pump.context import Context, in_context
+from pump.message import Header, Message
+from pump.pipeline import build
+from pump.telemetry import Telemetry
+
+Result = TypeVar("Result")
+Body = Callable[[Any], Any]
+
+
+class Harness:
+    """One colour. Bodies are plain functions, and become `def` handlers, or `async def` ones that give way once."""
+
+    def __init__(self, colour: Colour, clock: Clock | None = None) -> None:
+        self.colour: Colour = colour
+        self.clock = clock or ManualClock(automatic=True)
+        self.told: list[tuple[str, dict[str, object]]] = []
+        self.message = Message(Header("m-1", "orders"), b"{}")
+        self.context = Context(NoProcessor(), "Handler", self.message, clock=self.clock, stopping=Signal())
+
+    def handler(self, body: Body) -> Callable[..., Any]:
+        """A handler of this colour with this body."""
+        if self.colour == "sync":
+
+            def handle(request: object) -> object:
+                return body(request)
+
+            return handle
+
+        async def handle_async(request: object) -> object:
+            await asyncio.sleep(0)
+            return body(request)
+
+        return handle_async
+
+    def scope(self, **options: Any) -> Scope:
+        telemetry = Telemetry(lambda event, fields: self.told.append((event, dict(fields))))
+        names = {"clock": self.clock, "channel": "orders", "handler": "Handler", "telemetry": telemetry}
+        return Scope(**{**names, **options})
+
+    def bound(self, handle: Callable[..., Any], **scope: Any) -> Callable[..., Any]:
+        """The bare pipeline of a handler that is marked already, for tests that drive it themselves."""
+        return build(attributes_of(handle), self.colour, self.scope(**scope)).bind(handle)
+
+    def ready(self, handle: Callable[..., Any], **scope: Any) -> Callable[..., Any]:
+        """The pipeline of a handler that is marked already; each call is a message."""
+        return self._run(self.bound(handle, **scope))
+
+    def around(self, attribute: Attribute, body: Body, **scope: Any) -> Callable[..., Any]:
+        """The pipeline of one attribute around a body."""
+        return self.ready(attribute(self.handler(body)), **scope)
+
+    def _run(self, pipeline: Callable[..., Any]) -> Callable[..., Any]:
+        def run(request: object = "request") -> object:
+            with in_context(self.context):
+                if self.colour == "sync":
+                    return pipeline(request)
+                return asyncio.run(_awaited(pipeline, request))
+
+        return run
+
+
+class NoProcessor:
+    """Sends nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was not expected")
+
+
+class Failing:
+    """A body that fails with these errors, one a run, and then succeeds; counts its runs."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self._errors = list(errors)
+        self.runs = 0
+
+    def __call__(self, request: object) -> str:
+        self.runs += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        return "done"
+
+
+async def _awaited(pipeline: Callable[..., Coroutine[Any, Any, Result]], request: object) -> Result:
+    return await pipeline(request)
