@@ -1,0 +1,356 @@
+"""Time, and every wait in the package: for blocking and awaiting callers, on the real clock or a hand-moved one."""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+
+class Signal:
+    """A flag that threads and tasks of any loop can wait for. Setting it wakes all of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may set it in the midst of anything
+        self._set = False
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._keys = itertools.count()
+
+    def is_set(self) -> bool:
+        """Whether it has been set since it was last cleared."""
+        return self._set
+
+    def set(self) -> None:
+        """Wake everybody who waits, now and later, until it is cleared."""
+        with self._lock:
+            self._set = True
+            callbacks, self._callbacks = self._callbacks, {}
+        for callback in callbacks.values():
+            callback()
+
+    def clear(self) -> None:
+        """Let later waits wait again."""
+        with self._lock:
+            self._set = False
+
+    def add_callback(self, callback: Callable[[], None]) -> int:
+        """Call once when set (at once if it is), from the thread that sets it. Returns a key to remove it by."""
+        with self._lock:
+            key = next(self._keys)
+            if not self._set:
+                self._callbacks[key] = callback
+                return key
+        callback()
+        return key
+
+    def remove_callback(self, key: int) -> None:
+        """Forget a callback that was not called."""
+        with self._lock:
+            self._callbacks.pop(key, None)
+
+
+class Clock(Protocol):
+    """Tells the time and waits. All waiting in the package goes through one of these."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow, from an arbitrary start."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        """Block until the signal is set (True) or the time is over (False)."""
+
+    async def wait_async(self, signal: Signal, timeout: float | None) -> bool:
+        """The same, awaited."""
+
+    def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring` after the delay, from another thread; returns what cancels it."""
+
+    def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` again and again, from a thread of its own, until what this returns is called."""
+
+    def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """The same, awaited in a task of the running loop."""
+
+
+class _Agenda:
+    """What is to ring when. A cancelled entry leaves its place at once, or with the others when half are cancelled."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int]] = []
+        self._rings: dict[int, Callable[[], None]] = {}
+        self._keys = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._rings)
+
+    def add(self, due: float, ring: Callable[[], None]) -> int:
+        key = next(self._keys)
+        self._rings[key] = ring
+        heapq.heappush(self._entries, (due, key))
+        return key
+
+    def cancel(self, key: int) -> None:
+        self._rings.pop(key, None)
+        if len(self._entries) > 2 * len(self._rings) + 64:
+            self._entries = [entry for entry in self._entries if entry[1] in self._rings]
+            heapq.heapify(self._entries)
+
+    def first_due(self) -> float | None:
+        while self._entries and self._entries[0][1] not in self._rings:
+            heapq.heappop(self._entries)
+        return self._entries[0][0] if self._entries else None
+
+    def pop(self) -> Callable[[], None]:
+        return self._rings.pop(heapq.heappop(self._entries)[1])
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def __init__(self) -> None:
+        self._alarms = _AlarmThread()
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        """Block until the signal is set (True) or the time is over (False)."""
+        if signal.is_set() or (timeout is not None and timeout <= 0):
+            return signal.is_set()
+        # A bare lock, not an Event: an Event is a condition, which makes a lock for every wait.
+        gate = threading.Lock()
+        gate.acquire()
+        key = signal.add_callback(gate.release)
+        if not gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            signal.remove_callback(key)
+        return signal.is_set()
+
+    async def wait_async(self, signal: Signal, timeout: float | None) -> bool:
+        """The same, awaited."""
+        if signal.is_set() or (timeout is not None and timeout <= 0):
+            return signal.is_set()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        key = signal.add_callback(lambda: _finish_soon(loop, done))
+        timer = None if timeout is None else loop.call_later(timeout, _finish, done)
+        try:
+            await done
+        finally:
+            signal.remove_callback(key)
+            if timer is not None:
+                timer.cancel()
+        return signal.is_set()
+
+    def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring` after the delay, from the clock's own thread; returns what cancels it."""
+        return self._alarms.add(time.monotonic() + delay, ring)
+
+    def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` again and again, from a thread of its own, until what this returns is called."""
+        ended = Signal()
+
+        def repeat() -> None:
+            while not self.wait(ended, interval):
+                act()
+
+        threading.Thread(target=repeat, name="pump-keeper", daemon=True).start()
+        return ended.set
+
+    def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """The same, awaited in a task of the running loop."""
+        ended = Signal()
+
+        async def repeat() -> None:
+            while not await self.wait_async(ended, interval):
+                await act()
+
+        task = asyncio.get_running_loop().create_task(repeat(), name="pump-keeper")
+
+        def end(_task: object = task) -> None:  # the reference keeps the task from being collected while it runs
+            ended.set()
+
+        return end
+
+
+class ManualClock:
+    """A clock that stands still until it is moved, for tests.
+
+    With `automatic=True` a wait moves the time itself, at once: for tests in which one thread does everything.
+    """
+
+    def __init__(self, start: float = 1_000_000.0, *, automatic: bool = False) -> None:
+        self._now = start
+        self._automatic = automatic
+        self._changed = threading.Condition()
+        self._agenda = _Agenda()
+        self.waits: deque[float | None] = deque(maxlen=10_000)
+        """The time-outs that were waited for, in order, for tests to look at."""
+
+    def monotonic(self) -> float:
+        """Seconds since the start it was given."""
+        return self._now
+
+    def wall(self) -> float:
+        """The same time; tests need no second one."""
+        return self._now
+
+    def wait_for_sleepers(self, count: int, timeout: float = 5.0) -> None:
+        """Block, in real time, until at least so many waits and alarms are under way: then it is safe to advance."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._agenda) >= count, timeout):
+                raise TimeoutError(f"{len(self._agenda)} of {count} waits began within {timeout} s")
+
+    def advance(self, delay: float) -> None:
+        """Move the time, waking everything that comes due on the way in the order of its due time."""
+        target = self._now + delay
+        while True:
+            with self._changed:
+                due = self._agenda.first_due()
+                if due is None or due > target:
+                    self._now = max(self._now, target)
+                    return
+                self._now = max(self._now, due)
+                ring = self._agenda.pop()
+            ring()
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        """Block until the signal is set (True) or the time has been moved so far (False)."""
+        if self._answered(signal, timeout):
+            return signal.is_set()
+        woken = threading.Event()
+        key = signal.add_callback(woken.set)
+        cancel = self.alarm(timeout, woken.set) if timeout is not None else _nothing
+        woken.wait()
+        cancel()
+        signal.remove_callback(key)
+        return signal.is_set()
+
+    async def wait_async(self, signal: Signal, timeout: float | None) -> bool:
+        """The same, awaited."""
+        if self._answered(signal, timeout):
+            await asyncio.sleep(0)
+            return signal.is_set()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        key = signal.add_callback(lambda: _finish_soon(loop, done))
+        cancel = self.alarm(timeout, lambda: _finish_soon(loop, done)) if timeout is not None else _nothing
+        try:
+            await done
+        finally:
+            cancel()
+            signal.remove_callback(key)
+        return signal.is_set()
+
+    def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring` when the time has been moved so far, from the thread that moves it."""
+        with self._changed:
+            key = self._agenda.add(self._now + delay, ring)
+            self._changed.notify_all()
+
+        def cancel() -> None:
+            with self._changed:
+                self._agenda.cancel(key)
+
+        return cancel
+
+    def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` again and again, from the thread that moves the time, until what this returns is called."""
+        ended = Signal()
+
+        def ring() -> None:
+            if not ended.is_set():
+                act()
+                self.alarm(interval, ring)
+
+        self.alarm(interval, ring)
+        return ended.set
+
+    def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """The same, awaited in a task of the running loop."""
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def once() -> None:
+            await act()
+
+        def begin() -> None:
+            task = loop.create_task(once(), name="pump-keeper")
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        return self.every(interval, lambda: _soon(loop, begin))
+
+    def _answered(self, signal: Signal, timeout: float | None) -> bool:
+        self.waits.append(timeout)
+        if signal.is_set() or (timeout is not None and timeout <= 0):
+            return True
+        if self._automatic and timeout is not None:
+            self.advance(timeout)
+            return True
+        return False
+
+
+class _AlarmThread:
+    """One thread that rings at due times; it begins with the first alarm."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._agenda = _Agenda()
+        self._thread: threading.Thread | None = None
+
+    def add(self, due: float, ring: Callable[[], None]) -> Callable[[], None]:
+        with self._changed:
+            key = self._agenda.add(due, ring)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pump-alarms", daemon=True)
+                self._thread.start()
+            if self._agenda.first_due() == due:
+                self._changed.notify()
+
+        def cancel() -> None:
+            with self._changed:
+                self._agenda.cancel(key)
+
+        return cancel
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # an alarm's own failure must not silence the later ones
+                self._next()()
+
+    def _next(self) -> Callable[[], None]:
+        with self._changed:
+            while True:
+                due = self._agenda.first_due()
+                if due is not None and due <= time.monotonic():
+                    return self._agenda.pop()
+                self._changed.wait(None if due is None else due - time.monotonic())
+
+
+def _finish(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _finish_soon(loop: asyncio.AbstractEventLoop, done: "asyncio.Future[None]") -> None:
+    _soon(loop, lambda: _finish(done))
+
+
+def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(act)
+
+
+def _nothing() -> None:
+    """There is no alarm to cancel."""

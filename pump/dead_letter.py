@@ -1,0 +1,83 @@
+"""Why a message is given up, and the headers that say so on its dead letter. They always fit."""
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from pump.message import ATTEMPTS_HEADER, Header, Message
+
+RejectionKind: TypeAlias = Literal["delivery error", "unacceptable"]
+
+TEXT_LIMIT: Final = 1024
+TOTAL_LIMIT: Final = 8192
+
+PROVENANCE: Final = (
+    "pump-reason",
+    "pump-description",
+    "pump-exception",
+    "pump-error",
+    "pump-deliveries",
+    "pump-origin",
+    "pump-position",
+    "pump-handler",
+    "pump-first-failure",
+    "pump-last-failure",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a message is given up. An unacceptable one goes to the invalid-message channel, where there is one."""
+
+    kind: RejectionKind
+    reason: str
+    """A short name for the class of reasons, fit for grouping."""
+    description: str = ""
+    error: BaseException | None = None
+    handler: str = ""
+    attempts: int = 0
+    first_failure: float = 0.0
+    """In seconds since the epoch."""
+    last_failure: float = 0.0
+
+
+def dead_letter(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIMIT) -> Header:
+    """The header of a message's dead letter: its own, and where it comes from; the attempts start over."""
+    headers = {name: text for name, text in message.header.headers.items() if name != ATTEMPTS_HEADER}
+    headers.update(provenance(message, rejection, limit=limit))
+    return message.header._replace(headers=headers)
+
+
+def provenance(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIMIT) -> Mapping[str, str]:
+    """Where a dead letter comes from and why: each text at most 1 KiB, all together at most `limit` bytes."""
+    error = rejection.error
+    texts = {
+        "pump-reason": rejection.reason,
+        "pump-origin": message.origin or message.header.topic,
+        "pump-deliveries": str(message.deliveries),
+        "pump-position": message.position,
+        "pump-handler": rejection.handler,
+        "pump-first-failure": f"{rejection.first_failure:.3f}" if rejection.first_failure else "",
+        "pump-last-failure": f"{rejection.last_failure:.3f}" if rejection.last_failure else "",
+        "pump-exception": _type_name(error),
+        "pump-description": rejection.description,
+        "pump-error": "".join(traceback.format_exception_only(error)).strip() if error is not None else "",
+    }
+    left = limit
+    kept: dict[str, str] = {}
+    for name, text in texts.items():
+        fitting = _cut(text, min(TEXT_LIMIT, left - len(name)))
+        if fitting:
+            kept[name] = fitting
+            left -= len(name) + len(fitting.encode())
+    return kept
+
+
+def _type_name(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def _cut(text: str, limit: int) -> str:
+    clean = text.encode("utf-8", "replace").replace(b"\0", b"?")
+    return clean[: max(limit, 0)].decode("utf-8", "ignore")

@@ -1,0 +1,52 @@
+"""An event loop on a thread of its own, for blocking callers of awaiting code."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """A running loop, from construction until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self._loop: Final = asyncio.new_event_loop()
+        self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, to be called from its own thread only, but for `call_soon_threadsafe`."""
+        return self._loop
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Begin the work on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do the work on the loop and wait for its result. An interrupted wait leaves the work running."""
+        return self.submit(work).result()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Cancel what still runs, and end the thread; one that does not end in time is left to the process's end."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.run_until_complete(_settled(asyncio.all_tasks(self._loop)))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+async def _settled(tasks: "set[asyncio.Task[Any]]") -> None:
+    await asyncio.gather(*(task for task in tasks if task is not asyncio.current_task()), return_exceptions=True)

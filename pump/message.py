@@ -1,0 +1,134 @@
+"""What travels: a header, the raw body, and one delivery of both from a broker."""
+
+import copy
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+NO_RAW_HEADERS: Final[Mapping[str, object]] = MappingProxyType({})
+
+Kind: TypeAlias = Literal["command", "event", "document"]
+
+_claims = threading.Lock()
+
+ATTEMPTS_HEADER: Final = "pump-attempts"
+FIRST_FAILURE_HEADER: Final = "pump-first-failure"
+
+
+class Header(NamedTuple):
+    """What is known of a message without reading its body. Never changed once made."""
+
+    id: str
+    topic: str = ""
+    type: str = ""
+    """The wire type: a class's name or a declared one, never a module path."""
+    version: str = ""
+    kind: Kind = "command"
+    content_type: str = "application/json"
+    key: str | None = None
+    """Messages of one key keep their order."""
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    timestamp: float = 0.0
+    """When it was posted, in seconds since the epoch."""
+    headers: Mapping[str, str] = NO_HEADERS
+    """Everything else that travels with it, as text."""
+
+
+class Message:
+    """One delivery of a message. Header and body are the sender's; the rest is said by the transport."""
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "deliveries",
+        "explicit",
+        "fault",
+        "generation",
+        "handler",
+        "header",
+        "identity",
+        "interrupt",
+        "lease_expires",
+        "lost",
+        "origin",
+        "partition",
+        "position",
+        "raw_headers",
+        "receipt",
+        "settled",
+        "unexplained",
+    )
+
+    def __init__(
+        self,
+        header: Header,
+        body: bytes,
+        *,
+        identity: str | None = None,
+        receipt: object = None,
+        generation: int = 0,
+        deliveries: int = 1,
+        attempts: int = 0,
+        unexplained: int | None = None,
+        lease_expires: float | None = None,
+        partition: Hashable = None,
+        position: str = "",
+        raw_headers: Mapping[str, object] = NO_RAW_HEADERS,
+        fault: str = "",
+    ) -> None:
+        self.header: Header = header
+        self.body: bytes = body
+        self.identity: str = header.id if identity is None else identity
+        """Stable over redeliveries; the broker's own where the sender gave no id."""
+        self.receipt: object = receipt
+        """The transport's own handle on this delivery; nobody else looks inside."""
+        self.generation: int = generation
+        """The life of the consumer that received it; a receipt dies with it."""
+        self.deliveries: int = deliveries
+        """What the broker says of this copy, the first being 1."""
+        self.attempts: int = attempts
+        """Attempts that travel with the message: a header, or the broker's own counter."""
+        self.unexplained: int = deliveries - 1 if unexplained is None else unexplained
+        """Earlier deliveries of this copy of which the transport cannot say what they ended in."""
+        self.lease_expires: float | None = lease_expires
+        """On the monotonic clock; None where the broker sets no time limit."""
+        self.partition: Hashable = partition
+        self.position: str = position
+        self.raw_headers: Mapping[str, object] = raw_headers
+        self.fault: str = fault
+        """Why the transport could not make sense of it; "" when it could."""
+        self.origin: str = ""
+        """The channel it came from."""
+        self.handler: str = ""
+        """The handler that failed on it last."""
+        self.interrupt: Callable[[], None] | None = None
+        """Tells the handler that is running on it to end, once nothing that it does can matter."""
+        self.lost: bool = False
+        """It is known not to be ours any more: no verdict may be sent for it."""
+        self.explicit: bool = False
+        """Its handler settles it, by a Delivery."""
+        self.settled: bool = False
+        """A verdict has been claimed for this delivery; the first one wins."""
+
+    def claim(self) -> bool:
+        """Whether the caller is the first to settle this delivery. A settlement that failed gives its claim back."""
+        with _claims:
+            first, self.settled = not self.settled, True
+        return first
+
+    def again(self) -> "Message":
+        """The same delivery, to be handled once more: nothing has been decided of it."""
+        other = copy.copy(self)
+        other.interrupt, other.explicit, other.settled = None, False, False
+        return other
+
+    @property
+    def id(self) -> str:
+        """The id that its sender gave it."""
+        return self.header.id
+
+    def __repr__(self) -> str:
+        return f"<Message {self.header.id} of {self.header.type or 'unknown type'} on {self.header.topic}>"

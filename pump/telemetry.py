@@ -1,0 +1,34 @@
+"""What is measured: events of receive, handle and settle, told to whoever listens. Costs one test when nobody does."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+log: Final = logging.getLogger("pump")
+
+Listener: TypeAlias = Callable[[str, Mapping[str, object]], None]
+"""Is told an event's name and its fields."""
+
+
+class Telemetry:
+    """The listeners of one dispatcher. A listener that fails is logged and never disturbs the pump."""
+
+    __slots__ = ("_listeners",)
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners: tuple[Listener, ...] = listeners
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def listen(self, listener: Listener) -> None:
+        """Tell this listener of everything from now on."""
+        self._listeners = (*self._listeners, listener)
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Tell every listener."""
+        for listener in self._listeners:
+            try:
+                listener(event, fields)
+            except Exception:
+                log.exception("a telemetry listener failed on %s", event)
