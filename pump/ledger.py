@@ -1,0 +1,135 @@
+"""What one process remembers of the messages of one channel that did not go well. Its performers share it."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pump.clock import Clock
+from pump.dead_letter import Rejection
+from pump.message import FIRST_FAILURE_HEADER, Message
+
+CAPACITY: Final = 10_000
+LIFETIME: Final = 3600.0
+
+
+class Standing(NamedTuple):
+    """What is known of a message's earlier runs."""
+
+    attempts: int
+    """Runs that certainly ended in a counted verdict."""
+    surplus: int
+    """Deliveries nobody can explain: perhaps each ended with the process."""
+
+
+FRESH: Final = Standing(0, 0)
+
+
+@dataclass(slots=True)
+class _Account:
+    attempts: int = 0
+    through: int = 0
+    """Unexplained deliveries up to this many are explained by us."""
+    nacks: int = 0
+    due: float = 0.0
+    first_failure: float = 0.0
+    rejection: Rejection | None = None
+    touched: float = 0.0
+
+
+class Ledger:
+    """Attempts and forgiven deliveries by message identity: bounded, expiring, erased on a terminal verdict.
+
+    `attempts before a run = carried + unexplained deliveries − those forgiven`; an account keeps the number up to
+    which the broker's count has been explained, so that forgiving is setting that number, not counting beside it.
+    """
+
+    def __init__(self, clock: Clock, *, capacity: int = CAPACITY, lifetime: float = LIFETIME) -> None:
+        self._clock: Final = clock
+        self._capacity: Final = capacity
+        self._lifetime: Final = lifetime
+        self._lock: Final = threading.Lock()
+        self._accounts: Final[OrderedDict[str, _Account]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def standing(self, message: Message) -> Standing:
+        """What is known before this run. An arrival whose count we explained becomes the base of later ones."""
+        account = self._accounts.get(message.identity) if self._accounts else None
+        if account is None:
+            if not (message.attempts or message.unexplained):
+                return FRESH
+            return Standing(message.attempts, message.unexplained)
+        with self._lock:
+            account.through = min(account.through, message.unexplained)
+            return Standing(max(message.attempts, account.attempts), message.unexplained - account.through)
+
+    def spend(self, message: Message, attempts: int, rejection: Rejection | None = None) -> None:
+        """This run counted: so many attempts are known now; a rejection is remembered until it has succeeded."""
+        with self._lock:
+            account = self._account(message)
+            account.attempts = attempts
+            account.rejection = rejection
+
+    def forgive(self, message: Message, attempts: int, *, due: float | None = None) -> None:
+        """This delivery spent nothing. A nack says until when the message shall not be shown again here."""
+        with self._lock:
+            account = self._account(message)
+            account.attempts = attempts
+            if due is not None:
+                account.nacks += 1
+                account.due = due
+
+    def charge(self, identity: str) -> None:
+        """A run of this message ended with its process, says whoever found that out: it counts one attempt."""
+        with self._lock:
+            account = self._open(identity)
+            account.attempts += 1
+            account.through += 1
+
+    def forget(self, message: Message) -> None:
+        """The message has come to its end."""
+        if self._accounts:
+            with self._lock:
+                self._accounts.pop(message.identity, None)
+
+    def due(self, message: Message) -> float:
+        """When a nacked message may be shown again here, on the monotonic clock; 0 for any other."""
+        account = self._accounts.get(message.identity) if self._accounts else None
+        return 0.0 if account is None else account.due
+
+    def nacks(self, message: Message) -> int:
+        """How often the message was left."""
+        account = self._accounts.get(message.identity)
+        return 0 if account is None else account.nacks
+
+    def rejection(self, message: Message) -> Rejection | None:
+        """The rejection that did not succeed yet."""
+        account = self._accounts.get(message.identity)
+        return None if account is None else account.rejection
+
+    def first_failure(self, message: Message) -> float:
+        """When the message first failed, in seconds since the epoch: as it says itself, or as remembered."""
+        try:
+            return float(message.header.headers.get(FIRST_FAILURE_HEADER, ""))
+        except ValueError:
+            account = self._accounts.get(message.identity)
+            return account.first_failure if account is not None and account.first_failure else self._clock.wall()
+
+    def _account(self, message: Message) -> _Account:
+        account = self._open(message.identity)
+        account.through = message.unexplained + 1
+        account.first_failure = account.first_failure or self._clock.wall()
+        return account
+
+    def _open(self, identity: str) -> _Account:
+        now = self._clock.monotonic()
+        account = self._accounts.setdefault(identity, _Account())
+        account.touched = now
+        self._accounts.move_to_end(identity)
+        while (
+            len(self._accounts) > self._capacity or next(iter(self._accounts.values())).touched < now - self._lifetime
+        ):
+            self._accounts.popitem(last=False)
+        return account
