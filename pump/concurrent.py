@@ -1,0 +1,71 @@
+"""The pump that awaits several messages at a time, in order within a key: one task fetches, the others handle.
+
+It stands beside the twins: its turn is theirs. Which message may begin is decided by the Intake alone.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from pump.async_channel import AsyncChannel
+from pump.clock import Clock
+from pump.message import Message
+from pump.proactor import Proactor
+from pump.subscription import Subscription
+from pump.telemetry import log
+from pump.verdict import Judge
+
+
+class ConcurrentProactor(Proactor):
+    """A Proactor with up to `in_flight` messages in hand. Each task is supervised singly; none can end the pump."""
+
+    def __init__(
+        self,
+        channel: AsyncChannel,
+        dispatch: Callable[[Message], Awaitable[object]],
+        judge: Judge,
+        rules: Subscription,
+        clock: Clock,
+        *,
+        empty_delay: float = 0.0,
+    ) -> None:
+        super().__init__(channel, dispatch, judge, rules, clock, empty_delay=empty_delay)
+        self._in_flight: Final = rules.in_flight
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
+
+    async def run(self) -> None:
+        """Pump until the judge stops it, then wait for what is in hand."""
+        judge = self._judge
+        try:
+            while judge.running:
+                self._begin()
+                try:
+                    await self._channel.fill(self._receive_timeout)
+                except Exception as error:
+                    await self._clock.wait_async(judge.stopping, judge.disconnected(error))
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._channel.finish(self._grace)
+        finally:
+            self.cancel()
+            await self._channel.close()
+
+    def cancel(self) -> None:
+        """End the handlers that are running; their messages are handed back."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self) -> None:
+        while len(self._tasks) < self._in_flight and self._judge.running:
+            message = self._channel.take()
+            if message is None:
+                return
+            task = asyncio.get_running_loop().create_task(self._turn(message), name=f"pump-{message.id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a pump's task ended by itself; its message comes again", exc_info=task.exception())
+        self._begin()
