@@ -1,0 +1,64 @@
+"""A message-pump framework that loses nothing: handlers, pumps and pluggable transports."""
+
+from pump.attribute import Attribute, Rest, Steps
+from pump.clock import ManualClock, SystemClock
+from pump.context import Context
+from pump.delivery import AsyncDelivery, Delivery
+from pump.dispatcher import Dispatcher
+from pump.errors import (
+    ConfigurationError,
+    DeferMessageAction,
+    DontAckAction,
+    HandlerTimeout,
+    InvalidMessageAction,
+    LeaseLost,
+    MessageAction,
+    PublishError,
+    PumpError,
+    RejectMessageAction,
+    SetupError,
+    TransportError,
+    UnknownPublication,
+)
+from pump.handler import RequestHandler
+from pump.mapping import JsonMapper, Mapper
+from pump.message import Header, Message
+from pump.processor import CommandProcessor
+from pump.request import Command, Document, Event
+from pump.subscription import Publication, Subscription
+
+__all__ = [
+    "AsyncDelivery",
+    "Attribute",
+    "Command",
+    "CommandProcessor",
+    "ConfigurationError",
+    "Context",
+    "DeferMessageAction",
+    "Delivery",
+    "Dispatcher",
+    "Document",
+    "DontAckAction",
+    "Event",
+    "HandlerTimeout",
+    "Header",
+    "InvalidMessageAction",
+    "JsonMapper",
+    "LeaseLost",
+    "ManualClock",
+    "Mapper",
+    "Message",
+    "MessageAction",
+    "Publication",
+    "PublishError",
+    "PumpError",
+    "RejectMessageAction",
+    "RequestHandler",
+    "Rest",
+    "SetupError",
+    "Steps",
+    "Subscription",
+    "SystemClock",
+    "TransportError",
+    "UnknownPublication",
+]
