@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from pump.attribute import Attribute, Colour, Scope, attributes_of
+from pump.attribute import Attribute, Rest, Scope, Steps, attributes_of
+from pump.colour import Colour
 from pump.clock import Clock, ManualClock, Signal
 from pump.context import Context, in_context
 from pump.message import Header, Message
@@ -27,7 +28,7 @@ class Harness:
 
     def handler(self, body: Body) -> Callable[..., Any]:
         """A handler of this colour with this body."""
-        if self.colour == "sync":
+        if self.colour == "blocking":
 
             def handle(request: object) -> object:
                 return body(request)
@@ -60,7 +61,7 @@ class Harness:
     def _run(self, pipeline: Callable[..., Any]) -> Callable[..., Any]:
         def run(request: object = "request") -> object:
             with in_context(self.context):
-                if self.colour == "sync":
+                if self.colour == "blocking":
                     return pipeline(request)
                 return asyncio.run(_awaited(pipeline, request))
 
@@ -86,6 +87,37 @@ class Failing:
         if self._errors:
             raise self._errors.pop(0)
         return "done"
+
+
+class Noting(Attribute):
+    """Notes when it is passed, on the way in and on the way out."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name = name
+        self.notes = notes
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        self.notes.append(f"{self.name} in")
+        try:
+            return (yield from rest(request))
+        finally:
+            self.notes.append(f"{self.name} out")
+
+
+class Shout(Attribute):
+    def around(self, request: object, rest: Rest) -> Steps:
+        result = yield from rest(f"{request}!")
+        return f"{result}!"
+
+
+class Stepwise(Attribute):
+    """An attribute made of a generator function."""
+
+    def __init__(self, steps: Callable[[Any, Rest], Steps]) -> None:
+        self._steps = steps
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        return self._steps(request, rest)
 
 
 async def _awaited(pipeline: Callable[..., Coroutine[Any, Any, Result]], request: object) -> Result:

@@ -1,0 +1,126 @@
+"""Spare something that is failing: after several failures in a row, leave the messages where they are for a while."""
+
+import logging
+import threading
+from collections import deque
+from typing import Literal, TypeAlias
+
+from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError, DontAckAction
+
+Pass: TypeAlias = Literal["call", "trial"]
+
+
+class CircuitBreaker(Attribute):
+    """Opens after `failures` failures in a row, all within `window`; messages are then left, unspent, unhandled.
+
+    After `reset_after` one message at a time is let through as a trial: its success closes the breaker, its failure
+    opens it again. Errors of the types `on` are failures. A decision of the handler's and a cancellation are neither
+    success nor failure; so put this beneath attributes that make decisions of errors.
+    """
+
+    declares = frozenset({DontAckAction})
+
+    def __init__(
+        self,
+        failures: int = 5,
+        *,
+        window: Duration = 60.0,
+        reset_after: Duration = 30.0,
+        on: Errors = Exception,
+    ) -> None:
+        self.failures = failures
+        self.window = seconds(window)
+        self.reset_after = seconds(reset_after)
+        self.on = on
+        if failures < 1:
+            raise ConfigurationError(f"CircuitBreaker: failures must be at least 1, not {failures}")
+        if self.window <= 0 or self.reset_after <= 0:
+            raise ConfigurationError("CircuitBreaker: window and reset_after must be longer than 0 s")
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """A closed breaker for one pipeline."""
+        return _Breaking(self, scope)
+
+
+class _Breaking(Attribute):
+    def __init__(self, options: CircuitBreaker, scope: Scope) -> None:
+        self._options = options
+        self._scope = scope
+        self._circuit = _Circuit(options.failures, options.window, options.reset_after)
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        admitted = self._circuit.admit(rest.clock.monotonic())
+        if admitted is None:
+            raise DontAckAction("circuit breaker is open")
+        try:
+            result = yield from rest(request)
+        except BaseException as error:
+            if is_decision(error) or not consists_of(error, self._options.on):
+                self._circuit.told_nothing(admitted)
+            elif self._circuit.failed(admitted, rest.clock.monotonic()):
+                self._tell("open", logging.WARNING, error)
+            raise
+        if self._circuit.succeeded(admitted):
+            self._tell("closed", logging.INFO)
+        return result
+
+    def _tell(self, state: str, level: int, error: BaseException | None = None) -> None:
+        self._scope.log(level, f"Circuit breaker is {state}", error=error)
+        where = {"channel": self._scope.channel, "handler": self._scope.handler}
+        self._scope.telemetry.tell("circuit_breaker", state=state, error=error, **where)
+
+
+class _Circuit:
+    """Closed, open, or half-open with one trial at a time. For any number of threads."""
+
+    def __init__(self, failures: int, window: float, reset_after: float) -> None:
+        self._lock = threading.Lock()
+        self._window = window
+        self._reset_after = reset_after
+        self._failed_at: deque[float] = deque(maxlen=failures)
+        self._opened_at: float | None = None
+        self._on_trial = False
+
+    def admit(self, now: float) -> Pass | None:
+        """Whether a call may be made, and as what; the caller then says how it ended."""
+        with self._lock:
+            if self._opened_at is None:
+                return "call"
+            if self._on_trial or now - self._opened_at < self._reset_after:
+                return None
+            self._on_trial = True
+            return "trial"
+
+    def succeeded(self, admitted: Pass) -> bool:
+        """A call ended well; says whether that closed the circuit. A late one says nothing of an open circuit."""
+        with self._lock:
+            if admitted == "trial":
+                self._on_trial = False
+                self._opened_at = None
+            if self._opened_at is None:
+                self._failed_at.clear()
+            return admitted == "trial"
+
+    def failed(self, admitted: Pass, now: float) -> bool:
+        """A call failed; says whether that opened the circuit."""
+        with self._lock:
+            if admitted == "call" and not self._is_too_much(now):
+                return False
+            if admitted == "trial":
+                self._on_trial = False
+            self._opened_at = now
+            return True
+
+    def told_nothing(self, admitted: Pass) -> None:
+        """A call ended in a way that tells nothing: if it was the trial, another one may follow."""
+        with self._lock:
+            if admitted == "trial":
+                self._on_trial = False
+
+    def _is_too_much(self, now: float) -> bool:
+        if self._opened_at is not None:
+            return False
+        self._failed_at.append(now)
+        return len(self._failed_at) == self._failed_at.maxlen and now - self._failed_at[0] <= self._window

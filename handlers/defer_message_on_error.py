@@ -1,0 +1,21 @@
+"""Have the message delivered again later when its handler fails."""
+
+from pump.attribute import Errors, OnError
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError, DeferMessageAction
+
+
+class DeferMessageOnError(OnError):
+    """Any error brings the message again after the delay; without one, after the subscription's requeue back-off."""
+
+    declares = frozenset({DeferMessageAction})
+
+    def __init__(self, delay: Duration | None = None, *, only: Errors = Exception, but: Errors = ()) -> None:
+        super().__init__(only=only, but=but)
+        self.delay = delay
+        if delay is not None and seconds(delay) < 0:
+            raise ConfigurationError(f"DeferMessageOnError: a delay cannot be negative: {delay}")
+
+    def decide(self, error: Exception) -> DeferMessageAction:
+        """Have it again."""
+        return DeferMessageAction(self.delay, type(error).__name__)

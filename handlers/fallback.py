@@ -1,0 +1,50 @@
+"""Do something else when a handler fails."""
+
+import logging
+from collections.abc import Callable
+
+from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.errors import ConfigurationError
+
+
+class Fallback(Attribute):
+    """Hands the request to an alternative when the rest fails with an error of the types `on`.
+
+    The alternative is the name of a method of the same handler, or a function; it is `async def` where the handler is,
+    and its outcome counts in place of the handler's. Decisions and cancellation pass. The error is logged.
+    """
+
+    def __init__(self, alternative: str | Callable[..., object], *, on: Errors = Exception) -> None:
+        self.alternative = alternative
+        self.on = on
+        if not isinstance(alternative, str) and not callable(alternative):
+            raise ConfigurationError(f"Fallback takes a method's name or a function, not {alternative!r}")
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """The same, with the names for its log line; a method that the handler does not have shows here."""
+        name = self.alternative
+        if isinstance(name, str) and not callable(getattr(scope.owner, name, None)):
+            raise ConfigurationError(f"Fallback: {scope.handler or 'the handler'} has no method {name}")
+        return _FallingBack(self, scope)
+
+
+class _FallingBack(Attribute):
+    def __init__(self, options: Fallback, scope: Scope) -> None:
+        self._options = options
+        self._scope = scope
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        try:
+            return (yield from rest(request))
+        except Exception as error:
+            if is_decision(error) or not consists_of(error, self._options.on):
+                raise
+            self._scope.log(logging.WARNING, "Handler failed, falling back", error=error)
+            return rest.skip((yield from rest.call(self._alternative(rest), request)))
+
+    def _alternative(self, rest: Rest) -> Callable[..., object]:
+        alternative = self._options.alternative
+        if not isinstance(alternative, str):
+            return alternative
+        method: Callable[..., object] = getattr(rest.instance(), alternative)
+        return method

@@ -1,0 +1,89 @@
+"""Turn a handler off and on while the program runs."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from pump.attribute import Attribute, Rest, Scope, Steps, SwitchProvider, is_decision
+from pump.errors import DontAckAction
+
+
+class FeatureSwitch(Attribute):
+    """While the switch of this name is off, the handler does not run.
+
+    Its messages are then acknowledged all the same; with `dont_ack=True` they are left where they are, unspent, until
+    the switch is on again. A switch that nobody set is as `default` says: on. Who sets switches is said by `provider`,
+    or else by `Dispatcher(switches=…)`; while the provider fails, its last answer stands.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dont_ack: bool = False,
+        default: bool = True,
+        provider: SwitchProvider | None = None,
+    ) -> None:
+        self.name = name
+        self.dont_ack = dont_ack
+        self.default = default
+        self.provider = provider
+        self.declares = frozenset({DontAckAction}) if dont_ack else frozenset()
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """The same, with somebody to ask."""
+        return _Switched(self, scope)
+
+
+class _Switched(Attribute):
+    def __init__(self, options: FeatureSwitch, scope: Scope) -> None:
+        self._options = options
+        self._scope = scope
+        self._ask = _asking(scope.switches if options.provider is None else options.provider)
+        self._on: bool | None = None
+        self._fails = False
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        if self._is_on():
+            return (yield from rest(request))
+        if self._options.dont_ack:
+            raise DontAckAction(f"switch {self._options.name} is off")
+        return rest.skip()
+
+    def _is_on(self) -> bool:
+        before, self._on = self._on, self._answer()
+        if self._on is not before and not (before is None and self._on):
+            self._tell_change()
+        return self._on
+
+    def _answer(self) -> bool:
+        try:
+            answer = self._ask(self._options.name)
+        except Exception as error:
+            if is_decision(error):
+                raise
+            self._failed(error)
+            return self._options.default if self._on is None else self._on
+        self._fails = False
+        return self._options.default if answer is None else answer
+
+    def _failed(self, error: Exception) -> None:
+        if not self._fails:
+            self._fails = True
+            text = f"Switch {self._options.name} could not be asked for; its last answer stands"
+            self._scope.log(logging.WARNING, text, error=error)
+
+    def _tell_change(self) -> None:
+        off = "off: messages are left" if self._options.dont_ack else "off: messages are acknowledged unhandled"
+        self._scope.log(logging.INFO, f"Switch {self._options.name} is {'on' if self._on else off}")
+        where = {"channel": self._scope.channel, "handler": self._scope.handler}
+        self._scope.telemetry.tell("switch", switch=self._options.name, on=self._on, **where)
+
+
+def _asking(provider: SwitchProvider | None) -> Callable[[str], bool | None]:
+    if provider is None:
+        return _nobody
+    return provider.get if isinstance(provider, Mapping) else provider
+
+
+def _nobody(_: str) -> None:
+    """Nobody sets switches here."""

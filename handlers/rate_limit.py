@@ -1,0 +1,62 @@
+"""Handle no more than so many messages in so much time."""
+
+import threading
+
+from pump.attribute import Attribute, Rest, Scope, Steps
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError, DontAckAction
+
+
+class RateLimit(Attribute):
+    """Lets `rate` requests through every `per` seconds, and up to `burst` (by default `rate`) of them at once.
+
+    What comes too early is left unacknowledged and unspent, and comes again. The limit is shared by the performers of
+    one channel and handler, not by several processes.
+    """
+
+    declares = frozenset({DontAckAction})
+
+    def __init__(self, rate: float, *, per: Duration = 1.0, burst: float | None = None) -> None:
+        self.rate = rate
+        self.per = seconds(per)
+        self.burst = max(1.0, rate) if burst is None else burst
+        if rate <= 0 or self.per <= 0:
+            raise ConfigurationError(f"RateLimit: rate and per must be more than 0, not {rate} per {per}")
+        if self.burst < 1:
+            raise ConfigurationError(f"RateLimit: burst must be at least 1, not {burst}")
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """A full bucket for one pipeline."""
+        return _Limited(_Bucket(self.rate / self.per, self.burst, scope.clock.monotonic()))
+
+
+class _Limited(Attribute):
+    def __init__(self, bucket: "_Bucket") -> None:
+        self._bucket = bucket
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        if not self._bucket.take(rest.clock.monotonic()):
+            raise DontAckAction("rate limit")
+        return (yield from rest(request))
+
+
+class _Bucket:
+    """Tokens that come at a steady rate, up to so many. For any number of threads."""
+
+    def __init__(self, per_second: float, most: float, now: float) -> None:
+        self._lock = threading.Lock()
+        self._per_second = per_second
+        self._most = most
+        self._tokens = most
+        self._filled = now
+
+    def take(self, now: float) -> bool:
+        """Take a token, if there is one."""
+        with self._lock:
+            passed = max(0.0, now - self._filled)  # another thread may have looked at the clock later
+            self._tokens = min(self._most, self._tokens + passed * self._per_second)
+            self._filled += passed
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True

@@ -1,0 +1,18 @@
+"""Make the message a dead letter when its handler fails."""
+
+from pump.attribute import Errors, OnError
+from pump.errors import RejectMessageAction
+
+
+class RejectMessageOnError(OnError):
+    """Any error makes the message a dead letter at once, with this reason, or else the name of the error's type."""
+
+    declares = frozenset({RejectMessageAction})
+
+    def __init__(self, reason: str = "", *, only: Errors = Exception, but: Errors = ()) -> None:
+        super().__init__(only=only, but=but)
+        self.reason = reason
+
+    def decide(self, error: Exception) -> RejectMessageAction:
+        """Give it up."""
+        return RejectMessageAction(self.reason or type(error).__name__)

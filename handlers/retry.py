@@ -1,0 +1,73 @@
+"""Try again at once, within one delivery, when a handler fails."""
+
+import logging
+import random
+from collections.abc import Callable
+
+from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError
+
+_MOST_DOUBLINGS = 64
+
+
+class Retry(Attribute):
+    """Runs the rest up to `attempts` times, waiting twice as long before each: `first`, … up to `longest`.
+
+    Each wait is shortened by a random part of up to `jitter`. Errors of other types than `on`, decisions and
+    cancellation are never retried. A pump that stops ends the wait, and the last error stands. The subscription's
+    `max_attempts` counts deliveries, each of which is retried: 3 × 3 are nine runs.
+    """
+
+    def __init__(
+        self,
+        attempts: int = 3,
+        *,
+        first: Duration = 0.1,
+        longest: Duration = 10.0,
+        jitter: float = 0.25,
+        on: Errors = Exception,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.attempts = attempts
+        self.first = seconds(first)
+        self.longest = seconds(longest)
+        self.jitter = jitter
+        self.on = on
+        self._chance = chance
+        if attempts < 1:
+            raise ConfigurationError(f"Retry: attempts must be at least 1, not {attempts}")
+        if not 0 <= self.first <= self.longest:
+            raise ConfigurationError(f"Retry: first={first} must lie between 0 and longest={longest}")
+        if not 0 <= jitter <= 1:
+            raise ConfigurationError(f"Retry: jitter must lie between 0 and 1, not {jitter}")
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """The same, with the names for its log lines."""
+        return _Retrying(self, scope)
+
+    def wait_after(self, attempt: int) -> float:
+        """How long to wait after a failed attempt, the first being 1, in seconds."""
+        longest: float = min(self.longest, self.first * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
+        return longest * (1 - self.jitter * self._chance())
+
+
+class _Retrying(Attribute):
+    def __init__(self, options: Retry, scope: Scope) -> None:
+        self._options = options
+        self._scope = scope
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        attempts = self._options.attempts
+        for attempt in range(1, attempts):
+            try:
+                return (yield from rest(request))
+            except Exception as error:
+                if is_decision(error) or not consists_of(error, self._options.on):
+                    raise
+                delay = self._options.wait_after(attempt)
+                text = f"Handler's attempt {attempt} of {attempts} failed, next in {delay:.3g} s"
+                self._scope.log(logging.INFO, text, error=error)
+                if (yield from rest.sleep(delay)):
+                    raise
+        return (yield from rest(request))

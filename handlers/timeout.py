@@ -1,0 +1,102 @@
+"""Limit how long a handler may take. Here the colours truly differ: a task can be cancelled, a thread cannot."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+
+from pump.attribute import Attribute, Rest, Scope, Steps
+from pump.clock import Clock, Signal
+from pump.context import Context, find_context
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError, HandlerTimeout, PumpError
+
+
+class Timeout(Attribute):
+    """Gives the rest so long, and sets `context.cancelled` when that is over.
+
+    An `async def` handler is then cancelled, and HandlerTimeout raised in its place. A `def` handler goes on, since
+    nothing can stop a thread: a warning is logged, and its own outcome stands. It may look at `context.cancelled`.
+    """
+
+    def __init__(self, duration: Duration) -> None:
+        self.duration = seconds(duration)
+        if self.duration <= 0:
+            raise ConfigurationError(f"Timeout: the duration must be longer than 0 s, not {duration}")
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """The same, with the names for its warning."""
+        return _Timed(self.duration, scope)
+
+
+class _Timed(Attribute):
+    def __init__(self, duration: float, scope: Scope) -> None:
+        self._duration = duration
+        self._scope = scope
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        context = find_context()
+        with nullcontext(Signal()) if context is None else context.narrowed() as signal:
+            if rest.colour == "blocking":
+                with _alarm(rest.clock, self._duration, partial(self._warn, signal, context)):
+                    return (yield from rest(request))
+            deadline = _Deadline(signal, self._duration)
+            with deadline, _alarm(rest.clock, self._duration, deadline.ring):
+                return (yield from rest(request))
+
+    def _warn(self, signal: Signal, context: Context | None) -> None:
+        signal.set()
+        text = f"Handler takes longer than {self._duration:g} s; a thread cannot be stopped, context.cancelled is set"
+        self._scope.log(logging.WARNING, text, context=context)
+
+
+class _Deadline:
+    """Cancels the current task when it rings, and makes HandlerTimeout of that cancellation and of no other."""
+
+    def __init__(self, signal: Signal, duration: float) -> None:
+        self._signal = signal
+        self._duration = duration
+        self._loop = asyncio.get_running_loop()
+        self._task = _current_task()
+        self._before = self._task.cancelling()
+        self._rang = False
+        self._left = False
+
+    def ring(self) -> None:
+        """From any thread."""
+        with suppress(RuntimeError):  # the loop is closed: nothing runs there that could be cancelled
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._left:
+            self._rang = True
+            self._signal.set()
+            self._task.cancel()
+
+    def __enter__(self) -> None:
+        """Nothing to do: it began when it was made."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._left = True
+        if not self._rang:
+            return
+        asked_by_others = self._task.uncancel() > self._before
+        if isinstance(error, asyncio.CancelledError) and not asked_by_others:
+            raise HandlerTimeout(f"the handler took longer than {self._duration:g} s") from error
+
+
+def _current_task() -> "asyncio.Task[object]":
+    task = asyncio.current_task()
+    if task is None:
+        raise PumpError("a Timeout needs an asyncio task to cancel, and there is none here")
+    return task
+
+
+@contextmanager
+def _alarm(clock: Clock, delay: float, ring: Callable[[], None]) -> Iterator[None]:
+    cancel = clock.alarm(delay, ring)
+    try:
+        yield
+    finally:
+        cancel()

@@ -1,0 +1,82 @@
+"""Tell a wrong message from a failing handler, before the handler runs."""
+
+import inspect
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.errors import ConfigurationError, InvalidMessageAction
+
+
+class Validate(Attribute):
+    """Checks the request first: by `check(request)`, or else by the request's own `validate()`.
+
+    A check that returns False, or raises an error of the types `on`, makes the message invalid, `from` that error. Any
+    other outcome of a check lets the request through, and any other error, decision or cancellation passes.
+    """
+
+    declares = frozenset({InvalidMessageAction})
+
+    def __init__(
+        self,
+        check: Callable[..., object] | None = None,
+        *,
+        on: Errors = (ValueError, TypeError, AssertionError),
+    ) -> None:
+        self.check = check
+        self.on = on
+        if check is not None and not _takes(check, 1):
+            raise ConfigurationError(f"Validate: a check takes the request and nothing else; {check!r} does not")
+
+    def prepare(self, scope: Scope) -> Attribute:
+        """The same; a type of request that cannot validate itself shows here."""
+        if self.check is None and scope.request is not None:
+            _require_validate(scope.request)
+        return _Validating(self)
+
+
+class _Validating(Attribute):
+    def __init__(self, options: Validate) -> None:
+        self._on = options.on
+        self._check = options.check or self._own
+        self._able: set[type] = set()
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        try:
+            verdict = yield from rest.call(self._check, request)
+        except Exception as error:
+            if is_decision(error) or not consists_of(error, self._on):
+                raise
+            raise InvalidMessageAction(type(error).__name__) from error
+        if verdict is False:
+            raise InvalidMessageAction("validation failed")
+        return (yield from rest(request))
+
+    def _own(self, request: object) -> object:
+        kind = type(request)
+        if kind not in self._able:
+            _require_validate(kind)
+            self._able.add(kind)
+        return cast("_CanValidate", request).validate()
+
+
+class _CanValidate(Protocol):
+    def validate(self) -> object: ...
+
+
+def _require_validate(kind: type) -> None:
+    # Called wrongly, it would raise a TypeError, and every message would look invalid.
+    method = getattr(kind, "validate", None)
+    bound = isinstance(inspect.getattr_static(kind, "validate", None), classmethod | staticmethod)
+    if method is None or not _takes(method, 0 if bound else 1):
+        raise ConfigurationError(f"Validate: {kind.__name__} has no validate() that takes no arguments; give a check")
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a built-in that does not tell its signature
+        return True
+    return True

@@ -1,0 +1,164 @@
+"""Handler attributes: what the author of one inherits and is given, and the marks they leave on a handler."""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from pump.clock import Clock, SystemClock
+from pump.colour import Colour
+from pump.context import Context, find_context
+from pump.duration import Duration
+from pump.errors import ConfigurationError, MessageAction
+from pump.telemetry import Telemetry, log
+
+Handle = TypeVar("Handle", bound=Callable[..., object])
+Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
+SwitchProvider: TypeAlias = Callable[[str], bool | None] | Mapping[str, bool]
+"""Says whether the switch of a name is on; None (or no entry) is a switch that nobody set."""
+
+_MARK: Final = "__pump_attributes__"
+
+
+class Wait:
+    """What a pipeline hands down while it waits. `yield from` passes it on; an attribute never makes one."""
+
+
+Steps: TypeAlias = Generator[Wait, None, object]
+"""An attribute at work: a generator that ends in the handler's result."""
+
+
+class Rest(Protocol):
+    """The rest of a pipeline, as the attribute around it sees it. Nothing runs until `yield from` asks for it."""
+
+    clock: Clock
+    colour: Colour
+
+    def __call__(self, request: object, /) -> Steps:
+        """`yield from rest(request)` runs the rest and gives back its result; as often as one likes."""
+
+    def skip(self, result: object = None, /) -> object:
+        """`return rest.skip(result)` answers without the handler; returning without either is an error."""
+
+    def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
+        """`yield from rest.sleep(1)` waits. True if cut short: the pump stops, or the handler shall give up."""
+
+    def call(self, function: Callable[..., object], /, *arguments: object) -> Steps:
+        """`yield from rest.call(function, …)` calls it; its result is awaited where the handler is async."""
+
+    def instance(self) -> object | None:
+        """The object whose method handles this request; None where a plain function does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where one pipeline stands: one dispatcher, one channel, one handler. State is kept apart by these."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    switches: SwitchProvider | None = None
+    dispatcher: str = ""
+    channel: str = ""
+    handler: str = ""
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    owner: object | None = None
+    """The handler's class, or the shared instance; None for a plain function."""
+    request: type | None = None
+    """The type of request that it handles, where that is one."""
+
+    def log(self, level: int, text: str, *, error: BaseException | None = None, context: Context | None = None) -> None:
+        """Log a line about the message in hand, or of another context, naming message, channel and handler."""
+        if not log.isEnabledFor(level):
+            return
+        context = context or find_context()
+        message_id = context.message.id if context is not None and context.has_message else ""
+        where = {"message_id": message_id, "channel": self.channel, "handler": self.handler}
+        line = "%s (message %s, channel %s, handler %s)"
+        log.log(level, line, text, *(name or "-" for name in where.values()), exc_info=error, extra=where)
+
+
+class Attribute:
+    """Inherit from it, write `around`, and put `@Yours()` on a function or handle method, `def` or `async def`."""
+
+    declares: frozenset[type[MessageAction]] = frozenset()
+    """The decisions that it may raise by itself, which are compared with what the transport can do."""
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        """Stand around a request: `result = yield from rest(request)`, then return the result."""
+        raise NotImplementedError(f"{type(self).__name__} has no around method")
+
+    def prepare(self, scope: Scope) -> "Attribute":
+        """What stands in one pipeline in its place; asked once. State belongs into what this returns."""
+        return self
+
+    def __call__(self, handle: Handle) -> Handle:
+        """Mark a function, and return that very function. Called directly, it is still the bare handler."""
+        if not isinstance(handle, FunctionType):
+            raise ConfigurationError(
+                f"@{type(self).__name__}() goes directly on a function or a handle method, not on {handle!r}"
+            )
+        setattr(handle, _MARK, (self, *attributes_of(handle)))
+        return handle
+
+    def __repr__(self) -> str:
+        options = (
+            f"{name}={value!r}" for name, value in vars(self).items() if name != "declares" and not name.startswith("_")
+        )
+        return f"{type(self).__name__}({', '.join(options)})"
+
+
+class OnError(Attribute):
+    """Turns errors into a decision, `from` the error. Decisions already made, and cancellation, pass unchanged.
+
+    `only` narrows it to errors of these types, `but` leaves errors of those types alone. A group counts as one of
+    `only` when all its errors do, and as one of `but` when any of them does.
+    """
+
+    def __init__(self, *, only: Errors = Exception, but: Errors = ()) -> None:
+        self.only = only
+        self.but = but
+
+    def decide(self, error: Exception) -> MessageAction:
+        """The decision that an error becomes."""
+        raise NotImplementedError
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        """Run the rest, and decide if it fails."""
+        try:
+            return (yield from rest(request))
+        except Exception as error:
+            if is_decision(error) or not consists_of(error, self.only) or contains(error, self.but):
+                raise
+            raise self.decide(error) from error
+
+
+def attributes_of(handle: Callable[..., object]) -> tuple[Attribute, ...]:
+    """The attributes of a function, a method, a partial, or an object with `__call__`, outermost first."""
+    while isinstance(handle, partial):
+        handle = handle.func
+    marks: tuple[Attribute, ...] | None = getattr(handle, _MARK, None)
+    return getattr(type(handle).__call__, _MARK, ()) if marks is None else marks
+
+
+def declared_decisions(handle: Callable[..., object]) -> frozenset[type[MessageAction]]:
+    """The decisions that a handler's attributes may raise."""
+    return frozenset().union(*(attribute.declares for attribute in attributes_of(handle)))
+
+
+def contains(error: BaseException, kinds: Errors) -> bool:
+    """Whether an error is of one of these kinds, or is a group with such a one in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
+def consists_of(error: BaseException, kinds: Errors) -> bool:
+    """Whether an error is of one of these kinds, or is a group of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(kinds)[1] is None
+    return isinstance(error, kinds)
+
+
+def is_decision(error: BaseException) -> bool:
+    """Whether somebody has decided already what becomes of the message: no attribute may change that."""
+    return contains(error, MessageAction)

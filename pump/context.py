@@ -1,0 +1,221 @@
+"""What a handler may know of the dispatch it runs in: a context variable, so that handlers can be shared."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from pump.clock import Clock, Signal, SystemClock
+from pump.duration import Duration
+from pump.errors import PumpError
+from pump.message import NO_HEADERS, Message
+
+
+class Processor(Protocol):
+    """Sends requests on. `send` and `publish` stay in the process, `post` goes to the broker."""
+
+    def send(self, request: object, /) -> object:
+        """Run the one handler of a request here and now, and give back what it returns."""
+
+    def publish(self, event: object, /) -> None:
+        """Run every handler of an event here and now; their errors come together in one ExceptionGroup."""
+
+    def post(
+        self,
+        request: object,
+        /,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """Give a request to the broker; returns its id once that is confirmed."""
+
+    async def send_async(self, request: object, /) -> object:
+        """As `send`, for an `async def` handler."""
+
+    async def publish_async(self, event: object, /) -> None:
+        """As `publish`, for `async def` handlers."""
+
+    async def post_async(
+        self,
+        request: object,
+        /,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """As `post`, awaited."""
+
+
+class Context:
+    """One dispatch: a message from a broker, or a request sent in the process, and the handler it is for."""
+
+    __slots__ = (
+        "_bag",
+        "_cancelled",
+        "_message",
+        "_narrowed",
+        "_parent",
+        "clock",
+        "handler",
+        "processor",
+        "span",
+        "stopping",
+    )
+
+    def __init__(
+        self,
+        processor: Processor,
+        handler: str,
+        message: Message | None = None,
+        *,
+        clock: Clock | None = None,
+        stopping: Signal | None = None,
+        span: object | None = None,
+        parent: "Context | None" = None,
+    ) -> None:
+        self.processor: Processor = processor
+        """The dispatcher's processor, for sending and posting from here."""
+        self.handler: str = handler
+        """The handler's name."""
+        self.clock: Clock | None = clock
+        """The dispatcher's clock; None is the machine's."""
+        self.stopping: Signal | None = stopping
+        """Set once the pump has been asked to stop; what runs may still finish within the grace."""
+        self.span: object | None = span
+        """The tracer's span of this dispatch, where there is a tracer."""
+        self._message = message
+        self._parent = parent
+        self._bag: dict[str, object] | None = None
+        self._cancelled: Signal | None = None
+        self._narrowed: Signal | None = None
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a broker's message started this dispatch, not a `send` or `publish` outside of any."""
+        return self._message is not None
+
+    @property
+    def message(self) -> Message:
+        """The broker's message that started this dispatch; a PumpError where there is none."""
+        if self._message is None:
+            raise PumpError(f"{self.handler} was sent its request in the process, without a message: see has_message")
+        return self._message
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers; empty without a message."""
+        return NO_HEADERS if self._message is None else self._message.header.headers
+
+    @property
+    def bag(self) -> dict[str, object]:
+        """For whatever the attributes and the handler of this dispatch hand to one another."""
+        if self._bag is None:
+            self._bag = {}
+        return self._bag
+
+    @property
+    def cancelled(self) -> Signal:
+        """Set when the handler should give up: the grace is over, the lease lost, or its Timeout has passed."""
+        return self._narrowed or self._whole()
+
+    def cancel(self) -> None:
+        """Ask whatever runs for this message to give up. From any thread."""
+        if self._parent is not None:
+            self._parent.cancel()
+        else:
+            self._whole().set()
+
+    def remaining_lease(self, clock: Clock | None = None) -> float | None:
+        """For how many seconds the message is still ours, never below 0; None where nothing limits that."""
+        message = self._message
+        if message is None or message.lease_expires is None:
+            return None
+        now = (clock or self.clock or _SYSTEM).monotonic()
+        return 0.0 if message.lost else max(0.0, message.lease_expires - now)
+
+    def nested(self, handler: str) -> "Context":
+        """For a request sent in the process from here: same message, lease and cancellation, its own bag."""
+        return Context(
+            self.processor,
+            handler,
+            self._message,
+            clock=self.clock,
+            stopping=self.stopping,
+            span=self.span,
+            parent=self,
+        )
+
+    @contextmanager
+    def narrowed(self) -> Iterator[Signal]:
+        """A `cancelled` for a part of the dispatch: it may be set for that part alone; the outer one sets it too."""
+        before = self._narrowed
+        with either(self.cancelled) as signal:
+            self._narrowed = signal
+            try:
+                yield signal
+            finally:
+                self._narrowed = before
+
+    def _whole(self) -> Signal:
+        if self._parent is not None:
+            return self._parent.cancelled
+        if self._cancelled is None:
+            with _making:  # the pump may ask for it from another thread at the same moment
+                if self._cancelled is None:
+                    self._cancelled = Signal()
+        return self._cancelled
+
+    def __repr__(self) -> str:
+        return f"<Context of {self.handler}: {self._message or 'no message'}>"
+
+
+_SYSTEM: Final = SystemClock()
+_making: Final = threading.Lock()
+_current: Final[ContextVar[Context | None]] = ContextVar("pump_context", default=None)
+
+enter_context: Final = _current.set
+"""Make a context the current one of this thread or task; returns what `leave_context` takes."""
+leave_context: Final = _current.reset
+"""Go back to the context before."""
+find_context: Final = _current.get
+"""The context of the dispatch that is under way here, or None."""
+
+
+def current_context() -> Context:
+    """The context of the dispatch that is under way in this thread or task; a PumpError outside of any."""
+    context = find_context()
+    if context is None:
+        raise PumpError("no context here: no dispatcher is running a handler in this thread or task")
+    return context
+
+
+@contextmanager
+def in_context(context: Context) -> Iterator[Context]:
+    """Run the block within a context, as a dispatch does."""
+    token = enter_context(context)
+    try:
+        yield context
+    finally:
+        leave_context(token)
+
+
+@contextmanager
+def either(*signals: Signal | None) -> Iterator[Signal]:
+    """A signal that is set as soon as one of these is."""
+    result = Signal()
+    keys = [(signal, signal.add_callback(result.set)) for signal in signals if signal is not None]
+    try:
+        yield result
+    finally:
+        for signal, key in keys:
+            signal.remove_callback(key)
