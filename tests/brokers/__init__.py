@@ -1,0 +1,1 @@
+"""Private brokers for the tests, and a proxy that misbehaves between them and their clients."""

