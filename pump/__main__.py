@@ -1,0 +1,8 @@
+"""`python -m pump` is the command `pump`."""
+
+import sys
+
+from pump.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
