@@ -1,0 +1,1 @@
+"""One file a transport: everything that knows one broker and its client."""

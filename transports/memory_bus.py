@@ -1,0 +1,220 @@
+"""The bus behind the memory transport: topics, and the channels that keep their messages in order."""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count, islice
+from math import inf
+from threading import Lock
+from typing import Final, Protocol
+
+from pump.clock import Clock, Signal, SystemClock
+from pump.errors import PublishError
+from pump.message import Header, Message
+
+
+class Reader(Protocol):
+    """What a channel knows of a consumer."""
+
+    @property
+    def woken(self) -> Signal:
+        """Set when there may be something to receive."""
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages it has received and not settled."""
+
+    def lapse(self, channel: "Channel", now: float) -> float:
+        """Give back what has lapsed by now; says when the next one does."""
+
+
+class Entry:
+    """One message of one channel, as the bus knows it. It is never handed out itself."""
+
+    __slots__ = ("attempts", "body", "deliveries", "expires", "header", "identity", "place", "unexplained")
+
+    def __init__(self, header: Header, body: bytes, identity: str, place: int) -> None:
+        self.header = header
+        self.body = body
+        self.identity = identity
+        self.place = place
+        self.deliveries = 0
+        self.unexplained = 0
+        self.attempts = 0
+        self.expires = inf
+
+    def message(self) -> Message:
+        """A copy of it, to look at."""
+        return Message(
+            self.header,
+            self.body,
+            identity=self.identity,
+            deliveries=self.deliveries,
+            attempts=self.attempts,
+            unexplained=self.unexplained,
+            position=self.place,
+        )
+
+
+class Channel:
+    """What waits, what is due later, and who consumes it. Everything here happens under the bus's lock."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.consumers: set[Reader] = set()
+        self.waiting: dict[Reader, None] = {}
+        self.next_due = inf
+        """Never later than the moment at which time alone makes a message receivable: waits end there."""
+        self.returned: list[tuple[int, Entry]] = []
+        """Given back, by place: all of them before the fresh ones, since each was once the first of those."""
+        self.fresh: deque[Entry] = deque()
+        self.scheduled: list[tuple[float, int, Entry]] = []
+        self._places = count(1)
+
+    @property
+    def pending(self) -> int:
+        """How many messages can be received now."""
+        return len(self.returned) + len(self.fresh)
+
+    def add(self, header: Header, body: bytes, due: float | None = None) -> None:
+        """Put a message that is new here at the tail, now or when it is due."""
+        place = next(self._places)
+        entry = Entry(header, body, header.id or f"{self.name}/{place}", place)
+        if due is None:
+            self.fresh.append(entry)
+            self.wake(1)
+        else:
+            self.schedule(entry, due)
+
+    def append(self, entry: Entry) -> None:
+        """Put it at the tail."""
+        entry.place = next(self._places)
+        self.fresh.append(entry)
+
+    def put_back(self, entry: Entry) -> None:
+        """Put it at its old place, before all that nobody has received yet."""
+        heappush(self.returned, (entry.place, entry))
+
+    def schedule(self, entry: Entry, due: float) -> None:
+        """Put it at the tail when it is due."""
+        heappush(self.scheduled, (due, next(self._places), entry))
+        self.expect(due)
+
+    def pop(self) -> Entry:
+        """Take out the first one that can be received."""
+        return heappop(self.returned)[1] if self.returned else self.fresh.popleft()
+
+    def expect(self, due: float) -> None:
+        """Time will do something then: whoever waits without knowing that has to look at the clock anew."""
+        if due < self.next_due:
+            self.next_due = due
+            self.wake(len(self.waiting))
+
+    def wake(self, number: int) -> None:
+        """Wake those who have waited longest: one for each message that became receivable, and no more."""
+        if self.waiting:
+            for consumer in list(islice(self.waiting, number)):
+                del self.waiting[consumer]
+                consumer.woken.set()
+
+    def pass_time(self, now: float) -> None:
+        """Make receivable what is due and what has lapsed by now. Who waits for that wakes by itself."""
+        if now < self.next_due:
+            return
+        while self.scheduled and self.scheduled[0][0] <= now:
+            self.append(heappop(self.scheduled)[2])
+        lapses = [consumer.lapse(self, now) for consumer in self.consumers]
+        self.next_due = min([self.scheduled[0][0] if self.scheduled else inf, *lapses])
+
+    def purge(self) -> int:
+        """Forget what waits and what is due later; says how many messages that were."""
+        number = self.pending + len(self.scheduled)
+        self.returned.clear()
+        self.fresh.clear()
+        self.scheduled.clear()
+        return number
+
+
+class MemoryBus:
+    """What memory transports share: the channels, the topics they are bound to, one clock and one lock.
+
+    A message sent to a topic goes to every channel bound to it. The bus tells tests what each channel holds;
+    a channel that does not exist holds nothing. What takes or gives a channel is for transports.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Final[Clock] = SystemClock() if clock is None else clock
+        self.lock: Final = Lock()
+        """Whoever touches a channel holds it."""
+        self._channels: Final[dict[str, Channel]] = {}
+        self._topics: Final[dict[str, tuple[Channel, ...]]] = {}
+
+    def channels(self) -> Sequence[str]:
+        """The names of all channels there are."""
+        with self.lock:
+            return tuple(self._channels)
+
+    def pending(self, channel: str) -> int:
+        """How many messages of the channel can be received now."""
+        with self.lock:
+            return self._at_present(channel).pending
+
+    def locked(self, channel: str) -> int:
+        """How many messages of the channel are in the hands of its consumers."""
+        with self.lock:
+            return sum(consumer.in_hand for consumer in self._at_present(channel).consumers)
+
+    def scheduled(self, channel: str) -> int:
+        """How many messages of the channel are due later."""
+        with self.lock:
+            return len(self._at_present(channel).scheduled)
+
+    def messages(self, channel: str) -> Sequence[Message]:
+        """Copies of what can be received from the channel now, in order, with the deliveries so far."""
+        with self.lock:
+            found = self._at_present(channel)
+            entries = [entry for _, entry in sorted(found.returned)] + list(found.fresh)
+            return tuple(entry.message() for entry in entries)
+
+    def find(self, name: str) -> Channel | None:
+        """The channel, with the lock held."""
+        return self._channels.get(name)
+
+    def bound(self, topic: str) -> Sequence[Channel]:
+        """The channels that get what is sent to the topic, with the lock held."""
+        return self._topics.get(topic, ())
+
+    def declare(self, name: str, topic: str | None = None) -> Channel:
+        """The channel, made if need be and bound to the topic if one is given, with the lock held."""
+        channel = self._channels.get(name)
+        if channel is None:
+            channel = self._channels[name] = Channel(name)
+        if topic is not None and channel not in self.bound(topic):
+            self._topics[topic] = (*self.bound(topic), channel)
+        return channel
+
+    def publish(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """Send each message to every channel bound to its topic: all of them, or none and a PublishError."""
+        with self.lock:
+            try:
+                routes = [self._topics[message.header.topic] for message in messages]
+            except KeyError as error:
+                raise PublishError(
+                    f"nothing was sent: no channel of the memory bus is bound to the topic {error.args[0]!r}",
+                    sent=False,
+                    retriable=False,
+                ) from None
+            now = self.clock.monotonic()
+            due = now + delay if delay > 0 else None
+            for channel in {channel for route in routes for channel in route}:
+                channel.pass_time(now)  # what is due already comes before what is sent now
+            for message, route in zip(messages, routes, strict=True):
+                for channel in route:
+                    channel.add(message.header, message.body, due)
+
+    def _at_present(self, name: str) -> Channel:
+        channel = self._channels.get(name)
+        if channel is None:
+            return Channel(name)
+        channel.pass_time(self.clock.monotonic())
+        return channel
