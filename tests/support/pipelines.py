@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pump.attribute import Attribute, Rest, Scope, Steps, attributes_of
-from pump.colour import Colour
 from pump.clock import Clock, ManualClock, Signal
+from pump.colour import Colour
 from pump.context import Context, in_context
 from pump.message import Header, Message
 from pump.pipeline import build

@@ -1,0 +1,133 @@
+"""Time for tests in one thread: a clock that moves itself, and an event loop that lives by it."""
+
+import asyncio
+import selectors
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pump.clock import ManualClock, Signal
+from pump.context import find_context
+from pump.errors import PumpError
+
+PATIENCE: Final = 0.05
+"""For how long, in seconds of real time, an awaiting handler may wait for a socket or a thread before time goes on."""
+
+
+class SelfMovingClock(ManualClock):
+    """A clock that goes on when everybody waits: at once in a blocking wait, else when nothing more can happen.
+
+    What comes due on the way happens at its own time: a wait that it ends goes no further.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dues: dict[object, float] = {}
+        self._handling = 0
+        self._handlers_waiting = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether an awaiting handler waits for something other than this clock."""
+        return self._handling > self._handlers_waiting
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """For as long as an awaiting handler runs."""
+        self._handling += 1
+        try:
+            yield
+        finally:
+            self._handling -= 1
+
+    def wait(self, signal: Signal, timeout: float | None) -> bool:
+        """Move the time until the signal is set (True) or the time is over (False)."""
+        self.waits.append(timeout)
+        if timeout is None:
+            woken = threading.Event()  # only another thread can set it
+            signal.add_callback(woken.set)
+            woken.wait()
+            return True
+        deadline = self._now + timeout
+        while not signal.is_set() and self._now < deadline:
+            self._go_on(deadline)
+        return signal.is_set()
+
+    async def wait_async(self, signal: Signal, timeout: float | None) -> bool:
+        """The same, awaited: others have their turn first."""
+        inside = find_context() is not None
+        key = object()
+        self._handlers_waiting += inside
+        if timeout is not None:
+            self._dues[key] = self._now + timeout
+        try:
+            return await super().wait_async(signal, timeout)
+        finally:
+            self._dues.pop(key, None)
+            self._handlers_waiting -= inside
+
+    def jump(self, timeout: float | None) -> bool:
+        """Move to the next moment at which somebody wakes, or by the time-out; False if there is no such moment.
+
+        Alarms alone move nothing, unless a handler waits: only one of them may end that.
+        """
+        dues = [*self._dues.values()]
+        if timeout is not None:
+            dues.append(self._now + timeout)
+        alarm = self._next_alarm() if self.busy else None
+        if alarm is not None:
+            dues.append(alarm)
+        if not dues:
+            return False
+        self.advance(max(0.0, min(dues) - self._now))
+        return True
+
+    def _go_on(self, deadline: float) -> None:
+        due = self._next_alarm()
+        self.advance((deadline if due is None else min(due, deadline)) - self._now)
+
+    def _next_alarm(self) -> float | None:
+        with self._changed:
+            return self._agenda.first_due()
+
+
+class SelfMovingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time is a SelfMovingClock's: `asyncio.sleep` and `asyncio.timeout` take no real time."""
+
+    def __init__(self, clock: SelfMovingClock) -> None:
+        self._selector_of_time: Final = _Selector(clock)
+        self._time: Final = clock.monotonic
+        super().__init__(self._selector_of_time)
+
+    def time(self) -> float:
+        """The clock's time."""
+        return self._time()
+
+    def stand_still(self) -> None:
+        """From now on no time passes: whatever is still waited for is real."""
+        self._selector_of_time.moves = False
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where the loop waits when nothing is ready: instead of waiting it moves the clock."""
+
+    def __init__(self, clock: SelfMovingClock) -> None:
+        super().__init__()
+        self.moves = True
+        self._clock: Final = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0)
+        if events or (timeout is not None and timeout <= 0):
+            return events
+        if not self.moves:
+            return super().select(None)
+        outside = len(self.get_map()) > 1 or threading.active_count() > 1  # the one is the loop's own wake-up
+        if self._clock.busy and outside:
+            events = super().select(PATIENCE)
+        if events or self._clock.jump(timeout):
+            return events
+        if not outside:
+            raise PumpError("a handler waits for something that nothing here can bring about")
+        return super().select(None)

@@ -1,0 +1,119 @@
+"""A judge with everything around it: what it decided, carried out on a channel that only notes its calls."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from pump.clock import ManualClock
+from pump.dead_letter import Rejection
+from pump.ledger import Ledger
+from pump.message import Header, Message
+from pump.report import Report
+from pump.subscription import Subscription
+from pump.telemetry import Telemetry
+from pump.verdict import Judge, Verdict
+
+Call: TypeAlias = tuple[object, ...]
+
+
+class Sample:
+    """What the messages ask for."""
+
+
+def message(name: str = "1", **options: Any) -> Message:
+    """A delivery of a message, fresh unless said otherwise."""
+    header = Header(name, key=options.pop("key", None), headers=options.pop("headers", {}))
+    explicit, lost = options.pop("explicit", False), options.pop("lost", False)
+    made = Message(header, b"", **options)
+    made.explicit, made.lost = explicit, lost
+    return made
+
+
+def rules(**options: Any) -> Subscription:
+    return Subscription(Sample, **{"topic": "samples", "channel": "samples", **options})
+
+
+class Spy:
+    """A channel that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: Final[list[Call]] = []
+        self.rejections: Final[list[Rejection]] = []
+
+    def acknowledge(self, _: Message) -> None:
+        self.calls.append(("acknowledge",))
+
+    def nack(self, _: Message, delay: float) -> None:
+        self.calls.append(("nack", delay))
+
+    def requeue(self, _: Message, delay: float, attempts: int) -> None:
+        self.calls.append(("requeue", delay, attempts))
+
+    def reject(self, _: Message, rejection: Rejection) -> None:
+        self.calls.append(("reject", rejection.kind, rejection.reason))
+        self.rejections.append(rejection)
+
+    def hand_back(self, _: Message) -> None:
+        self.calls.append(("hand_back",))
+
+    def leave(self, _: Message) -> None:
+        self.calls.append(("leave",))
+
+
+class Court:
+    """One process: a judge and its ledger, on a clock that the test moves."""
+
+    def __init__(
+        self,
+        *,
+        may_block: bool = False,
+        cancelled: Callable[[], bool] | None = None,
+        chance: Callable[[], float] = lambda: 0.0,
+        clock: ManualClock | None = None,
+        **options: Any,
+    ) -> None:
+        self.clock: Final = clock or ManualClock()
+        self.ledger: Final = Ledger(self.clock)
+        self.rules: Final = rules(**options)
+        self.events: Final[list[str]] = []
+        telemetry = Telemetry(lambda event, _: self.events.append(event))
+        self.judge: Final = Judge(
+            self.rules,
+            self.ledger,
+            self.clock,
+            Report("samples", telemetry),
+            may_block=may_block,
+            chance=chance,
+            **({} if cancelled is None else {"cancelled": cancelled}),
+        )
+        self.spy: Final = Spy()
+
+    @property
+    def rejection(self) -> Rejection:
+        """The rejection that was sent last."""
+        return self.spy.rejections[-1]
+
+    def verdict(self, delivered: Message, raised: BaseException | None = None) -> Verdict:
+        """What is decided of a delivery on which the handler, where it runs, raises this or returns."""
+        arrived = self.judge.arrived(delivered)
+        if arrived is not None:
+            return arrived
+        return self.judge.handled(delivered) if raised is None else self.judge.failed(delivered, raised)
+
+    def turn(self, delivered: Message, raised: BaseException | None = None) -> Call:
+        """The call of the channel that a delivery ends in, which succeeds."""
+        verdict = self.verdict(delivered, raised)
+        verdict.settle(self.spy, delivered)
+        self.judge.settled(delivered, verdict)
+        return self.spy.calls[-1]
+
+    def turn_that_cannot_be_settled(
+        self, delivered: Message, raised: BaseException | None, error: BaseException
+    ) -> Verdict:
+        """The verdict of a delivery that the channel cannot carry out."""
+        verdict = self.verdict(delivered, raised)
+        self.judge.unsettled(delivered, verdict, error)
+        return verdict
+
+    def runs(self, delivered: Message) -> bool:
+        """Whether the handler would run on this delivery."""
+        return self.judge.arrived(delivered) is None

@@ -1,0 +1,96 @@
+"""What can become of a message, and the truth about what did."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from pump.dead_letter import Rejection
+from pump.errors import (
+    ConfigurationError,
+    DeferMessageAction,
+    DontAckAction,
+    InvalidMessageAction,
+    RejectMessageAction,
+)
+from pump.verdict import SetupFault
+
+Pump: TypeAlias = Literal["reactor", "proactor", "concurrent"]
+Style: TypeAlias = Literal["own", "counting", "copying", "uncounted"]
+
+
+class Crash(BaseException):
+    """The process is gone, in the midst of anything."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a handler does with the message it is given, unless the message itself decides that."""
+
+    ends: str = "return"
+    takes: float = 0.0
+    """For how long it runs, in seconds."""
+    gives_way: int = 0
+    """How often others of its loop have their turn meanwhile."""
+    meanwhile: tuple["Outcome", ...] = ()
+    """What another performer does before it ends."""
+
+
+@dataclass
+class Settings:
+    """What a world is like."""
+
+    pump: Pump = "reactor"
+    style: Style = "own"
+    leases: bool = True
+    holds: bool = False
+    hands_back_all: bool = False
+    performers: int = 1
+    in_flight: int = 1
+    ordered: bool = False
+    may_block: bool = False
+    renew: bool = True
+    on_unhandled: Literal["retry", "dont_ack", "reject", "acknowledge", "nak"] = "retry"
+    buffer_size: int = 8
+
+
+@dataclass
+class Fate:
+    """The truth about one message."""
+
+    runs: int = 0
+    completed: int = 0
+    failed: int = 0
+    """Runs that ended in an error or a defer, whether or not anybody could be told."""
+    decisions: set[str] = field(default_factory=set)
+    crashes: int = 0
+    """Runs that ended with the process."""
+    unexplained: int = 0
+    """How often the bus took it back from somebody who had not given it back."""
+    forgotten: bool = False
+    """A process that knew more of its deliveries than the broker does has ended."""
+    acknowledged: bool = False
+    rejection: Rejection | None = None
+
+
+def _fault() -> BaseException:
+    fault = SetupFault("no mapper")
+    fault.__cause__ = ConfigurationError("no mapper")
+    return fault
+
+
+ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
+    "error": lambda: ValueError("bad"),
+    "dont_ack": DontAckAction,
+    "defer": DeferMessageAction,
+    "defer for 5 s": lambda: DeferMessageAction(5),
+    "reject": lambda: RejectMessageAction("refused"),
+    "invalid": lambda: InvalidMessageAction("odd"),
+    "group with defer": lambda: ExceptionGroup("two", [ValueError("bad"), DeferMessageAction()]),
+    "group with dont_ack": lambda: ExceptionGroup("two", [DontAckAction(), ValueError("bad")]),
+    "a foreign cancellation": asyncio.CancelledError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "the set-up is wrong": _fault,
+}
+FAILING: Final = {"error", "defer", "defer for 5 s", "group with defer", "a foreign cancellation"}
+REFUSING: Final = {"dont_ack", "group with dont_ack"}

@@ -1,0 +1,273 @@
+"""Every kind of pump with one handler, on a bus that fails on demand, so that a test of pumps is written once."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from pump.attribute import Attribute
+from pump.clock import Clock
+from pump.delivery import AsyncDelivery, Delivery
+from pump.dispatcher import Dispatcher
+from pump.message import Message
+from pump.request import Command, Event
+from pump.subscription import Publication, Subscription
+from pump.testing import PumpHarness, memory_transport
+from pump.transport import Transport
+
+Body = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Order(Command):
+    """What the tests' handlers handle."""
+
+    number: int = 1
+
+
+@dataclass(frozen=True)
+class Placed(Event):
+    """What several handlers may handle."""
+
+    number: int = 1
+
+
+class Kind(NamedTuple):
+    """A kind of pump. Bodies are plain functions; what they return is awaited where it must be."""
+
+    name: str
+    awaits: bool = False
+    options: Mapping[str, Any] = {}
+
+    def handler(self, body: Body, *attributes: Attribute, takes: Any = None) -> Callable[[Any], object]:
+        """A handler of orders, or of what it takes, with this body, in this pump's colour."""
+
+        def handle(request: Any) -> object:
+            return body(request)
+
+        async def handle_async(request: Any) -> object:
+            await asyncio.sleep(0)
+            return await result_of(body(request))
+
+        made = handle_async if self.awaits else handle
+        made.__annotations__["request"] = Order if takes is None else takes
+        return _marked(made, attributes)
+
+    def explicit(self, body: Body) -> Callable[[Any], object]:
+        """A handler of deliveries of orders, in this pump's colour."""
+        return self.handler(body, takes=AsyncDelivery[Order] if self.awaits else Delivery[Order])
+
+    def handler_class(self, body: Body, takes: type = Order) -> type:
+        """A class of handlers."""
+        handle = self.handler(body, takes=takes)
+        return type("Handling", (), {"handle": self._method(handle)})
+
+    def _method(self, handle: Callable[[Any], object]) -> Callable[[Any, Any], object]:
+        def method(_: Any, request: Any) -> object:
+            return handle(request)
+
+        async def method_async(_: Any, request: Any) -> object:
+            return await result_of(handle(request))
+
+        made = method_async if self.awaits else method
+        made.__annotations__["request"] = handle.__annotations__["request"]
+        return made
+
+
+REACTOR: Final = Kind("reactor")
+PROACTOR: Final = Kind("proactor", awaits=True)
+CONCURRENT: Final = Kind("concurrent", awaits=True, options={"in_flight": 4})
+KINDS: Final = (REACTOR, PROACTOR, CONCURRENT)
+
+
+async def result_of(value: object) -> object:
+    """The value, awaited if it can be."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _marked(handle: Callable[[Any], object], attributes: Sequence[Attribute]) -> Callable[[Any], object]:
+    for attribute in reversed(attributes):
+        handle = attribute(handle)
+    return handle
+
+
+class Outcomes:
+    """A body that ends differently each time, then as the last time: exceptions are raised, all else returned."""
+
+    def __init__(self, *outcomes: object) -> None:
+        self.seen: list[Any] = []
+        self._outcomes: Final = list(outcomes)
+
+    def __call__(self, request: Any) -> object:
+        self.seen.append(request)
+        outcome = self._outcomes.pop(0) if len(self._outcomes) > 1 else (*self._outcomes, None)[0]
+        if isinstance(outcome, BaseException):
+            raise _fresh(outcome)
+        return outcome
+
+    @property
+    def runs(self) -> int:
+        """How often the handler was run."""
+        return len(self.seen)
+
+
+def _fresh(error: BaseException) -> BaseException:
+    """Raised once, an error has a traceback and a context: the next raise shall not see them."""
+    return error.with_traceback(None)
+
+
+class Broker:
+    """A memory transport that notes every call of its consumers, and fails where it is told to."""
+
+    def __init__(self, clock: Clock | None = None, **capabilities: Any) -> None:
+        inner: Any = memory_transport(clock)
+        self._inner = inner
+        self.bus = inner.bus
+        self.capabilities = replace(memory_transport().capabilities, **capabilities)
+        self.calls: Final[list[tuple[str, tuple[Any, ...]]]] = []
+        """The consumers' calls, in order, with their arguments; failed ones too."""
+        self.leases = self.capabilities.leases
+        self.on_call: Callable[[str], object] = str
+        """Is told the name of each call, before it is made."""
+        self._faults: Final[dict[str, list[BaseException]]] = {}
+        self._always: Final[dict[str, BaseException]] = {}
+
+    @classmethod
+    def from_url(cls, url: str) -> "Broker":
+        raise NotImplementedError(url)
+
+    def fail(self, call: str, *errors: BaseException) -> None:
+        """Let the next calls of this name fail so, one error a call. "open" is a consumer's making."""
+        self._faults.setdefault(call, []).extend(errors)
+
+    def break_down(self, call: str, error: BaseException) -> None:
+        """Let every call of this name fail, until `mend`."""
+        self._always[call] = error
+
+    def mend(self) -> None:
+        """Fail no more."""
+        self._faults.clear()
+        self._always.clear()
+
+    def named(self, *names: str) -> list[str]:
+        """The calls of these names, in order."""
+        return [name for name, _ in self.calls if name in names]
+
+    def called(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, arguments))
+        self.on_call(name)
+        faults = self._faults.get(name)
+        error = faults.pop(0) if faults else self._always.get(name)
+        if error is not None:
+            raise _fresh(error)
+
+    def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        self.called("prepare")
+        self._inner.prepare(subscriptions, publications)
+
+    async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        self.prepare(subscriptions, publications)
+
+    def consumer(self, subscription: Subscription) -> Any:
+        self.called("open")
+        return _Consumer(self, self._inner.consumer(subscription))
+
+    async def async_consumer(self, subscription: Subscription) -> Any:
+        self.called("open")
+        return _Consumer(self, await self._inner.async_consumer(subscription))
+
+    def producer(self) -> Any:
+        return self._inner.producer()
+
+    async def async_producer(self) -> Any:
+        return await self._inner.async_producer()
+
+
+def consuming(
+    kind: Kind, body: Body, broker: Broker | None = None, *, clock: Clock | None = None, **options: Any
+) -> Dispatcher:
+    """A real dispatcher of this kind, with this body for the handler of what is posted to `orders`."""
+    return consuming_by(kind, kind.handler(body), broker, clock=clock, **options)
+
+
+def consuming_by(
+    kind: Kind, handler: object, broker: Broker | None = None, *, clock: Clock | None = None, **options: Any
+) -> Dispatcher:
+    """The same with a handler of its own."""
+    return Dispatcher(
+        broker or Broker(),
+        handlers=[handler],
+        subscriptions=[Subscription(Order, topic="orders", **{**kind.options, **options})],
+        publications=[Publication(Order, topic="orders")],
+        clock=clock,
+    )
+
+
+class _Consumer:
+    """A consumer of either colour, whose calls go by the Broker."""
+
+    def __init__(self, broker: Broker, consumer: Any) -> None:
+        self._broker = broker
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._consumer, name)
+        if not callable(value):
+            return value
+
+        def call(*arguments: Any) -> Any:
+            self._broker.called(name, *arguments)
+            return value(*arguments)
+
+        return call
+
+    def receive(self, limit: int, timeout: float) -> Any:
+        self._broker.called("receive", limit, timeout)
+        result = self._consumer.receive(limit, timeout)
+        return self._awaited(result) if inspect.isawaitable(result) else self._delivered(result)
+
+    async def _awaited(self, result: Any) -> Sequence[Message]:
+        return self._delivered(await result)
+
+    def _delivered(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if not self._broker.leases:
+            for message in messages:
+                message.lease_expires = None
+        return messages
+
+
+class Bench(PumpHarness):
+    """A harness whose broker can be watched, and can fail. `leases=False` is a broker that sets no time limit."""
+
+    def __init__(self, *handlers: object, capabilities: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self._capabilities = {} if capabilities is None else capabilities
+        super().__init__(*handlers, **options)
+
+    def _transport(self) -> Transport:
+        self.broker = Broker(self.clock, **self._capabilities)
+        return self.broker
+
+    def post_orders(self, *numbers: int) -> None:
+        """Post orders of these numbers."""
+        for number in numbers:
+            self.post(Order(number), id=f"order-{number}")
+
+    @property
+    def said(self) -> list[str]:
+        """What was logged."""
+        return [record.getMessage() for record in self.logs]
+
+
+def numbers(requests: Iterable[Any]) -> list[int]:
+    """The numbers of orders."""
+    return [request.number for request in requests]
+
+
+def shown(bench: Bench) -> list[str]:
+    """A bench's calls, with delay or reason."""
+    details = [(each.delay if each == "requeue" else each.rejection and each.rejection.reason) for each in bench.calls]
+    return [
+        f"{call} {detail:g}" if isinstance(detail, float) else f"{call} {detail or ''}".strip()
+        for call, detail in zip(bench.calls, details, strict=True)
+    ]

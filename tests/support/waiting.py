@@ -1,0 +1,24 @@
+"""Waiting in real time for what other threads and processes do: never for a time, always for a condition."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+LIMIT = 10.0
+"""Seconds after which what was waited for is held not to happen."""
+
+
+def eventually(condition: Callable[[], object], timeout: float = LIMIT) -> None:
+    """Return as soon as the condition holds; fail if it does not hold in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {timeout:g} s"
+        time.sleep(0.002)
+
+
+async def eventually_async(condition: Callable[[], object], timeout: float = LIMIT) -> None:
+    """The same, awaited."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {timeout:g} s"
+        await asyncio.sleep(0.002)
