@@ -7,9 +7,7 @@ import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - says so, where an older Python would fail obscurely
     VERSION = sys.version.split()[0]
-    sys.exit(
-        f"message-pump needs Python 3.11 or newer, and this is {VERSION}: use a newer one for this command."
-    )
+    sys.exit(f"message-pump needs Python 3.11 or newer, and this is {VERSION}: use a newer one for this command.")
 
 import os
 import re
@@ -24,9 +22,7 @@ VENV = ROOT / ".venv-run"
 PYTHON = VENV / "bin" / "python"
 PIP_INSTALL = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 COLOURS = re.compile(rb"\x1b\[[\d;]*m")
-CLOSING_LINE = re.compile(
-    rb"=+ (no tests ran|.*\d+ (passed|failed|errors?|skipped|deselected)\b.*) in [\d.]+s.* =+"
-)
+CLOSING_LINE = re.compile(rb"=+ (no tests ran|.*\d+ (passed|failed|errors?|skipped|deselected)\b.*) in [\d.]+s.* =+")
 USAGE = """\
 usage: python3 .ci/start.py demo [what `pump demo` takes]
        python3 .ci/start.py tests [what pytest takes]"""

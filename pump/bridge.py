@@ -4,6 +4,7 @@ A receive is never cancelled: it is asked to end early, and what it brings is ke
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, ParamSpec, TypeVar
@@ -14,6 +15,7 @@ from pump.loop_thread import LoopThread
 from pump.message import Message
 from pump.subscription import Publication, Subscription
 from pump.transport import (
+    AcknowledgesSoon,
     AsyncConsumer,
     AsyncProducer,
     AwaitingTransport,
@@ -64,7 +66,9 @@ class _Thread:
         self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
         """Await the call. Cancelled, the call goes on to its end: it cannot be stopped."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(call, *args, **options)))
+        future = self.submit(call, *args, **options)
+        await _ended(future)
+        return future.result()
 
     def close(self) -> None:
         self._executor.shutdown(wait=False)
@@ -152,15 +156,22 @@ class _AwaitingConsumer:
 
     async def close(self) -> None:
         try:
-            if self._under_way is not None:
-                self._consumer.interrupt()
-                await _ended(self._under_way)
-                if self._under_way.exception() is None:
-                    await self.hand_back(self._under_way.result())
+            await self._hand_back_what_is_under_way()
         finally:
-            await self._settling.run(self._consumer.close)
+            closing = self._settling.submit(self._consumer.close)
             self._settling.close()
             self._receiving.close()
+            await _ended(closing)
+            closing.result()
+
+    async def _hand_back_what_is_under_way(self) -> None:
+        under_way = self._under_way
+        if under_way is None:
+            return
+        self._consumer.interrupt()
+        await _ended(under_way)
+        if under_way.exception() is None and under_way.result():
+            await self.hand_back(under_way.result())
 
 
 class _AwaitingProducer:
@@ -174,16 +185,23 @@ class _AwaitingProducer:
         await self._thread.run(self._producer.send, messages, delay)
 
     async def close(self) -> None:
-        await self._thread.run(self._producer.close)
+        closing = self._thread.submit(self._producer.close)
         self._thread.close()
+        await _ended(closing)
+        closing.result()
 
 
 async def _ended(future: Future[Result]) -> None:
     """Wait for the end of the future, whatever it is."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(_end, ended))
+    future.add_done_callback(lambda _: _end_soon(loop, ended))
     await ended
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]") -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(_end, ended)
 
 
 def _end(ended: "asyncio.Future[None]") -> None:
@@ -227,6 +245,7 @@ class _BlockingConsumer:
     def __init__(self, consumer: AsyncConsumer, thread: LoopThread) -> None:
         self._consumer: Final = consumer
         self._thread: Final = thread
+        self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
 
     @property
     def generation(self) -> int:
@@ -240,7 +259,10 @@ class _BlockingConsumer:
         return self._thread.run(self._consumer.receive(limit, timeout))
 
     def acknowledge(self, message: Message) -> None:
-        self._thread.run(self._consumer.acknowledge(message))
+        if self._acknowledge_soon is not None:
+            self._acknowledge_soon(message)
+        else:
+            self._thread.run(self._consumer.acknowledge(message))
 
     def nack(self, message: Message) -> None:
         self._thread.run(self._consumer.nack(message))

@@ -28,6 +28,10 @@ class Capabilities:
     """Whether a delivery lapses when it is not settled or extended in time."""
     delayed_publish: bool
     """Whether a message may be posted to arrive later."""
+    between_processes: bool = True
+    """Whether other processes reach the same messages."""
+    default_dead_letter: str = "<channel>.dead"
+    """Where rejected messages go when a subscription does not say, with the channel's name filled in."""
     purges: bool = True
     dead_letters: bool = True
     shards_by_key: bool = False

@@ -18,7 +18,7 @@ from pump.message import Message
 from pump.report import Report
 from pump.subscription import Subscription
 from pump.transport import Consumer
-from pump.verdict import Judge, may_release
+from pump.verdict import Judge, may_release, may_requeue
 
 Arguments = ParamSpec("Arguments")
 
@@ -54,14 +54,19 @@ class Channel:
             blocks=capabilities.blocks,
             suspect=judge.suspect,
             due=ledger.due,
+            dropped=judge.handed_back,
         )
         self._lock: Final = threading.Lock()
+        self._opening: Final = threading.Lock()
         self._changed: Final = Signal()
         self._waiting = False
         self._paused = False
         self._broken = False
+        self._trouble: TransportError | None = None
         self._closed = False
         self._troubled = 0
+        self._told_of_limit = False
+        self._generation = 0
         self._consumer: Consumer | None = None
         self._end_keeping: Callable[[], None] | None = None
 
@@ -77,42 +82,50 @@ class Channel:
 
     def take(self) -> Message | None:
         """The next message that is here already and may be handled; None if there is none."""
-        if self._paused:
+        consumer = self._consumer
+        if consumer is None or self._paused or self._broken:
             return None
+        if consumer.generation != self._generation:
+            self._drop_others(consumer)
         with self._lock:
             return self._intake.take(self._clock.monotonic())
 
-    def fill(self, timeout: float) -> None:
-        """Ask the broker for messages as far as there is room, or wait until there is. Returns on any change."""
+    def fill(self, timeout: float) -> bool:
+        """Ask the broker for messages as far as there is room, or wait until there is; False if there were none."""
         consumer = self._working_consumer()
         with self._lock:
-            self._changed.clear()
+            if not self._closed:  # a stop that came before this ends the wait below
+                self._changed.clear()
             now = self._clock.monotonic()
-            self._expire(now)
-            back = self._intake.drain() if self._paused else self._intake.to_hand_back()
+            lost = self._intake.expire(now)
+            back = self._intake.drain() if self._paused else self._intake.to_hand_back(now)
             room = 0 if self._paused or self._troubled or self._closed else self._intake.room()
-            due = self._intake.next_due()
+            due = self._intake.next_due(now)
             self._waiting = room == 0
+        self._interrupt(lost)
         if back:
             self._give_back(consumer, back)
-            return
+            return True
         timeout = timeout if due is None else max(0.0, min(timeout, due - now))
         if room == 0:
             self._clock.wait(self._changed, timeout)
-            return
-        self._offer(self._received(consumer, room, timeout))
+            return True
+        messages = self._received(consumer, room, timeout)
+        self._offer(consumer, messages)
+        return bool(messages)
 
     def _received(self, consumer: Consumer, room: int, timeout: float) -> Sequence[Message]:
         try:
             messages = consumer.receive(room, timeout)
         except Exception as error:
             self._broken = True
-            raise _as_transport_error(error, "receiving") from error
+            trouble = _as_transport_error(error, "receiving")
+            raise trouble from trouble.__cause__
         if messages or not self._broken:
             self._judge.connected()
         return messages
 
-    def _offer(self, messages: Sequence[Message]) -> None:
+    def _offer(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         if not messages:
             return
         now = self._clock.monotonic()
@@ -120,6 +133,7 @@ class Channel:
             message.origin = self._rules.channel
         with self._lock:
             self._intake.offer(messages, now)
+        self._drop_others(consumer)
         expires = messages[0].lease_expires
         if expires is not None and self._end_keeping is None and self._rules.renew_lease:
             interval = max(0.01, (expires - now) / 3)
@@ -128,15 +142,26 @@ class Channel:
     def _working_consumer(self) -> Consumer:
         if self._broken:
             self._let_go()
-        if self._consumer is None:
-            try:
-                self._consumer = self._open_consumer()
-            except Exception as error:
-                raise _as_transport_error(error, "opening") from error
+        if self._trouble is not None:  # a broken channel, whoever met it: the pump has to wait before the next try
+            trouble, self._trouble = self._trouble, None
+            raise TransportError(f"the channel is made anew: {trouble}") from trouble
+        with self._opening:
+            if self._consumer is None:
+                try:
+                    self._consumer = self._open_consumer()
+                except Exception as error:
+                    trouble = _as_transport_error(error, "opening")
+                    raise trouble from trouble.__cause__
+            consumer = self._consumer
+        if consumer.generation != self._generation:
+            self._drop_others(consumer)
+        return consumer
+
+    def _drop_others(self, consumer: Consumer) -> None:
         with self._lock:
-            lost = self._intake.drop_others(self._consumer.generation)
-        _interrupt(lost)
-        return self._consumer
+            self._generation = consumer.generation
+            lost = self._intake.drop_others(self._generation)
+        self._interrupt(lost)
 
     def _let_go(self) -> None:
         consumer, self._consumer, self._broken = self._consumer, None, False
@@ -150,21 +175,33 @@ class Channel:
 
     def acknowledge(self, message: Message) -> None:
         """The message is done."""
-        self._settle(message, self._consumer_of(message).acknowledge, message)
+        consumer = self._owner(message)
+        try:  # as _settle does, without its detour: this is the way of every message that goes well
+            consumer.acknowledge(message)
+        except Exception as error:
+            self._settle_again(message, error, lambda: consumer.acknowledge(message))
+        self._free(message)
 
     def nack(self, message: Message, delay: float = 0.0) -> None:
         """Leave the message: back to the broker at once; where that cannot be, presented again here after the delay."""
-        now = self._clock.monotonic()
-        consumer = self._consumer_of(message)
-        if self._capabilities.nack == "holds" or not may_release(
-            message, consumer.broker_limit, self._rules.max_attempts
-        ):
-            self._hold(message, now + delay)
+        due = self._clock.monotonic() + delay
+        consumer = self._owner(message)
+        if self._capabilities.nack == "holds":
+            self._hold(message, due)
+            return
+        if not may_release(message, consumer.broker_limit, self._rules.max_attempts):
+            self._tell_of_limit(message, consumer)
+            self._hold(message, due)
             return
         with self._lock:
-            successors = self._intake.release(message, now + delay)
+            successors = self._intake.release(message, due)
         if successors:
-            self._give_back(consumer, successors)
+            try:
+                self._give_back(consumer, successors)
+            except TransportError as error:  # the message comes again with them, once the channel is made anew
+                self._trouble = error
+                self._free(message)
+                raise
             if message.generation != consumer.generation:
                 self._free(message)  # it went back together with them
                 return
@@ -172,18 +209,24 @@ class Channel:
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Deliver the message again after the delay; in its old place where order is kept."""
-        if self._rules.ordered or self._capabilities.requeue == "hold":
+        consumer = self._owner(message)
+        limit = consumer.broker_limit if self._capabilities.requeue == "same" else None
+        fits = may_requeue(message, limit, self._rules.max_attempts, attempts)
+        if not fits:
+            self._tell_of_limit(message, consumer)
+        if not fits or self._rules.ordered or self._capabilities.requeue == "hold":
+            message.attempts = attempts
             self._hold(message, self._clock.monotonic() + delay)
             return
-        self._settle(message, self._consumer_of(message).requeue, message, delay, attempts)
+        self._settle(message, consumer.requeue, message, delay, attempts)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         """Make the message a dead letter, or send it to the invalid-message channel."""
-        self._settle(message, self._consumer_of(message).reject, message, rejection)
+        self._settle(message, self._owner(message).reject, message, rejection)
 
     def hand_back(self, message: Message) -> None:
         """Give the message back as if it had not been received."""
-        self._settle(message, self._consumer_of(message).hand_back, (message,))
+        self._settle(message, self._owner(message).hand_back, (message,))
 
     def leave(self, message: Message) -> None:
         """Say nothing to the broker: whoever has the message settles it, or its lease runs out."""
@@ -198,9 +241,8 @@ class Channel:
             self._clock.alarm(UNSETTLED_WARNING, lambda: self._report.unsettled_for_long(message))
 
     def extend(self, message: Message) -> None:
-        """Renew the message's lease."""
-        self._check(message)
-        self._consumer_of(message).extend(message)
+        """Renew the message's lease. A message that is lost keeps its slot for as long as its handler runs."""
+        self._owner(message, settling=False).extend(message)
 
     def purge(self) -> int:
         """Remove everything that waits, here and in the broker; says how many messages that were."""
@@ -214,18 +256,17 @@ class Channel:
     def _settle(
         self, message: Message, call: Callable[Arguments, None], *args: Arguments.args, **options: Arguments.kwargs
     ) -> None:
-        self._check(message)
         try:
             call(*args, **options)
-        except LeaseLost:
-            self._lose(message)
-            raise
         except Exception as error:
             self._settle_again(message, error, lambda: call(*args, **options))
         self._free(message)
 
     def _settle_again(self, message: Message, error: Exception, call: Callable[[], None]) -> None:
         """Try the same verdict while the lease lasts; where there is none, the channel is made anew."""
+        if isinstance(error, LeaseLost):
+            self._lose(message)
+            raise error
         delay = RETRY_FIRST
         with self._lock:
             self._troubled += 1
@@ -233,7 +274,7 @@ class Channel:
             while message.lease_expires is not None:
                 self._report.trouble("settling", error)
                 stopping = self._clock.wait(self._judge.stopping, delay)
-                self._check(message)
+                self._owner(message)
                 try:
                     call()
                 except LeaseLost:
@@ -248,32 +289,29 @@ class Channel:
                 delay = min(2 * delay, RETRY_LONGEST)
             self._broken = True
             self._free(message)
-            raise _as_transport_error(error, "settling") from error
+            self._trouble = trouble = _as_transport_error(error, "settling")
+            raise trouble
         finally:
             with self._lock:
                 self._troubled -= 1
                 self._wake()
 
-    def _consumer_of(self, message: Message) -> Consumer:
-        if self._consumer is None:
-            self._lose(message)
-            raise LeaseLost(f"message {message.id} came by a connection that is closed")
-        return self._consumer
-
-    def _check(self, message: Message) -> None:
-        """Raise LeaseLost where no verdict may be sent any more: it would hit another delivery."""
-        consumer = self._consumer_of(message)
-        expires = message.lease_expires
-        if message.lost or message.generation != consumer.generation:
-            self._lose(message)
+    def _owner(self, message: Message, *, settling: bool = True) -> Consumer:
+        """The consumer that may settle the message; LeaseLost where a verdict would hit another delivery."""
+        consumer = self._consumer
+        if consumer is None or message.lost or message.generation != consumer.generation:
+            self._lose(message, settling=settling)
             raise LeaseLost(f"message {message.id} is not ours any more")
+        expires = message.lease_expires
         if expires is not None and expires <= self._clock.monotonic():
-            self._lose(message)
+            self._lose(message, settling=settling)
             raise LeaseLost(f"the lease on message {message.id} has lapsed")
+        return consumer
 
-    def _lose(self, message: Message) -> None:
+    def _lose(self, message: Message, *, settling: bool = True) -> None:
         message.lost = True
-        self._free(message)
+        if settling:
+            self._free(message)
 
     def _free(self, message: Message) -> None:
         with self._lock:
@@ -282,42 +320,57 @@ class Channel:
                 self._wake()
 
     def _hold(self, message: Message, due: float) -> None:
-        self._check(message)
         with self._lock:
             self._intake.hold(message, due)
             self._wake()
+
+    def _tell_of_limit(self, message: Message, consumer: Consumer) -> None:
+        if not self._told_of_limit and consumer.broker_limit is not None:
+            self._told_of_limit = True
+            self._report.held(message, consumer.broker_limit)
 
     def _give_back(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         for message in messages:
             self._judge.handed_back(message)
         ours = [message for message in messages if message.generation == consumer.generation and not message.lost]
+        if not ours:
+            return
         try:
             consumer.hand_back(ours)
         except Exception as error:
             self._broken = True
-            raise _as_transport_error(error, "handing back") from error
+            trouble = _as_transport_error(error, "handing back")
+            raise trouble from trouble.__cause__
 
     # -- leases
-
-    def _expire(self, now: float) -> None:
-        _interrupt(self._intake.expire(now))
 
     def _renew(self, ahead: float) -> None:
         now = self._clock.monotonic()
         with self._lock:
-            self._expire(now)
+            lost = self._intake.expire(now)
             due = self._intake.leased(now + ahead)
+        self._interrupt(lost)
         consumer = self._consumer
         for message in due:
             if consumer is None or message.generation != consumer.generation:
-                return
+                continue
             try:
                 consumer.extend(message)
             except LeaseLost:
                 message.lost = True
-                _interrupt((message,))
+                self._interrupt((message,))
             except Exception as error:
                 self._report.trouble("renewing", error)
+
+    def _interrupt(self, lost: Sequence[Message]) -> None:
+        """Tell the handlers of what is not ours any more; never under the lock, which they may want."""
+        for message in lost:
+            interrupt = message.interrupt
+            if interrupt is not None:
+                try:
+                    interrupt()
+                except Exception as error:
+                    self._report.trouble("interrupting", error)
 
     # -- life
 
@@ -369,10 +422,19 @@ class Channel:
         with self._lock:
             return self._intake.in_hand
 
+    def abandon(self, message: Message) -> None:
+        """Nobody will settle the message, as its turn has died: it comes again by its lease, or by a new consumer."""
+        if message.lease_expires is None:
+            self._broken = True
+        self._lose(message)
+
     def _wake_up(self) -> None:
         consumer = self._consumer
         if consumer is not None:
-            consumer.interrupt()
+            try:
+                consumer.interrupt()
+            except Exception as error:  # then the receive lasts its time
+                self._report.trouble("interrupting", error)
         with self._lock:
             self._wake()
 
@@ -381,13 +443,9 @@ class Channel:
         self._changed.set()
 
 
-def _interrupt(lost: Sequence[Message]) -> None:
-    for message in lost:
-        if message.interrupt is not None:
-            message.interrupt()
-
-
 def _as_transport_error(error: Exception, doing: str) -> TransportError:
     if isinstance(error, TransportError):
         return error
-    return TransportError(f"{doing} failed: {type(error).__name__}: {error}")
+    trouble = TransportError(f"{doing} failed: {type(error).__name__}: {error}")
+    trouble.__cause__ = error
+    return trouble

@@ -41,10 +41,11 @@ class Signal:
         """Call once when set (at once if it is), from the thread that sets it. Returns a key to remove it by."""
         with self._lock:
             key = next(self._keys)
-            if not self._set:
-                self._callbacks[key] = callback
-                return key
-        callback()
+            self._callbacks[key] = callback
+            # Looked at last: a signal handler that sets it before this has called the callback, one after it will.
+            called = self._callbacks.pop(key, None) if self._set else None
+        if called is not None:
+            called()
         return key
 
     def remove_callback(self, key: int) -> None:
@@ -116,13 +117,8 @@ class SystemClock:
     def __init__(self) -> None:
         self._alarms = _AlarmThread()
 
-    def monotonic(self) -> float:
-        """Seconds that only grow."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
         """Block until the signal is set (True) or the time is over (False)."""
@@ -162,7 +158,8 @@ class SystemClock:
 
         def repeat() -> None:
             while not self.wait(ended, interval):
-                act()
+                with contextlib.suppress(Exception):  # one failure must not end the others
+                    act()
 
         threading.Thread(target=repeat, name="pump-keeper", daemon=True).start()
         return ended.set
@@ -173,7 +170,8 @@ class SystemClock:
 
         async def repeat() -> None:
             while not await self.wait_async(ended, interval):
-                await act()
+                with contextlib.suppress(Exception):  # one failure must not end the others
+                    await act()
 
         task = asyncio.get_running_loop().create_task(repeat(), name="pump-keeper")
 
@@ -266,15 +264,19 @@ class ManualClock:
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
         """Call `act` again and again, from the thread that moves the time, until what this returns is called."""
-        ended = Signal()
+        cancel = _nothing
 
         def ring() -> None:
-            if not ended.is_set():
-                act()
-                self.alarm(interval, ring)
+            nonlocal cancel
+            cancel = self.alarm(interval, ring)
+            act()
 
-        self.alarm(interval, ring)
-        return ended.set
+        cancel = self.alarm(interval, ring)
+
+        def end() -> None:
+            cancel()  # the latest one, as it then is
+
+        return end
 
     def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """The same, awaited in a task of the running loop."""

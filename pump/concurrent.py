@@ -31,7 +31,7 @@ class ConcurrentProactor(Proactor):
     ) -> None:
         super().__init__(channel, dispatch, judge, rules, clock, empty_delay=empty_delay)
         self._in_flight: Final = rules.in_flight
-        self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self._tasks: Final[dict[asyncio.Task[None], Message]] = {}
 
     async def run(self) -> None:
         """Pump until the judge stops it, then wait for what is in hand."""
@@ -40,9 +40,12 @@ class ConcurrentProactor(Proactor):
             while judge.running:
                 self._begin()
                 try:
-                    await self._channel.fill(self._receive_timeout)
+                    found = await self._channel.fill(self._receive_timeout)
                 except Exception as error:
                     await self._clock.wait_async(judge.stopping, judge.disconnected(error))
+                    continue
+                if not found and self._empty_delay:
+                    await self._clock.wait_async(judge.stopping, self._empty_delay)
             while self._tasks:
                 await asyncio.wait(self._tasks)
             await self._channel.finish(self._grace)
@@ -61,11 +64,13 @@ class ConcurrentProactor(Proactor):
             if message is None:
                 return
             task = asyncio.get_running_loop().create_task(self._turn(message), name=f"pump-{message.id}")
-            self._tasks.add(task)
+            self._tasks[task] = message
             task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a pump's task ended by itself; its message comes again", exc_info=task.exception())
+        message = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None or task.cancelled():
+            log.error("the turn of message %s ended by itself; the message comes again", message.id, exc_info=error)
+            self._channel.abandon(message)
         self._begin()

@@ -56,7 +56,7 @@ def provenance(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIM
         "pump-reason": rejection.reason,
         "pump-origin": message.origin or message.header.topic,
         "pump-deliveries": str(message.deliveries),
-        "pump-position": message.position,
+        "pump-position": str(message.position),
         "pump-handler": rejection.handler,
         "pump-first-failure": f"{rejection.first_failure:.3f}" if rejection.first_failure else "",
         "pump-last-failure": f"{rejection.last_failure:.3f}" if rejection.last_failure else "",

@@ -28,6 +28,12 @@ class _Received(Generic[T]):
     __slots__ = ("_message", "_payload")
 
     colour: ClassVar[Colour]
+    twin: ClassVar[str]
+    """The one for handlers of the other colour."""
+    may_leave: ClassVar[bool] = True
+    """Whether a handler may leave the message by it, uncounted, so that a crash cannot be told from that."""
+    system: ClassVar[str] = ""
+    """The broker whose messages it is for; "" is for any."""
 
     def __init__(self, message: Message, payload: T) -> None:
         self._message: Final = message
@@ -78,6 +84,7 @@ class Delivery(_Received[T]):
     __slots__ = ("_channel", "_judge")
 
     colour: ClassVar[Colour] = "blocking"
+    twin: ClassVar[str] = "AsyncDelivery"
 
     def __init__(self, message: Message, payload: T, settler: Settler) -> None:
         super().__init__(message, payload)
@@ -128,6 +135,7 @@ class AsyncDelivery(_Received[T]):
     __slots__ = ("_channel", "_judge", "_loop")
 
     colour: ClassVar[Colour] = "awaiting"
+    twin: ClassVar[str] = "Delivery"
 
     def __init__(self, message: Message, payload: T, settler: Settler) -> None:
         super().__init__(message, payload)

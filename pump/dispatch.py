@@ -1,16 +1,16 @@
 """One message's way from its header to its handlers: found, mapped, run in a context. In both colours."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pump.attribute import Scope
+from pump.attribute import Scope, is_decision
 from pump.clock import Signal
 from pump.context import Context, Processor, enter_context, leave_context
 from pump.delivery import Settler
-from pump.errors import ConfigurationError, InvalidMessageAction, MessageAction
-from pump.mapping import Mapper, wire_type
+from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
+from pump.mapping import Mapper, MappingError, wire_type
 from pump.message import Message
 from pump.pipeline import Pipeline, build
 from pump.registry import Registration
@@ -18,7 +18,8 @@ from pump.subscription import Subscription
 from pump.surroundings import Surroundings
 from pump.verdict import SetupFault
 
-_COLOURS: Final[dict[str, Any]] = {"blocking": "sync", "awaiting": "async"}
+_SHOWN: Final = 100
+"""So many characters of a type that strangers chose are enough to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,7 @@ def bind(registration: Registration, surroundings: Surroundings, channel: str) -
         owner=registration.cls or getattr(registration.handle, "__self__", None),
         request=registration.request if isinstance(registration.request, type) else None,
     )
-    return Bound(
-        registration, build(registration.attributes, _COLOURS[registration.colour], scope), surroundings.factory
-    )
+    return Bound(registration, build(registration.attributes, registration.colour, scope), surroundings.factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +96,18 @@ class Router:
         """The mapper and the handlers of a message; InvalidMessageAction where there are none."""
         route = self._by_wire.get(message.header.type) if self._tell_type is None else self._told(message)
         if route is None:
-            raise InvalidMessageAction(f"unknown type {message.header.type[:100]!r}")
+            raise InvalidMessageAction("unknown type") from MappingError(
+                f"nothing here handles the type {message.header.type[:_SHOWN]!r}"
+            )
         return route
 
     def _told(self, message: Message) -> _Route | None:
         assert self._tell_type is not None  # noqa: S101 - route asks only then
         try:
             return self._by_type.get(self._tell_type(message))
-        except MessageAction:
-            raise
         except Exception as error:
+            if is_decision(error):
+                raise
             raise InvalidMessageAction("its type cannot be told") from error
 
 
@@ -114,12 +115,12 @@ def request_of(mapper: Mapper[Any], message: Message) -> object:
     """The request in a message. What cannot be mapped is invalid; a mapper put together wrongly is a SetupFault."""
     try:
         return mapper.decode(message)
-    except MessageAction:
-        raise
     except ConfigurationError as error:
         raise SetupFault(str(error)) from error
     except Exception as error:
-        raise InvalidMessageAction(f"cannot be mapped: {error}") from error
+        if is_decision(error):
+            raise
+        raise Undecodable(UNMAPPABLE) from error
 
 
 class Dispatch:
@@ -184,33 +185,33 @@ class AsyncDispatch:
         self._processor: Final = router.processor
         self._clock: Final = router.surroundings.clock
 
-    async def __call__(self, message: Message) -> object:
-        """Map the message and run what handles it."""
+    def __call__(self, message: Message) -> Awaitable[object]:
+        """Map the message, and give back the running of what handles it."""
         route = self._router.route(message)
         request = request_of(route.mapper, message)
         if len(route.handlers) == 1:
-            return await self._run(route.handlers[0], message, request)
-        return await self._run_all(route.handlers, message, request)
+            return self._run(route.handlers[0], message, request)
+        return self._run_all(route.handlers, message, request)
 
     async def _run(self, bound: Bound, message: Message, request: object) -> object:
         registration = bound.registration
-        context = Context(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
+        context = _TaskContext(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
+        context.task, context.asked = asyncio.current_task(), False
         token = enter_context(context)
-        interrupt = None if message.lease_expires is None else _Interrupt(context)
         try:
             handle = bound.handle()
             if registration.wrapper is not None:
                 message.explicit = True
                 request = registration.wrapper(message, request, self._settler)
-            message.interrupt = interrupt
+            message.interrupt = context.interrupt
             return await bound.pipeline.run(handle, request)
         except BaseException:
             message.handler = registration.name
             raise
         finally:
             message.interrupt = None
-            if interrupt is not None:
-                interrupt.end()
+            if context.asked and context.task is not None:
+                context.task.uncancel()
             leave_context(token)
 
     async def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
@@ -233,25 +234,20 @@ def _raised(errors: Sequence[BaseException], handlers: Sequence[Bound]) -> objec
     return None
 
 
-class _Interrupt:
-    """Ends a handler whose message is not ours any more: cancels its task, and takes that back once it has ended."""
+class _TaskContext(Context):
+    """A context whose handler is ended by cancelling its task, which is taken back once the handler has ended."""
 
-    __slots__ = ("_asked", "_context", "_task")
+    __slots__ = ("asked", "task")
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._task = asyncio.current_task()
-        self._asked = False
+    task: "asyncio.Task[Any] | None"
+    asked: bool
 
-    def __call__(self) -> None:
-        if not self._asked and self._task is not None:
-            self._asked = True
-            self._context.cancel()
-            self._task.cancel()
-
-    def end(self) -> None:
-        if self._asked and self._task is not None:
-            self._task.uncancel()
+    def interrupt(self) -> None:
+        """The message is not ours any more: nothing that the handler does can matter."""
+        if not self.asked and self.task is not None:
+            self.asked = True
+            self.cancel()
+            self.task.cancel()
 
 
 def _cancelled(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from pump.attribute import SwitchProvider
 from pump.bridge import awaiting, blocking
 from pump.clock import Clock, Signal, SystemClock
 from pump.colour import must_not_block
+from pump.dispatch import Router
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 from pump.group import Group
@@ -26,11 +27,11 @@ from pump.registry import Registry
 from pump.subscription import Publication, Subscription
 from pump.surroundings import Surroundings
 from pump.telemetry import Listener, Telemetry, log
-from pump.transport import Transport, transport_from
+from pump.transport import Observed, Transport, transport_from
 from pump.validation import Problem, problems
 from pump.verdict import Stopped
 
-_real: Final = SystemClock()
+_real_clock: Final = SystemClock()
 """Threads and tasks end in real time, whatever clock the pumps go by."""
 _LEFT_BEHIND: Final = 1.0
 """How long a handler that was told to end is waited for, in seconds."""
@@ -69,7 +70,10 @@ class Dispatcher:
             telemetry=Telemetry(*listeners),
         )
         registry = Registry(handlers)
-        self.plans: Final[tuple[Plan, ...]] = tuple(plan(each, registry, name) for each in subscriptions)
+        default = self.transport.capabilities.default_dead_letter
+        self.plans: Final[tuple[Plan, ...]] = tuple(plan(each, registry, name, default) for each in subscriptions)
+        if isinstance(self.transport, Observed):
+            self.transport.observe(self.surroundings.telemetry)
         self._outlet: Final = Outlet(self.transport)
         self.processor: Final = CommandProcessor(registry, self.publications, self.surroundings, self._outlet)
         """Sends and publishes in this process, and posts to the broker."""
@@ -88,7 +92,17 @@ class Dispatcher:
     def check(self) -> Sequence[Problem]:
         """Everything that is wrong or surprising in these settings, without connecting to anything."""
         has_factory = self.surroundings.factory is not None
-        return problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
+        found = problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
+        return [*found, *self._unbuildable()]
+
+    def _unbuildable(self) -> Iterator[Problem]:
+        """What only shows when mappers and pipelines are built, which opens nothing either."""
+        for each in self.plans:
+            try:
+                if each.handlers:
+                    Router(each.rules, each.handlers, self.surroundings, self.processor)
+            except ConfigurationError as error:
+                yield Problem("error", f"channel {each.rules.channel}: {error}")
 
     def _must_be_sound(self) -> None:
         found = self.check()
@@ -162,24 +176,24 @@ class Dispatcher:
         """Stop every performer: intake first, then what is in hand within the grace; the rest goes back."""
         must_not_block("stop", "stop_async")
         for group, left in self._stopping(grace):
-            group.wait(left, _real)
+            group.finish(left, _real_clock)
         self._close()
 
     async def stop_async(self, grace: Duration | None = None) -> None:
         """The same, awaited."""
         for group, left in self._stopping(grace):
-            await group.wait_async(left, _real)
+            await group.finish_async(left, _real_clock)
         await self._outlet.close_async()
         self._close()
 
     def _stopping(self, grace: Duration | None) -> Iterator[tuple[Group, float]]:
         """Ask every performer to stop; then each group, with how long to wait for it; told to give up after that."""
-        began = _real.monotonic()
+        began = _real_clock.monotonic()
         for group in self._groups.values():
             group.stop()
         for group in self._groups.values():
             allowed = seconds(group.plan.rules.grace if grace is None else grace)
-            yield group, max(0.0, began + allowed - _real.monotonic())
+            yield group, max(0.0, began + allowed - _real_clock.monotonic())
             if not group.finished:
                 group.give_up()
                 yield group, _LEFT_BEHIND
@@ -214,20 +228,27 @@ class Dispatcher:
     # -- running
 
     def run(self) -> int:
-        """Consume until SIGINT or SIGTERM, or until every performer of some channel has stopped by itself.
+        """Consume until SIGINT or SIGTERM, or until every performer of some channel has stopped.
 
-        Returns what the process should exit with: 0 after a signal, 1 otherwise. A second signal ends the grace.
+        Returns what the process should exit with: 1 where they stopped by themselves, else 0. A second signal ends the
+        grace.
         """
         stop = Signal()
         with _signals(stop, self._wake), self:
-            while not stop.is_set() and not self.stopped_channels:
+            while not stop.is_set() and not self._is_over:
                 self._wake.clear()
-                if not stop.is_set() and not self.stopped_channels:
-                    _real.wait(self._wake, None)
+                if not stop.is_set() and not self._is_over:
+                    _real_clock.wait(self._wake, None)
             failed = self.stopped_channels
             for channel in failed:
                 log.critical("channel %s: every performer has stopped", channel)
         return 1 if failed else 0
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether some channel has nobody left: they stopped by themselves, or somebody asked them to."""
+        every = (group.states for group in self._groups.values())
+        return any(states and all(each.state is State.STOPPED for each in states) for states in every)
 
     @property
     def stopped_channels(self) -> Sequence[str]:

@@ -1,14 +1,19 @@
 """What a handler raises to decide what becomes of its message, and what goes wrong, grouped by what to do about it."""
 
+from typing import Final
+
 from pump.duration import Duration, seconds
 
 
 class MessageAction(Exception):  # noqa: N818 - a decision, not an error
     """A handler's decision about its message. Raise one of the four below; raise it `from error` to keep the cause."""
 
+    reason: str = ""
+    """Also where a class of one's own does not call `super().__init__`."""
+
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)  # whatever it is given, it has to fit a header
 
 
 class DontAckAction(MessageAction):
@@ -17,6 +22,8 @@ class DontAckAction(MessageAction):
 
 class DeferMessageAction(MessageAction):
     """Deliver the message again after `delay`; without one, after the subscription's requeue back-off."""
+
+    delay: float | None = None
 
     def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
         super().__init__(reason)
@@ -31,6 +38,17 @@ class RejectMessageAction(MessageAction):
 
 class InvalidMessageAction(MessageAction):
     """The message itself is wrong and never will be right: it goes to the invalid-message channel."""
+
+
+UNMAPPABLE: Final = "cannot be mapped"
+
+
+class Undecodable(InvalidMessageAction):
+    """Raised by the pump's own mapping alone, `from` what is wrong with the body: a subscription may treat it apart."""
+
+
+class Refused(Exception):  # noqa: N818 - it says what happened
+    """The subscription does not let the message be handled; never raised, but told as the reason."""
 
 
 class PumpError(Exception):
@@ -48,6 +66,16 @@ class PublishError(TransportError):
         super().__init__(text)
         self.sent = sent
         self.retriable = retriable
+
+
+class PublishExhausted(PublishError):  # noqa: N818 - the name says what happened
+    """Every try to post a message failed, each for a reason that might have passed. It is not kept to be sent later."""
+
+    def __init__(self, text: str, *, kind: str, tries: int, sent: bool | None = None) -> None:
+        super().__init__(text, sent=sent)
+        self.kind = kind
+        """Why the last try failed, in a word."""
+        self.tries = tries
 
 
 class LeaseLost(PumpError):  # noqa: N818 - the name says what happened

@@ -125,13 +125,13 @@ class Group:
         """Whether every performer has ended."""
         return not self.unfinished
 
-    def wait(self, timeout: float, clock: Clock) -> None:
+    def finish(self, timeout: float, clock: Clock) -> None:
         """Block until every performer has ended, or the time is over."""
         deadline = clock.monotonic() + timeout
         for performer in self._all:
             clock.wait(performer.finished, deadline - clock.monotonic())
 
-    async def wait_async(self, timeout: float, clock: Clock) -> None:
+    async def finish_async(self, timeout: float, clock: Clock) -> None:
         """The same, awaited."""
         deadline = clock.monotonic() + timeout
         for performer in self._all:

@@ -17,12 +17,19 @@ class _Held:
     due: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    delivery: Message
+    due: float
+
+
 class Intake:
     """The messages one channel has received and not settled: ready, held until due, and in hand.
 
-    Promises: never more than `slots` in hand; one message of a key at a time, in order; nothing from behind a held
-    message of its domain; a suspect only when nothing else is here; the buffer shrinks to one at a redelivery and grows
-    again only by first deliveries; what is asked for never exceeds the buffer.
+    Promises: never more than `slots` in hand; one message of a key at a time, in order; nothing from behind a message
+    of its domain that was held or went back, until that one is settled; a suspect only when nothing else is here; the
+    buffer shrinks to one at a redelivery and grows again only by first deliveries; what is asked for never exceeds the
+    buffer; what is not ours any more is never handed out, and `dropped` is told of it if nobody had begun to handle it.
     """
 
     def __init__(
@@ -34,6 +41,7 @@ class Intake:
         blocks: Literal["partition", "channel", "nothing"] = "nothing",
         suspect: Callable[[Message], bool],
         due: Callable[[Message], float],
+        dropped: Callable[[Message], None],
     ) -> None:
         self._largest: Final = max(largest, slots)
         self._slots: Final = slots
@@ -41,12 +49,14 @@ class Intake:
         self._blocks: Final = blocks
         self._suspect: Final = suspect
         self._due: Final = due
+        self._dropped: Final = dropped
         self._size = 1
         self._ready: deque[Message] = deque()
-        self._held: dict[str, _Held] = {}
+        self._held: list[_Held] = []
         self._in_hand: dict[str, Message] = {}
         self._left: set[str] = set()
-        self._pinned: dict[str, float] = {}
+        self._again: set[str] = set()
+        self._pinned: dict[str, _Pin] = {}
         self._alone = False
 
     def __len__(self) -> int:
@@ -65,7 +75,7 @@ class Intake:
     @property
     def waiting(self) -> Sequence[Message]:
         """What nobody has begun to handle, in its order: held first."""
-        return (*(held.message for held in self._held.values()), *self._ready)
+        return (*(held.message for held in self._held), *self._ready)
 
     # -- coming in
 
@@ -77,20 +87,33 @@ class Intake:
         return max(0, min(self._size - here + len(self._held), self._largest - here))
 
     def offer(self, messages: Iterable[Message], now: float) -> None:
-        """Take in what was received. One nacked here is held until its time; a redelivery takes its old place."""
+        """Take in what was received. What was nacked here is held until its time; a redelivery takes its old place."""
         for message in messages:
             if message.unexplained:
                 self._size = 1
-            held = self._held.get(message.identity)
-            if held is not None:
-                held.message = message
-            elif self._due(message) > now:
-                self._held[message.identity] = _Held(message, self._due(message))
+            if message.deliveries > 1 and self._replaced(message):
+                continue
+            due = self._due(message)
+            if due > now:
+                self._held.append(_Held(message, due))
             else:
                 self._ready.append(message)
         if self._pinned:
             here = {message.identity for message in (*self.waiting, *self._in_hand.values())}
-            self._pinned = {each: due for each, due in self._pinned.items() if due > now or each in here}
+            self._pinned = {each: pin for each, pin in self._pinned.items() if pin.due > now or each in here}
+
+    def _replaced(self, message: Message) -> bool:
+        for held in self._held:
+            if _replaces(message, held.message):
+                self._lose(held.message)
+                held.message = message
+                return True
+        for place, ready in enumerate(self._ready):
+            if _replaces(message, ready):
+                self._lose(ready)
+                self._ready[place] = message
+                return True
+        return False
 
     # -- going out
 
@@ -98,36 +121,46 @@ class Intake:
         """The next message to handle, which then is in hand; None if none may begin."""
         if self._held or self._slots > 1 or self._alone:
             return self._choose(now)
-        if not self._ready or self._in_hand:
+        while self._ready and not self._in_hand:
+            message = self._ready[0]
+            if message.unexplained:
+                return self._choose(now)
+            self._ready.popleft()
+            expires = message.lease_expires
+            if not message.lost and (expires is None or expires > now):
+                self._in_hand[message.identity] = message
+                return message
+            self._lose(message)
+        return None
+
+    def _choose(self, now: float) -> Message | None:
+        self._drop(lambda message: _lapsed(message, now))
+        message = self._next(now)
+        if message is None:
             return None
-        message = self._ready[0]
-        if message.unexplained:
-            return self._choose(now)
-        self._ready.popleft()
-        if message.lease_expires is not None and message.lease_expires <= now:
-            message.lost = True
-            return self.take(now)
+        self._alone = self._is_suspect(message)
+        if self._remove(message):
+            self._again.add(message.identity)
         self._in_hand[message.identity] = message
         return message
 
-    def _choose(self, now: float) -> Message | None:
+    def _next(self, now: float) -> Message | None:
         if self._alone or len(self._in_hand) >= self._slots:
             return None
-        self._drop(lambda message: _lapsed(message, now))
-        for message in self._startable(now):
-            if self._is_suspect(message):
-                if len(self) > 1:
-                    return None  # the others go first: back to the broker, or to their end
-                self._alone = True
-            self._remove(message)
-            self._in_hand[message.identity] = message
-            return message
-        return None
+        message = next(self._startable(now), None)
+        if message is not None and len(self) > 1 and self._is_suspect(message):
+            return None  # the others go first: back to the broker, or to their end
+        return message
 
     def _startable(self, now: float) -> Iterator[Message]:
-        busy: set[Hashable] = {self._key(message) for message in self._in_hand.values()} if self._slots > 1 else set()
+        busy: set[Hashable] = set()
         blocked: set[Hashable] = set()
-        for held in self._held.values():
+        for message in self._in_hand.values():
+            busy.add(self._key(message))
+            if message.identity in self._again or message.identity in self._pinned:
+                blocked.add(self.domain(message))
+        blocked.discard(None)
+        for held in self._held:
             domain = self.domain(held.message)
             if held.due <= now and domain not in blocked and self._free(held.message, busy):
                 yield held.message
@@ -147,40 +180,61 @@ class Intake:
     def _is_suspect(self, message: Message) -> bool:
         return message.unexplained > 0 and self._suspect(message)
 
-    def to_hand_back(self) -> Sequence[Message]:
-        """What has to go back to the broker before a suspect may be handled, once nothing is in hand."""
+    def to_hand_back(self, now: float) -> Sequence[Message]:
+        """What has to go back to the broker before the suspect whose turn it is may be handled."""
         if self._in_hand or len(self) <= 1:
             return ()
-        suspect = next((message for message in self.waiting if self._is_suspect(message)), None)
-        if suspect is None:
+        suspect = next(self._startable(now), None)
+        if suspect is None or not self._is_suspect(suspect):
             return ()
         self._size = 1
         others = [message for message in self.waiting if message is not suspect]
-        self._held.clear()
-        self._ready = deque((suspect,))
+        for message in others:
+            self._remove(message)
         return others
 
-    def next_due(self) -> float | None:
-        """When the first held message comes due."""
-        return min((held.due for held in self._held.values()), default=None)
+    def next_due(self, now: float) -> float | None:
+        """When time alone lets the next held message begin: now, if one may; None if none waits for its time.
+
+        One that is due, and waits for others, is none: whoever asked again and again would do so for as long.
+        """
+        if not self._held:
+            return None
+        if self._next(now) is not None:
+            return now
+        return min((held.due for held in self._held if held.due > now), default=None)
 
     # -- ending
 
     def settled(self, message: Message) -> None:
         """A message in hand came to a verdict that was carried out, or is not ours any more: its slot is free."""
-        if self._in_hand.get(message.identity) is message:
-            del self._in_hand[message.identity]
-        self._left.discard(message.identity)
-        self._alone = False
+        if not self._ended(message):
+            return
         if self._pinned:
-            self._pinned.pop(message.identity, None)
-        elif self._size < self._largest and not message.unexplained:
+            pin = self._pinned.get(message.identity)
+            if pin is not None and pin.delivery is not message:  # it has come again since it went back, and is settled
+                del self._pinned[message.identity]
+        elif self._size < self._largest and not message.unexplained and not message.lost:
             self._size = min(self._largest, self._size * 2)
+
+    def _ended(self, message: Message) -> bool:
+        if self._in_hand.get(message.identity) is not message:
+            return False
+        del self._in_hand[message.identity]
+        if self._left or self._again or self._alone:
+            self._left.discard(message.identity)
+            self._again.discard(message.identity)
+            self._alone = False
+        return True
 
     def hold(self, message: Message, due: float) -> None:
         """A message in hand is to be presented again here, ahead of its successors."""
-        self.settled(message)
-        self._held[message.identity] = _Held(message.again(), due)
+        if not self._ended(message):
+            return  # settled already: there is nothing to present again
+        newer = next((each for each in self._ready if _replaces(each, message)), None)
+        if newer is not None:
+            self._ready.remove(newer)
+        self._held.append(_Held(newer or message.again(), due))
 
     def leave(self, message: Message) -> None:
         """Its handler has returned without settling it: it keeps its slot, and its lease runs out."""
@@ -190,7 +244,7 @@ class Intake:
     def release(self, message: Message, due: float) -> Sequence[Message]:
         """A message in hand goes back to the broker and blocks its domain: its successors must go back before it."""
         self._size = 1
-        self._pinned[message.identity] = due
+        self._pinned[message.identity] = _Pin(message, due)
         domain = self.domain(message)
         if domain is None:
             return ()
@@ -228,21 +282,27 @@ class Intake:
     def _drop(self, gone: Callable[[Message], bool]) -> Sequence[Message]:
         for message in self.waiting:
             if gone(message):
-                message.lost = True
                 self._remove(message)
+                self._lose(message)
         lost = [message for message in self._in_hand.values() if gone(message)]
         for message in lost:
             message.lost = True
             if message.identity in self._left:
-                self.settled(message)
+                self._ended(message)
         return lost
 
-    def _remove(self, message: Message) -> None:
-        held = self._held.get(message.identity)
-        if held is not None and held.message is message:
-            del self._held[message.identity]
-        else:
-            self._ready.remove(message)
+    def _lose(self, message: Message) -> None:
+        message.lost = True
+        self._dropped(message)
+
+    def _remove(self, message: Message) -> bool:
+        """Take it out of what waits; says whether it was held."""
+        for place, held in enumerate(self._held):
+            if held.message is message:
+                del self._held[place]
+                return True
+        self._ready.remove(message)
+        return False
 
     # -- order
 
@@ -264,3 +324,12 @@ class Intake:
 
 def _lapsed(message: Message, now: float) -> bool:
     return message.lost or (message.lease_expires is not None and message.lease_expires <= now)
+
+
+def _replaces(message: Message, earlier: Message) -> bool:
+    """Whether it is a redelivery of the earlier one, whose receipt is void then; not another message of the same id."""
+    return (
+        message.identity == earlier.identity
+        and message.deliveries > earlier.deliveries
+        and (message.generation != earlier.generation or earlier.lease_expires is not None)
+    )

@@ -17,7 +17,7 @@ class Standing(NamedTuple):
     """What is known of a message's earlier runs."""
 
     attempts: int
-    """Runs that certainly ended in a counted verdict."""
+    """Runs that certainly ended in a counted verdict, or with their process."""
     surplus: int
     """Deliveries nobody can explain: perhaps each ended with the process."""
 
@@ -28,8 +28,11 @@ FRESH: Final = Standing(0, 0)
 @dataclass(slots=True)
 class _Account:
     attempts: int = 0
-    through: int = 0
-    """Unexplained deliveries up to this many are explained by us."""
+    charged: int = 0
+    explained: int = 0
+    """So many of the unexplained deliveries are explained by us,"""
+    judged: int | None = None
+    """and one more once the broker counts beyond this, its count at the delivery that we judged last."""
     nacks: int = 0
     due: float = 0.0
     first_failure: float = 0.0
@@ -55,38 +58,50 @@ class Ledger:
         return len(self._accounts)
 
     def standing(self, message: Message) -> Standing:
-        """What is known before this run. An arrival whose count we explained becomes the base of later ones."""
-        account = self._accounts.get(message.identity) if self._accounts else None
+        """What is known before this run. A count lower than the one we judged last becomes the base of later ones."""
+        account = self._find(message)
         if account is None:
             if not (message.attempts or message.unexplained):
                 return FRESH
             return Standing(message.attempts, message.unexplained)
         with self._lock:
-            account.through = min(account.through, message.unexplained)
-            return Standing(max(message.attempts, account.attempts), message.unexplained - account.through)
+            return _standing(account, message)
 
     def spend(self, message: Message, attempts: int, rejection: Rejection | None = None) -> None:
         """This run counted: so many attempts are known now; a rejection is remembered until it has succeeded."""
         with self._lock:
-            account = self._account(message)
-            account.attempts = attempts
+            account = self._judged(message)
+            account.attempts, account.charged = attempts, 0
             account.rejection = rejection
+            account.first_failure = account.first_failure or self._clock.wall()
 
-    def forgive(self, message: Message, attempts: int, *, due: float | None = None) -> None:
-        """This delivery spent nothing. A nack says until when the message shall not be shown again here."""
+    def forgive(self, message: Message) -> None:
+        """This delivery spent nothing, and no earlier one is held against the message any more."""
         with self._lock:
-            account = self._account(message)
-            account.attempts = attempts
-            if due is not None:
-                account.nacks += 1
-                account.due = due
+            self._judged(message)
+
+    def refuse(self, message: Message, due: float) -> None:
+        """The message was left, which spent nothing; until when it shall not be shown again here."""
+        with self._lock:
+            account = self._judged(message)
+            account.nacks += 1
+            account.due = due
+            account.first_failure = account.first_failure or self._clock.wall()
+
+    def spare(self, message: Message) -> None:
+        """This delivery spent nothing and taught nothing: what was unexplained before it is so after it."""
+        with self._lock:
+            account = self._open(message.identity)
+            if account.judged is None or message.unexplained >= account.judged:  # else a later one was judged since
+                surplus = _standing(account, message).surplus
+                account.explained, account.judged = message.unexplained - surplus, message.unexplained
 
     def charge(self, identity: str) -> None:
         """A run of this message ended with its process, says whoever found that out: it counts one attempt."""
         with self._lock:
             account = self._open(identity)
-            account.attempts += 1
-            account.through += 1
+            account.charged += 1
+            account.explained += 1
 
     def forget(self, message: Message) -> None:
         """The message has come to its end."""
@@ -96,40 +111,58 @@ class Ledger:
 
     def due(self, message: Message) -> float:
         """When a nacked message may be shown again here, on the monotonic clock; 0 for any other."""
-        account = self._accounts.get(message.identity) if self._accounts else None
+        account = self._find(message)
         return 0.0 if account is None else account.due
 
     def nacks(self, message: Message) -> int:
         """How often the message was left."""
-        account = self._accounts.get(message.identity)
+        account = self._find(message)
         return 0 if account is None else account.nacks
 
     def rejection(self, message: Message) -> Rejection | None:
-        """The rejection that did not succeed yet."""
-        account = self._accounts.get(message.identity)
-        return None if account is None else account.rejection
+        """The rejection that did not succeed yet. Asking for it keeps it: an outage may last longer than an account."""
+        account = self._find(message)
+        if account is None or account.rejection is None:
+            return None
+        with self._lock:
+            self._open(message.identity)
+        return account.rejection
 
     def first_failure(self, message: Message) -> float:
         """When the message first failed, in seconds since the epoch: as it says itself, or as remembered."""
         try:
             return float(message.header.headers.get(FIRST_FAILURE_HEADER, ""))
         except ValueError:
-            account = self._accounts.get(message.identity)
+            account = self._find(message)
             return account.first_failure if account is not None and account.first_failure else self._clock.wall()
 
-    def _account(self, message: Message) -> _Account:
+    def _find(self, message: Message) -> _Account | None:
+        account = self._accounts.get(message.identity) if self._accounts else None
+        if account is None or account.touched < self._clock.monotonic() - self._lifetime:
+            return None
+        return account
+
+    def _judged(self, message: Message) -> _Account:
         account = self._open(message.identity)
-        account.through = message.unexplained + 1
-        account.first_failure = account.first_failure or self._clock.wall()
+        account.explained = account.judged = message.unexplained
         return account
 
     def _open(self, identity: str) -> _Account:
         now = self._clock.monotonic()
+        while self._accounts and next(iter(self._accounts.values())).touched < now - self._lifetime:
+            self._accounts.popitem(last=False)
         account = self._accounts.setdefault(identity, _Account())
         account.touched = now
         self._accounts.move_to_end(identity)
-        while (
-            len(self._accounts) > self._capacity or next(iter(self._accounts.values())).touched < now - self._lifetime
-        ):
+        while len(self._accounts) > self._capacity:
             self._accounts.popitem(last=False)
         return account
+
+
+def _standing(account: _Account, message: Message) -> Standing:
+    """To be called under the ledger's lock."""
+    count = message.unexplained
+    if account.judged is not None and count < account.judged:  # a new copy, or one whose count we have started over
+        account.explained, account.judged = min(account.explained, count), None
+    explained = account.explained + (account.judged is not None and count > account.judged)
+    return Standing(max(message.attempts, account.attempts) + account.charged, max(0, count - explained))

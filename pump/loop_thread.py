@@ -14,6 +14,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop: Final = asyncio.new_event_loop()
+        self._lock: Final = threading.Lock()
+        self._closed = False
         self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -23,8 +25,12 @@ class LoopThread:
         return self._loop
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Begin the work on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Begin the work on the loop; a RuntimeError once that is closed."""
+        with self._lock:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise RuntimeError(f"{self._thread.name} is closed")
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do the work on the loop and wait for its result. An interrupted wait leaves the work running."""
@@ -32,21 +38,24 @@ class LoopThread:
 
     def close(self, timeout: float = 10.0) -> None:
         """Cancel what still runs, and end the thread; one that does not end in time is left to the process's end."""
-        if self._thread.is_alive():
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
         finally:
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self._loop.run_until_complete(_settled(asyncio.all_tasks(self._loop)))
+            while tasks := asyncio.all_tasks(self._loop):  # ending one may have begun another
+                for task in tasks:
+                    task.cancel()
+                self._loop.run_until_complete(_settled(tasks))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
 
 async def _settled(tasks: "set[asyncio.Task[Any]]") -> None:
-    await asyncio.gather(*(task for task in tasks if task is not asyncio.current_task()), return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -75,7 +75,7 @@ class Message:
         unexplained: int | None = None,
         lease_expires: float | None = None,
         partition: Hashable = None,
-        position: str = "",
+        position: str | int = "",
         raw_headers: Mapping[str, object] = NO_RAW_HEADERS,
         fault: str = "",
     ) -> None:
@@ -96,7 +96,8 @@ class Message:
         self.lease_expires: float | None = lease_expires
         """On the monotonic clock; None where the broker sets no time limit."""
         self.partition: Hashable = partition
-        self.position: str = position
+        self.position: str | int = position
+        """Where it stood in its partition, for people."""
         self.raw_headers: Mapping[str, object] = raw_headers
         self.fault: str = fault
         """Why the transport could not make sense of it; "" when it could."""

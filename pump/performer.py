@@ -234,11 +234,17 @@ class ProactorPerformer(Performer[AsyncChannel, Proactor]):
             while not self._ending.is_set():
                 try:
                     await self._begin().pump.run()
-                except asyncio.CancelledError:
-                    raise
                 except BaseException as error:
+                    if _is_cancelled():
+                        raise
                     await self._clock.wait_async(self._ending, self._died(error))
                 else:
                     return
         finally:
             self._end()
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was told to end; a CancelledError of something that it awaited is a death like any other."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -11,8 +11,8 @@ from types import CoroutineType, coroutine
 from typing import Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from pump.attribute import Attribute, Rest, Scope, Steps, Wait
-from pump.colour import Colour
 from pump.clock import Clock
+from pump.colour import Colour
 from pump.context import either, find_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, PumpError

@@ -29,14 +29,18 @@ class Plan:
         return bool(self.rules.may_block)
 
 
-def plan(rules: Subscription, registry: Registry, dispatcher: str) -> Plan:
+def plan(
+    rules: Subscription, registry: Registry, dispatcher: str, default_dead_letter: str = DEFAULT_DEAD_LETTER
+) -> Plan:
     """Fill in what a subscription leaves open. A ConfigurationError says what cannot be."""
     topic = rules.topic or wire_type(rules.request_type or type)
     channel = rules.channel or _default_channel(rules, topic, dispatcher)
     handlers = _handlers(rules, registry)
-    dead_letter = f"{channel}.dead" if rules.dead_letter == DEFAULT_DEAD_LETTER else rules.dead_letter
+    dead_letter = rules.dead_letter
+    if dead_letter == DEFAULT_DEAD_LETTER:
+        dead_letter = default_dead_letter.replace("<channel>", channel)
     declares = frozenset[type[MessageAction]]().union(*(handler.declares for handler in handlers))
-    explicit = any(handler.explicit for handler in handlers)
+    explicit = any(handler.wrapper is not None and handler.wrapper.may_leave for handler in handlers)
     may_block = rules.may_block
     if may_block is None:
         may_block = explicit or DontAckAction in declares or rules.on_unhandled == "dont_ack"
@@ -79,8 +83,10 @@ def _kind(channel: str, rules: Subscription, handlers: Sequence[Registration]) -
             "make them alike, or give each its own Subscription(handlers=[…])"
         )
     wanted: PumpKind = "proactor" if "awaiting" in colours else "reactor"
+    if not handlers:
+        return rules.pump or wanted
     if rules.pump not in {None, wanted}:
-        name = handlers[0].name if handlers else "its handler"
+        name = handlers[0].name
         form = "async def" if wanted == "proactor" else "def"
         raise ConfigurationError(
             f"channel {channel} has pump={rules.pump!r}, but {name} is `{form}`: that is a {wanted}"

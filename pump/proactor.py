@@ -8,7 +8,7 @@ from pump.clock import Clock
 from pump.duration import seconds
 from pump.message import Message
 from pump.subscription import Subscription
-from pump.verdict import Judge, Verdict
+from pump.verdict import Judge
 
 
 class Proactor:
@@ -38,7 +38,7 @@ class Proactor:
         try:
             while judge.running:
                 try:
-                    message = await self._channel.receive(self._receive_timeout)
+                    message = self._channel.take() or await self._channel.receive(self._receive_timeout)
                 except Exception as error:
                     await self._clock.wait_async(judge.stopping, judge.disconnected(error))
                     continue
@@ -52,7 +52,14 @@ class Proactor:
 
     async def _turn(self, message: Message) -> None:
         judge = self._judge
-        verdict = judge.arrived(message) or await self._handle(message)
+        verdict = judge.arrived(message)
+        if verdict is None:
+            try:
+                await self._dispatch(message)
+            except BaseException as error:
+                verdict = judge.failed(message, error)
+            else:
+                verdict = judge.handled(message)
         try:
             await verdict.settle(self._channel, message)
         except Exception as error:
@@ -61,10 +68,3 @@ class Proactor:
             judge.settled(message, verdict)
         if verdict.pause:
             await self._clock.wait_async(judge.stopping, verdict.pause)
-
-    async def _handle(self, message: Message) -> Verdict:
-        try:
-            await self._dispatch(message)
-        except BaseException as error:
-            return self._judge.failed(message, error)
-        return self._judge.handled(message)

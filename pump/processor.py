@@ -19,6 +19,9 @@ from pump.request import Document, Event
 from pump.subscription import Publication
 from pump.surroundings import Surroundings
 
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+
 
 class CommandProcessor:
     """`send` and `publish` run handlers here and now and need no connection; `post` gives the request to the broker."""
@@ -167,6 +170,7 @@ class CommandProcessor:
         correlation_id: str | None = None,
         reply_to: str | None = None,
     ) -> Message:
+        headers = _traced(headers)
         outgoing = self._publications.get(type(request))
         if outgoing is None:
             known = ", ".join(each.__name__ for each in self._publications) or "none"
@@ -248,6 +252,15 @@ def _correlation() -> str | None:
     if context is None or not context.has_message:
         return None
     return context.message.header.correlation_id or context.message.id
+
+
+def _traced(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """The headers, with the trace that the message in hand belongs to, unless they say another one."""
+    context = find_context()
+    if context is None or not context.has_message or TRACE_PARENT in (headers or {}):
+        return headers
+    carried = {name: context.headers[name] for name in (TRACE_PARENT, TRACE_STATE) if name in context.headers}
+    return {**carried, **(headers or {})} if TRACE_PARENT in carried else headers
 
 
 def _delay(delay: Duration | None) -> float:

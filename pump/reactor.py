@@ -8,7 +8,7 @@ from pump.clock import Clock
 from pump.duration import seconds
 from pump.message import Message
 from pump.subscription import Subscription
-from pump.verdict import Judge, Verdict
+from pump.verdict import Judge
 
 
 class Reactor:
@@ -38,7 +38,7 @@ class Reactor:
         try:
             while judge.running:
                 try:
-                    message = self._channel.receive(self._receive_timeout)
+                    message = self._channel.take() or self._channel.receive(self._receive_timeout)
                 except Exception as error:
                     self._clock.wait(judge.stopping, judge.disconnected(error))
                     continue
@@ -52,7 +52,14 @@ class Reactor:
 
     def _turn(self, message: Message) -> None:
         judge = self._judge
-        verdict = judge.arrived(message) or self._handle(message)
+        verdict = judge.arrived(message)
+        if verdict is None:
+            try:
+                self._dispatch(message)
+            except BaseException as error:
+                verdict = judge.failed(message, error)
+            else:
+                verdict = judge.handled(message)
         try:
             verdict.settle(self._channel, message)
         except Exception as error:
@@ -61,10 +68,3 @@ class Reactor:
             judge.settled(message, verdict)
         if verdict.pause:
             self._clock.wait(judge.stopping, verdict.pause)
-
-    def _handle(self, message: Message) -> Verdict:
-        try:
-            self._dispatch(message)
-        except BaseException as error:
-            return self._judge.failed(message, error)
-        return self._judge.handled(message)

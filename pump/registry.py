@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -47,9 +47,8 @@ def register(handler: object) -> Registration:
     wrapper, request = _unwrapped(name, annotation)
     colour = colour_of(handle)
     if wrapper is not None and wrapper.colour != colour:
-        twin = "AsyncDelivery" if colour == "awaiting" else "Delivery"
         kind = "async def" if colour == "awaiting" else "def"
-        raise ConfigurationError(f"{name} is `{kind}` and takes {wrapper.__name__}: it has to take {twin}[…]")
+        raise ConfigurationError(f"{name} is `{kind}` and takes {wrapper.__name__}: it has to take {wrapper.twin}[…]")
     return Registration(name, request, wrapper, colour, handle, cls, attributes_of(handle), declared_decisions(handle))
 
 
@@ -98,7 +97,7 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
     if parameter.annotation is parameter.empty:
         return _from_base(name, parameter.name, owner)
     try:
-        return typing.get_type_hints(function, include_extras=True)[parameter.name]
+        annotation = typing.get_type_hints(function, include_extras=True)[parameter.name]
     except Exception as error:
         found = _from_base(name, parameter.name, owner, absent=None)
         if found is not None:
@@ -106,6 +105,8 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
         raise ConfigurationError(
             f"{name}: the type {parameter.annotation!r} of its parameter {parameter.name} cannot be resolved ({error})"
         ) from error
+    variable = isinstance(annotation, typing.TypeVar)
+    return _from_base(name, parameter.name, owner, absent=annotation) if variable else annotation
 
 
 _RAISE: Final = object()
@@ -113,15 +114,34 @@ _RAISE: Final = object()
 
 def _from_base(name: str, parameter: str, owner: type, absent: object = _RAISE) -> Any:  # noqa: ANN401 - a type may be any type form
     """The T of RequestHandler[T], where the method's own annotation does not say it."""
-    for cls in owner.__mro__:
-        for base in getattr(cls, "__orig_bases__", ()):
-            if typing.get_origin(base) is RequestHandler and not isinstance(typing.get_args(base)[0], typing.TypeVar):
-                argument = typing.get_args(base)[0]
-                if not isinstance(argument, typing.ForwardRef | str):
-                    return argument
+    argument = _argument(owner, {})
+    if argument is not None:
+        return argument
     if absent is not _RAISE:
         return absent
     raise ConfigurationError(f"{name}: say by a type hint what its parameter {parameter} is")
+
+
+def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
+    """What a class makes of the T of RequestHandler[T], itself or by its bases; None if it leaves it open."""
+    for base in vars(owner).get("__orig_bases__", owner.__bases__):
+        origin = typing.get_origin(base) or base
+        arguments = [_filled(each, known) for each in typing.get_args(base)]
+        if origin is RequestHandler:
+            open_ = not arguments or isinstance(arguments[0], typing.TypeVar | typing.ForwardRef | str)
+            return None if open_ else arguments[0]
+        parameters = getattr(origin, "__parameters__", ())
+        found = _argument(origin, dict(zip(parameters, arguments, strict=False))) if isinstance(origin, type) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _filled(form: Any, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
+    if isinstance(form, typing.TypeVar):
+        return known.get(form, form)
+    variables = () if isinstance(form, type) else getattr(form, "__parameters__", ())
+    return form[tuple(known.get(each, each) for each in variables)] if variables else form
 
 
 def _unwrapped(
@@ -133,10 +153,14 @@ def _unwrapped(
         arguments = typing.get_args(annotation)
         if not arguments:
             raise ConfigurationError(f"{name}: say what is delivered, {origin.__name__}[YourRequest]")
-        return origin, arguments[0]
+        return origin, _request(name, arguments[0])
+    return None, _request(name, annotation)
+
+
+def _request(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type may be any type form
     if isinstance(annotation, typing.TypeVar) or annotation in {Any, object, None, type(None), inspect.Parameter.empty}:
         raise ConfigurationError(f"{name}: {annotation!r} is no type of request")
-    return None, annotation
+    return annotation
 
 
 class Registry:

@@ -27,9 +27,24 @@ class Report:
         """A message becomes a dead letter."""
         self._say(logging.WARNING, message, f"Rejecting message: {reason}", error)
 
+    def carried_out(self, message: Message, verdict: object) -> None:
+        """A message comes again, or is a dead letter: that is with the broker now."""
+        self.telemetry.tell("not_acknowledged", channel=self._channel, message=message, verdict=verdict)
+
     def unhandled(self, message: Message, error: BaseException) -> None:
         """A handler raised something that is not a decision."""
         self._say(logging.ERROR, message, "Handler failed", error)
+
+    def interrupted(self, message: Message) -> None:
+        """A handler was ended because its message is not ours any more."""
+        self._say(logging.WARNING, message, "Handler ended: the message is not ours any more, and comes again", None)
+
+    def held(self, message: Message, broker_limit: int) -> None:
+        """A message is kept here although the broker would take it back, since the broker would soon give it up."""
+        text = (
+            f"Holding message: the broker gives it up after {broker_limit} deliveries, and this is {message.deliveries}"
+        )
+        self._say(logging.WARNING, message, text, None)
 
     def after_settlement(self, message: Message, error: BaseException) -> None:
         """A handler raised after it had settled its message; that changes nothing."""

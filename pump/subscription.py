@@ -10,6 +10,7 @@ from pump.message import Message
 
 PumpKind: TypeAlias = Literal["reactor", "proactor"]
 Missing: TypeAlias = Literal["create", "validate", "assume"]
+OnUndecodable: TypeAlias = Literal["dlq", "nak", "term"]
 OnUnhandled: TypeAlias = Literal["retry", "dont_ack", "reject", "acknowledge", "nak"]
 
 DEFAULT_DEAD_LETTER: Final = "<channel>.dead"
@@ -90,6 +91,16 @@ class Subscription(_Options):
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def on_undecodable(self) -> OnUndecodable:
+        """What becomes of a message that cannot be mapped: a dead letter, another delivery first, or nothing."""
+        return "dlq"
+
+    @property
+    def refusal(self) -> Callable[[Message], str] | None:
+        """Tells why a message may not be handled here, or "" where it may; None where every message may."""
+        return None
 
     @property
     def request_type(self) -> type | None:

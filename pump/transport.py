@@ -11,6 +11,7 @@ from pump.dead_letter import Rejection
 from pump.errors import ConfigurationError
 from pump.message import Message
 from pump.subscription import Publication, Subscription
+from pump.telemetry import Telemetry
 
 _generations = count(1)
 
@@ -85,6 +86,14 @@ class AsyncConsumer(Protocol):
     async def close(self) -> None: ...  # noqa: D102 - as Consumer's
 
 
+@runtime_checkable
+class AcknowledgesSoon(Protocol):
+    """An awaiting consumer whose acknowledgements need no wait for the loop, which a blocking caller is spared then."""
+
+    def acknowledge_soon(self, message: Message) -> None:
+        """As `acknowledge`, from any thread and at once: it leaves when the loop comes to it."""
+
+
 class Producer(Protocol):
     """Sends messages to the topics in their headers, from any thread; returns when the broker has confirmed."""
 
@@ -138,6 +147,14 @@ class AwaitingTransport(Protocol):
 
     async def async_producer(self) -> AsyncProducer:
         """Open a producer, on a connection of its own."""
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """A transport that has more to tell than the channels above it see."""
+
+    def observe(self, telemetry: Telemetry) -> None:
+        """Tell these listeners too of what happens from now on."""
 
 
 GROUP: Final = "pump.transports"

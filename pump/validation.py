@@ -37,6 +37,7 @@ def problems(
     found = [Problem("error", text) for text in _duplicates(plans, publications)]
     for plan in plans:
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
+        found += (Problem("error", text) for text in _wrapper_errors(plan, capabilities))
         found += (Problem("error", text) for text in _order_errors(plan, capabilities))
         found += (Problem("error", text) for text in _dead_letter_errors(plan, capabilities))
         found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
@@ -53,10 +54,10 @@ def _duplicates(plans: Sequence[Plan], publications: Sequence[Publication]) -> I
         if len(types) > 1:
             shown = " and ".join(sorted(f"{each.__module__}.{each.__qualname__}" for each in types))
             yield f"{shown} both travel as {name!r}: give one of them another wire_type"
-    channels = Counter((plan.rules.channel, plan.rules.topic) for plan in plans)
-    for (channel, topic), count in channels.items():
+    channels = Counter(plan.rules.channel for plan in plans)
+    for channel, count in channels.items():
         if count > 1:
-            yield f"{count} subscriptions share the channel {channel} of topic {topic}: a message reaches only one"
+            yield f"{count} subscriptions share the channel {channel}: each message reaches only one of them"
     posted = Counter(publication.request for publication in publications)
     for request, count in posted.items():
         if count > 1:
@@ -101,6 +102,20 @@ def _required(cls: type) -> list[str]:
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+
+
+def _wrapper_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    for handler in plan.handlers:
+        wrapper = handler.wrapper
+        if wrapper is not None and wrapper.system not in {"", capabilities.system}:
+            yield (
+                f"{handler.name} takes {wrapper.__name__}, which is for {wrapper.system}, and channel "
+                f"{plan.rules.channel} is on {capabilities.system}: take {_plain(wrapper)} instead"
+            )
+
+
+def _plain(wrapper: type) -> str:
+    return next(base.__name__ for base in wrapper.__mro__ if base.__module__ == "pump.delivery")
 
 
 def _order_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:

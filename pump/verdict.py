@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from pump.clock import Clock, Signal
 from pump.dead_letter import Rejection, RejectionKind
@@ -18,8 +18,11 @@ from pump.errors import (
     DeferMessageAction,
     DontAckAction,
     InvalidMessageAction,
+    LeaseLost,
     MessageAction,
+    Refused,
     RejectMessageAction,
+    Undecodable,
 )
 from pump.ledger import FRESH, Ledger, Standing
 from pump.message import Message
@@ -45,6 +48,7 @@ class Settles(Protocol[Done]):
 class Acknowledge:
     """The message is done."""
 
+    ends: ClassVar[bool] = True
     pause: float = 0.0
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
@@ -56,6 +60,7 @@ class Acknowledge:
 class Nack:
     """The message stays with the broker, unspent; the pump pauses before it goes on."""
 
+    ends: ClassVar[bool] = False
     pause: float
     error: BaseException | None = None
 
@@ -68,6 +73,7 @@ class Nack:
 class Requeue:
     """The message comes again after the delay, with so many attempts behind it."""
 
+    ends: ClassVar[bool] = False
     delay: float
     attempts: int
     error: BaseException | None = None
@@ -82,6 +88,7 @@ class Requeue:
 class Reject:
     """The message becomes a dead letter, or goes to the invalid-message channel."""
 
+    ends: ClassVar[bool] = True
     rejection: Rejection
     pause: float = 0.0
 
@@ -99,6 +106,7 @@ class Reject:
 class HandBack:
     """The message goes back as if it had not been received."""
 
+    ends: ClassVar[bool] = False
     pause: float = 0.0
     error: BaseException | None = None
 
@@ -111,6 +119,7 @@ class HandBack:
 class Leave:
     """Nothing is said to the broker: the handler settles the message itself, or nobody does."""
 
+    ends: ClassVar[bool] = False
     pause: float = 0.0
     error: BaseException | None = None
 
@@ -159,6 +168,12 @@ def may_release(message: Message, broker_limit: int | None, max_attempts: int | 
     return broker_limit is None or broker_limit - message.deliveries >= (max_attempts or 1) + 1
 
 
+def may_requeue(message: Message, broker_limit: int | None, max_attempts: int | None, attempts: int) -> bool:
+    """Whether a requeue of the same message may go to such a broker: the rest of our budget must still fit."""
+    needed = 1 if max_attempts is None else max(1, max_attempts - attempts)
+    return broker_limit is None or broker_limit - message.deliveries >= needed
+
+
 def _never() -> bool:
     return False
 
@@ -190,10 +205,13 @@ class Judge:
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts
+        self._refusal: Final = rules.refusal
+        self._retry_delay: Final = 0.0 if rules.on_unhandled == "nak" else None
         self._dont_ack_delay: Final = seconds(rules.dont_ack_delay)
         self._window: Final = seconds(rules.unacceptable_window)
         self._window_began = clock.monotonic()
         self._failures = 0
+        self._unsettled = 0
 
     @property
     def running(self) -> bool:
@@ -220,17 +238,25 @@ class Judge:
 
     def arrived(self, message: Message) -> Verdict | None:
         """The verdict on a message before it is handled; None if it is fit to be handled."""
-        if message.fault:
-            self._count()
-            return self._given_up(message, None, UNREADABLE, kind="unacceptable", description=message.fault, runs=0)
-        if message.attempts or message.unexplained or self._ledger:
-            return self._spent(message, self._ledger.standing(message))
-        return None
+        if message.fault or message.attempts or message.unexplained or self._ledger:
+            verdict = self._unfit(message)
+            if verdict is not None:
+                return verdict
+        reason = "" if self._refusal is None else self._refusal(message)
+        if not reason:
+            return None
+        self._count()
+        return self._again(message, Refused(reason), self._retry_delay, reason)
 
-    def _spent(self, message: Message, standing: Standing) -> Verdict | None:
+    def _unfit(self, message: Message) -> Verdict | None:
         pending = self._ledger.rejection(message)
         if pending is not None:
             return Reject(pending)
+        if message.fault:
+            return self._undecodable(message, None, UNREADABLE, message.fault, 0)
+        return self._spent(message, self._ledger.standing(message))
+
+    def _spent(self, message: Message, standing: Standing) -> Verdict | None:
         limit = self._max_attempts
         if limit is None or standing is FRESH:
             return None
@@ -246,19 +272,31 @@ class Judge:
     # -- after handling
 
     def handled(self, message: Message) -> Verdict:
-        """The verdict on a message whose handler returned."""
+        """The verdict on a message whose handler returned. What was lost meanwhile comes again, unspent."""
+        if message.lost and not message.settled:
+            self._ledger.forgive(message)
         if message.lost or message.explicit or not self._rules.auto_ack:
             return LEAVE
         return ACKNOWLEDGE
 
     def failed(self, message: Message, error: BaseException) -> Verdict:
-        """The verdict on a message whose mapping or handling raised."""
+        """The verdict on a message whose mapping or handling raised. Asked to stop, it stops."""
+        asked = self._asks_to_stop(error)
+        if asked:
+            self.stop()
         if message.explicit and not message.claim():
             self._report.after_settlement(message, error)
+            return LEAVE
+        if message.lost and _is_cancellation(error):  # it was ended because the message is lost
+            self._ledger.spare(message)
+            self._report.interrupted(message)
             return LEAVE
         if message.lost or not (self._rules.auto_ack or message.explicit):
             self._report.unhandled(message, error)
             return LEAVE
+        if asked:
+            self._ledger.spare(message)
+            return HAND_BACK
         return self._judge(message, error)
 
     def decided(self, message: Message, action: MessageAction) -> Verdict:
@@ -271,12 +309,6 @@ class Judge:
 
     def _judge(self, message: Message, error: BaseException) -> Verdict:
         leaves = tuple(_leaves(error))
-        if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves) or (
-            isinstance(error, asyncio.CancelledError) and self._cancelled()
-        ):
-            self.stop()
-            self._ledger.forgive(message, self._attempts_before(message))
-            return HAND_BACK
         decision = _strongest(leaves)
         for leaf in leaves:
             if not isinstance(leaf, _PRECEDENCE):
@@ -294,15 +326,28 @@ class Judge:
                 return self._unhandled(message, error)
 
     def _decided_against(self, message: Message, decision: RejectMessageAction | InvalidMessageAction) -> Verdict:
+        if isinstance(decision, Undecodable):
+            return self._undecodable(message, decision, decision.reason, "", 1)
         if isinstance(decision, InvalidMessageAction):
             return self._reject(message, decision, "unacceptable", decision.reason or "invalid")
         return self._reject(message, decision, "delivery error", decision.reason or "rejected")
 
+    def _undecodable(self, message: Message, error: Undecodable | None, reason: str, text: str, runs: int) -> Verdict:
+        self._count()
+        if self._rules.on_undecodable == "nak":
+            return self._again(message, error or Refused(text), 0.0, reason)
+        return self._given_up(message, error, reason, kind="unacceptable", description=text, runs=runs)
+
     def _misconfigured(self, message: Message, fault: SetupFault) -> Verdict:
         self._report.unhandled(message, fault.__cause__ or fault)
         self.stop(Stopped.CONFIGURATION_ERROR)
-        self._ledger.forgive(message, self._attempts_before(message))
+        self._ledger.spare(message)
         return Nack(0.0, fault)
+
+    def _asks_to_stop(self, error: BaseException) -> bool:
+        if isinstance(error, asyncio.CancelledError):
+            return self._cancelled()
+        return any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error))
 
     def _unhandled(self, message: Message, error: BaseException) -> Verdict:
         match self._rules.on_unhandled:
@@ -313,12 +358,9 @@ class Judge:
             case "acknowledge":
                 self._count()
                 return ACKNOWLEDGE
-            case "nak":
+            case _:  # "retry", or "nak"
                 self._count()
-                return self._again(message, error, 0.0)
-            case "retry":
-                self._count()
-                return self._again(message, error, None)
+                return self._again(message, error, self._retry_delay)
 
     def _leave(self, message: Message, error: BaseException) -> Verdict:
         self._count()
@@ -329,7 +371,7 @@ class Judge:
         if self._rules.dont_ack_limit is not None and nacks >= self._rules.dont_ack_limit:
             return self._given_up(message, error, LEFT_TOO_OFTEN)
         pause = self._dont_ack_pause(nacks)
-        self._ledger.forgive(message, self._attempts_before(message), due=self._clock.monotonic() + pause)
+        self._ledger.refuse(message, self._clock.monotonic() + pause)
         self._report.left(message, error.__cause__ if isinstance(error, MessageAction) else error, pause)
         return Nack(pause, error)
 
@@ -339,12 +381,14 @@ class Judge:
             return self._dont_ack_delay
         return _doubled(self._dont_ack_delay, nacks, seconds(longest))
 
-    def _again(self, message: Message, error: BaseException | None, delay: float | None) -> Verdict:
+    def _again(
+        self, message: Message, error: BaseException | None, delay: float | None, spent: str = EXHAUSTED
+    ) -> Verdict:
         attempts = self._attempts_before(message) + 1
         if self._max_attempts is not None and attempts >= self._max_attempts:
             if error is None or isinstance(error, DeferMessageAction):
                 self._count()
-            return self._given_up(message, error, EXHAUSTED)
+            return self._given_up(message, error, spent)
         if delay is None:
             first, longest = self._rules.requeue_backoff
             delay = _doubled(seconds(first), attempts - 1, seconds(longest))
@@ -397,18 +441,23 @@ class Judge:
 
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
-        if isinstance(verdict, Acknowledge | Reject):
+        if verdict.ends:
+            self._unsettled = 0
             self._ledger.forget(message)
+        if isinstance(verdict, Requeue | Reject):
+            self._report.carried_out(message, verdict)
 
     def unsettled(self, message: Message, verdict: Verdict, error: BaseException) -> None:
-        """The verdict could not be carried out: the message comes again, and a run that succeeded is forgiven."""
+        """The verdict could not be carried out: the message comes again, and a run that succeeded clears it."""
         if isinstance(verdict, Acknowledge):
-            self._ledger.forgive(message, self._attempts_before(message))
+            self._ledger.forgive(message)
+        if not isinstance(error, LeaseLost):
+            self._unsettled += 1
         self._report.unsettled(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
 
     def handed_back(self, message: Message) -> None:
-        """A message nobody began to handle went back: that spent nothing."""
-        self._ledger.forgive(message, self._attempts_before(message))
+        """A message nobody began to handle went back, or was lost: that spent nothing."""
+        self._ledger.spare(message)
 
     # -- the channel
 
@@ -417,9 +466,10 @@ class Judge:
         self._failures = 0
 
     def disconnected(self, error: BaseException) -> float:
-        """How long to wait before the channel is tried again, in seconds: growing, and jittered."""
+        """How long to wait before the channel is tried again: growing, and jittered; also where only settling fails."""
         first, longest = (seconds(each) for each in self._rules.failure_backoff)
-        delay = min(longest, first * _BACKOFF_GROWTH ** min(self._failures, 64)) * (1.0 - self._chance() / 4)
+        failures = max(self._failures, self._unsettled - 1)
+        delay = min(longest, first * _BACKOFF_GROWTH ** min(failures, 64)) * (1.0 - self._chance() / 4)
         self._failures += 1
         self._report.disconnected(error, delay)
         return delay
@@ -431,6 +481,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(each)
     else:
         yield error
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    return any(isinstance(leaf, asyncio.CancelledError) for leaf in _leaves(error))
 
 
 def _strongest(leaves: tuple[BaseException, ...]) -> BaseException | None:

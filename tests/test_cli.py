@@ -206,7 +206,7 @@ WRONG = {
     "wrong:coroutine": "wrong:coroutine is `async def`",
     "wrong:raises": "wrong:raises cannot be made: ValueError: two lines (wrong.py, line 4)",
     "wrong:leaves": "wrong:leaves cannot be made: SystemExit: 3 (wrong.py, line 5)",
-    "wrong:transport": "no transport is installed for foo://; there are memory:// (wrong.py, line 6)",
+    "wrong:transport": "no transport is installed for foo://; there are ",
     "imports:dispatcher": "cannot be imported: ModuleNotFoundError: No module named 'not_there' (imports.py, line 2)",
     "deeper:dispatcher": "deeper cannot be imported: ModuleNotFoundError: No module named 'not_there' (imports.py",
     "typo:dispatcher": "typo cannot be imported: SyntaxError: '(' was never closed (typo.py, line 2)",

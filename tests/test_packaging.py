@@ -30,9 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZipFile]:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     for folder in PACKAGES.values():
-        shutil.copytree(
-            folder, tree / folder.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(folder, tree / folder.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"]
     built = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -91,9 +89,7 @@ def test_the_licence_is_in_the_wheel(wheel: ZipFile, metadata: Message) -> None:
 
 @pytest.mark.parametrize("package", ["pump.transports", "pump.handlers"])
 def test_transports_and_handlers_are_flat(package: str) -> None:
-    folders = [
-        path.name for path in PACKAGES[package].iterdir() if path.is_dir() and path.name != "__pycache__"
-    ]
+    folders = [path.name for path in PACKAGES[package].iterdir() if path.is_dir() and path.name != "__pycache__"]
 
     assert folders == [], "a sub-package here would be left out of the wheel"
 
@@ -107,9 +103,7 @@ def test_a_link_shows_the_folder_where_it_is_installed(name: str) -> None:
 
 
 def test_no_file_makes_the_tests_a_package() -> None:
-    assert [
-        name for name in ("tests/__init__.py", "conftest.py", "tests/pump") if (ROOT / name).exists()
-    ] == []
+    assert [name for name in ("tests/__init__.py", "conftest.py", "tests/pump") if (ROOT / name).exists()] == []
 
 
 def test_a_safe_path_runs_the_tests_on_what_is_installed() -> None:
@@ -122,9 +116,7 @@ def test_a_safe_path_runs_the_tests_on_what_is_installed() -> None:
 def test_importing_pump_imports_no_vendor() -> None:
     program = "import sys; before = set(sys.modules); import pump; print(*set(sys.modules) - before)"
 
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
 
     imported = run.stdout.split()
     assert "pump" in imported

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pump.attribute import Scope, attributes_of
-from pump.colour import Colour
 from pump.clock import ManualClock, SystemClock
+from pump.colour import Colour
 from pump.context import Context, current_context, find_context, in_context
 from pump.errors import ConfigurationError, HandlerTimeout, PumpError
 from pump.handlers import Retry, Timeout
