@@ -242,13 +242,16 @@ def test_a_stalled_connection_can_be_cut(network: Network) -> None:
 
 
 def test_without_a_broker_a_client_is_accepted_and_sent_away(proxy_to: ProxyTo) -> None:
-    nobody = Port()
-    proxy = proxy_to(nobody.number)
+    with ExitStack() as held:
+        nobody = Port()
+        held.callback(nobody.release)
+        proxy = proxy_to(nobody.number)
 
-    with socket.create_connection(("127.0.0.1", proxy.port), LONG) as client, pytest.raises(ConnectionResetError):
-        client.recv(1)
-
-    nobody.release()
+        with (
+            pytest.raises(ConnectionResetError),  # on connecting already, if the proxy is that quick
+            socket.create_connection(("127.0.0.1", proxy.port), LONG) as client,
+        ):
+            client.recv(1)
 
 
 def test_it_obeys_within_an_event_loop(network: Network) -> None:

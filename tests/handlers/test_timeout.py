@@ -3,19 +3,21 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pump.attribute import Scope, attributes_of
 from pump.clock import ManualClock, SystemClock
-from pump.colour import Colour
 from pump.context import Context, current_context, find_context, in_context
 from pump.errors import ConfigurationError, HandlerTimeout, PumpError
 from pump.handlers import Retry, Timeout
 from pump.message import Header, Message
 from pump.pipeline import build
 from support.pipelines import Failing, Harness, NoProcessor
+
+if TYPE_CHECKING:
+    from pump.colour import Colour
 
 
 @pytest.fixture
