@@ -21,6 +21,7 @@ from pump.transport import (
     AwaitingTransport,
     BlockingTransport,
     Consumer,
+    NotingConsumer,
     Producer,
     Transport,
 )
@@ -111,6 +112,7 @@ class _AwaitingConsumer:
 
     def __init__(self, consumer: Consumer, settling: _Thread) -> None:
         self._consumer: Final = consumer
+        self._note: Final = consumer.note if isinstance(consumer, NotingConsumer) else _cannot_note
         self._settling: Final = settling
         self._receiving: Final = _Thread("pump-receive")
         self._under_way: Future[Sequence[Message]] | None = None
@@ -131,7 +133,8 @@ class _AwaitingConsumer:
         return received.result()
 
     async def acknowledge(self, message: Message) -> None:
-        await self._settling.run(self._consumer.acknowledge, message)
+        if not self._note(message):
+            await self._settling.run(self._consumer.acknowledge, message)
 
     async def nack(self, message: Message) -> None:
         await self._settling.run(self._consumer.nack, message)
@@ -172,6 +175,10 @@ class _AwaitingConsumer:
         await _ended(under_way)
         if under_way.exception() is None and under_way.result():
             await self.hand_back(under_way.result())
+
+
+def _cannot_note(_: Message) -> bool:
+    return False
 
 
 class _AwaitingProducer:

@@ -12,7 +12,7 @@ from pump.capabilities import Capabilities
 from pump.clock import Clock, Signal
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, TransportError
-from pump.intake import Intake
+from pump.intake import Intake, lapsed
 from pump.ledger import Ledger
 from pump.message import Message
 from pump.report import Report
@@ -332,7 +332,8 @@ class Channel:
     def _give_back(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         for message in messages:
             self._judge.handed_back(message)
-        ours = [message for message in messages if message.generation == consumer.generation and not message.lost]
+        now, generation = self._clock.monotonic(), consumer.generation
+        ours = [each for each in messages if each.generation == generation and not lapsed(each, now)]
         if not ours:
             return
         try:

@@ -32,10 +32,12 @@ class ConcurrentProactor(Proactor):
         super().__init__(channel, dispatch, judge, rules, clock, empty_delay=empty_delay)
         self._in_flight: Final = rules.in_flight
         self._tasks: Final[dict[asyncio.Task[None], Message]] = {}
+        self._begins = False
 
     async def run(self) -> None:
         """Pump until the judge stops it, then wait for what is in hand."""
         judge = self._judge
+        self._begins = True
         try:
             while judge.running:
                 self._begin()
@@ -50,7 +52,16 @@ class ConcurrentProactor(Proactor):
                 await asyncio.wait(self._tasks)
             await self._channel.finish(self._grace)
         finally:
-            self.cancel()
+            await self._end()
+
+    async def _end(self) -> None:
+        """Let go, the channel last: what is still in hand, where the pump dies, is handed back by its own turn."""
+        self._begins = False
+        self.cancel()
+        try:
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
             await self._channel.close()
 
     def cancel(self) -> None:
@@ -59,7 +70,7 @@ class ConcurrentProactor(Proactor):
             task.cancel()
 
     def _begin(self) -> None:
-        while len(self._tasks) < self._in_flight and self._judge.running:
+        while self._begins and len(self._tasks) < self._in_flight and self._judge.running:
             message = self._channel.take()
             if message is None:
                 return

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Literal
 
 from pump.message import Message
@@ -58,6 +59,7 @@ class Intake:
         self._again: set[str] = set()
         self._pinned: dict[str, _Pin] = {}
         self._alone = False
+        self._looked = -inf
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._held) + len(self._in_hand)
@@ -134,22 +136,20 @@ class Intake:
         return None
 
     def _choose(self, now: float) -> Message | None:
-        self._drop(lambda message: _lapsed(message, now))
-        message = self._next(now)
+        self._looked = now
+        if self._alone or len(self._in_hand) >= self._slots:
+            return None
+        self._drop(lambda message: lapsed(message, now))
+        message = next(self._startable(now), None)
         if message is None:
             return None
-        self._alone = self._is_suspect(message)
+        if self._is_suspect(message):
+            if len(self) > 1:
+                return None  # the others go first: back to the broker, or to their end
+            self._alone = True
         if self._remove(message):
             self._again.add(message.identity)
         self._in_hand[message.identity] = message
-        return message
-
-    def _next(self, now: float) -> Message | None:
-        if self._alone or len(self._in_hand) >= self._slots:
-            return None
-        message = next(self._startable(now), None)
-        if message is not None and len(self) > 1 and self._is_suspect(message):
-            return None  # the others go first: back to the broker, or to their end
         return message
 
     def _startable(self, now: float) -> Iterator[Message]:
@@ -194,15 +194,14 @@ class Intake:
         return others
 
     def next_due(self, now: float) -> float | None:
-        """When time alone lets the next held message begin: now, if one may; None if none waits for its time.
+        """When the first held message comes due that was not due at the last look: this one is the next such look.
 
-        One that is due, and waits for others, is none: whoever asked again and again would do so for as long.
+        One that has been due already, and could not begin, waits for others and not for its time: to ask for it again
+        and again would be a loop without a wait.
         """
-        if not self._held:
-            return None
-        if self._next(now) is not None:
-            return now
-        return min((held.due for held in self._held if held.due > now), default=None)
+        dues = [held.due for held in self._held if held.due > self._looked]
+        self._looked = now
+        return min(dues, default=None)
 
     # -- ending
 
@@ -262,7 +261,7 @@ class Intake:
 
     def expire(self, now: float) -> Sequence[Message]:
         """Drop what is not ours any more; returns what of it is in hand, marked as lost."""
-        return self._drop(lambda message: _lapsed(message, now))
+        return self._drop(lambda message: lapsed(message, now))
 
     def drop_others(self, generation: int) -> Sequence[Message]:
         """Drop what was received in another life of the consumer; returns what of it is in hand, marked as lost."""
@@ -322,7 +321,8 @@ class Intake:
         return CHANNEL if self._ordered or self._blocks == "channel" else None
 
 
-def _lapsed(message: Message, now: float) -> bool:
+def lapsed(message: Message, now: float) -> bool:
+    """Whether it is known that the message is not ours any more."""
     return message.lost or (message.lease_expires is not None and message.lease_expires <= now)
 
 

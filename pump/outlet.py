@@ -1,6 +1,7 @@
 """Where requests leave the process: one producer for blocking callers, one for each loop of awaiting ones."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -63,10 +64,13 @@ class Outlet:
             producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
-        for loop, each in list(self._async_producers.items()):
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(each.close(), loop)
+        running = [(loop, each) for loop, each in self._async_producers.items() if loop.is_running()]
         self._async_producers.clear()
+        closing = [asyncio.run_coroutine_threadsafe(each.close(), loop) for loop, each in running]
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 - as must_not_block asks; a loop must not wait for another
+            for future in closing:
+                with contextlib.suppress(Exception):  # what could not be closed goes with its loop, which ends now
+                    future.result()
 
     async def close_async(self) -> None:
         """The same, where one of them belongs to the running loop."""

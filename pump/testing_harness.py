@@ -309,14 +309,14 @@ class PumpHarness:
     # -- what has become of the messages
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def calls(self) -> list[Call]:
         """Every call of a channel: equal to its name, such as "acknowledge", and with `request`, `delay`, `error`."""
-        return tuple(self._book.calls)
+        return list(self._book.calls)
 
     @property
-    def verdicts(self) -> Sequence[tuple[object, Verdict]]:
+    def verdicts(self) -> list[tuple[object, Verdict]]:
         """Every request, and the verdict on it; as often as there was one."""
-        return tuple(self._book.verdicts)
+        return list(self._book.verdicts)
 
     @property
     def acknowledged(self) -> list[object]:

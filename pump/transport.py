@@ -66,6 +66,17 @@ class Consumer(Protocol):
         """Let go of everything. Deliveries that are not settled go back to the broker as it sees fit."""
 
 
+@runtime_checkable
+class NotingConsumer(Protocol):
+    """A blocking consumer that can take acknowledgements without waiting, to be sent with others.
+
+    Where it has this as well, an awaiting caller need not change threads for every message.
+    """
+
+    def note(self, message: Message) -> bool:
+        """The message is done, and the broker is told soon; False, and nothing noted, if `acknowledge` has to wait."""
+
+
 class AsyncConsumer(Protocol):
     """The same, awaiting; used on the loop that opened it. `interrupt` may be called from anywhere."""
 

@@ -32,7 +32,7 @@ def test_a_return_is_exactly_one_acknowledgement_after_the_handler_has_ended(pum
     bench.run()
 
     assert order == ["handler ended", "acknowledge"]
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
 
 
 @pytest.mark.requirement("E-29")
@@ -90,7 +90,7 @@ def test_an_acknowledgement_is_tried_again_while_the_lease_lasts(pumping: Pumpin
     bench.run()
 
     assert body.runs == 1
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
     assert bench.broker.named("acknowledge") == ["acknowledge"] * 3
 
 

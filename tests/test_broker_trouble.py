@@ -5,8 +5,10 @@ import logging
 import pytest
 
 from pump.errors import DeferMessageAction, DontAckAction, LeaseLost, PublishError, RejectMessageAction, TransportError
+from pump.performer import State
 from support.pump_fixtures import Pumping
-from support.pumps import Bench, Outcomes, numbers
+from support.pumps import Bench, Broker, Kind, Order, Outcomes, consuming, numbers
+from support.waiting import eventually
 
 NO_LEASES = {"leases": False}
 
@@ -122,7 +124,7 @@ def test_a_settlement_that_fails_is_tried_again_as_the_same_while_the_lease_last
     bench.run(turns=1)
 
     assert body.runs == 1
-    assert list(bench.calls) == [call]
+    assert bench.calls == [call]
     assert bench.calls[0].error is None
     assert bench.broker.named(*SETTLED) == [call] * 8
 
@@ -260,3 +262,18 @@ def test_what_was_rejected_keeps_when_it_failed_first(pumping: Pumping) -> None:
     rejection = bench.dead_letters[0].rejection
     assert rejection.first_failure == pytest.approx(began, abs=0.1)
     assert rejection.last_failure == pytest.approx(began + 3, abs=0.1)
+
+
+def test_an_interrupt_that_fails_stops_nothing(kind: Kind) -> None:
+    body = Outcomes(None)
+    broker = Broker()
+    broker.break_down("interrupt", OSError("closed by the peer"))
+    with consuming(kind, body, broker, receive_timeout=0.05) as dispatcher:
+        dispatcher.pause("orders")
+        dispatcher.resume("orders")
+        dispatcher.post(Order())
+        eventually(lambda: body.runs == 1)
+        dispatcher.stop()
+
+    assert [state.state for state in dispatcher.states] == [State.STOPPED]
+    assert broker.named("close") == ["close"]

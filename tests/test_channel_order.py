@@ -350,6 +350,20 @@ def test_closing_hands_back_in_order_what_nobody_has_begun_and_lets_go(make_line
     assert line.script.calls[-3:] == ["interrupt", "hand_back 1 3 4", "close"]
 
 
+def test_closing_hands_back_nothing_whose_lease_has_lapsed(make_line: MakeLine) -> None:
+    line = make_line(renew_lease=False)
+    line.warm_up()
+    line.script.put("1", lease=None)
+    line.script.put("2", lease=5.0)
+    line.script.put("3", lease=50.0)
+    line.receive_one()
+    line.clock.advance(6.0)
+
+    line.close()
+
+    assert line.script.done() == ["hand_back 3"]
+
+
 def test_closing_without_anything_here_hands_nothing_back(line: Line) -> None:
     line.receive()
 

@@ -52,7 +52,7 @@ def test_a_handler_settles_its_message_itself(explicitly: Pumping, name: str) ->
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [CALLS[name]]
+    assert bench.calls == [CALLS[name]]
 
 
 def test_a_delivery_has_what_was_received(explicitly: Pumping, kind: Kind) -> None:
@@ -94,7 +94,7 @@ def test_the_first_settlement_wins(explicitly: Pumping, first: str, second: str)
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [CALLS[first]]
+    assert bench.calls == [CALLS[first]]
 
 
 @pytest.mark.requirement("E-25")
@@ -106,7 +106,7 @@ def test_auto_ack_does_not_matter(explicitly: Pumping, name: str, *, auto_ack: b
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [CALLS[name]]
+    assert bench.calls == [CALLS[name]]
 
 
 @pytest.mark.requirement("E-25")
@@ -136,7 +136,7 @@ def test_a_deferral_on_the_last_attempt_is_a_dead_letter(explicitly: Pumping) ->
 
     bench.run()
 
-    assert list(bench.calls) == ["requeue", "reject"]
+    assert bench.calls == ["requeue", "reject"]
     assert [letter.reason for letter in bench.dead_letters] == ["attempts exhausted"]
 
 
@@ -153,7 +153,7 @@ def test_with_nothing_called_the_message_comes_again_when_its_lease_is_over(expl
     bench.run(turns=2)
 
     assert body.runs == 2
-    assert bench.calls == ()
+    assert bench.calls == []
     assert 20 <= bench.clock.monotonic() - began < 21
     assert bench.broker.named("extend") == []
 
@@ -193,7 +193,7 @@ def test_an_exception_after_a_settlement_changes_nothing_and_is_logged(explicitl
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [CALLS[name]]
+    assert bench.calls == [CALLS[name]]
     (record,) = [each for each in bench.logs if each.exc_info and each.exc_info[1] is error]
     assert record.levelname == "WARNING"
     assert "after the message was settled" in record.getMessage()
@@ -218,7 +218,7 @@ def test_an_exception_before_any_settlement_is_settled_by_the_pump(explicitly: P
 
     bench.run()
 
-    assert list(bench.calls) == ["requeue", "requeue", "reject"]
+    assert bench.calls == ["requeue", "requeue", "reject"]
 
 
 def test_a_keyboard_interrupt_after_a_settlement_stops_the_pump(explicitly: Pumping) -> None:
@@ -228,7 +228,7 @@ def test_a_keyboard_interrupt_after_a_settlement_stops_the_pump(explicitly: Pump
     bench.run(seconds=60)
 
     assert bench.stopped is not None
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
 
 
 # -- settling fails
@@ -296,7 +296,7 @@ def test_a_delivery_can_be_kept_by_extending_it(explicitly: Pumping) -> None:
         finish(bench, kept[0].extend())
     finish(bench, kept[0].ack())
 
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
     assert numbers(bench.acknowledged) == [1]
 
 
@@ -313,7 +313,7 @@ def test_it_may_be_settled_after_the_handler_has_returned(explicitly: Pumping) -
     finish(bench, kept[0].ack())
     bench.run()
 
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
     assert len(kept) == 1
 
 
@@ -433,7 +433,7 @@ def test_handlers_of_both_kinds_run_in_one_program(kind: Kind, benches: ExitStac
 
     assert plain.seen == [Order(1)]
     assert seen.seen[0].payload == Order(1)
-    assert list(bench.calls) == ["acknowledge"] * 2
+    assert bench.calls == ["acknowledge"] * 2
 
 
 def test_a_blocking_delivery_cannot_be_settled_on_a_running_loop(benches: ExitStack) -> None:

@@ -51,7 +51,7 @@ def test_the_message_is_not_acknowledged_and_the_pump_goes_on(pumping: Pumping) 
     bench = pumping(body)
     bench.post_orders(1)
     bench.run(turns=1)
-    after_the_first = list(bench.calls)
+    after_the_first = bench.calls
 
     bench.post_orders(2)
     bench.run()
@@ -229,7 +229,7 @@ def test_a_message_that_was_left_too_often_is_a_dead_letter_where_that_is_wanted
     bench.run(turns=3)
 
     assert [each.reason for each in bench.dead_letters] == ["left too often"]
-    assert bench.calls == ("nack", "nack", "reject")
+    assert bench.calls == ["nack", "nack", "reject"]
 
 
 def test_it_spends_no_attempt_however_often(pumping: Pumping) -> None:

@@ -96,7 +96,7 @@ def test_calls_equal_their_names_and_know_their_message(pumping: Pumping) -> Non
     harness.run(turns=3)
 
     first, second, third = harness.calls
-    assert harness.calls == ("requeue", "nack", "reject")
+    assert harness.calls == ["requeue", "nack", "reject"]
     assert isinstance(first, Call)
     assert (first.request, first.message.id, first.delay, first.attempts) == (Order(1), "order-1", 7, 1)
     assert (second.delay, second.rejection, second.error) == (1.0, None, None)
@@ -156,7 +156,7 @@ def test_a_run_without_messages_ends_at_once(pumping: Pumping) -> None:
 
     harness.run()
 
-    assert harness.calls == ()
+    assert harness.calls == []
 
 
 def test_a_run_ends_when_all_is_done_however_late_that_is(pumping: Pumping) -> None:
@@ -270,7 +270,7 @@ def test_a_handler_can_be_run_by_itself_attributes_included(kind: Kind, benches:
 
     assert harness.handle(Order(7)) == "done"
     assert body.seen == [Order(7)] * 3
-    assert harness.calls == ()
+    assert harness.calls == []
 
 
 def test_what_it_raises_comes_out(kind: Kind, benches: ExitStack) -> None:

@@ -89,7 +89,7 @@ def test_a_handler_that_waits_for_a_thread_is_waited_for(benches: ExitStack) -> 
     harness.run()
 
     assert numbers(harness.acknowledged) == [1]
-    assert harness.calls == ("acknowledge",)
+    assert harness.calls == ["acknowledge"]
 
 
 def test_a_handler_that_waits_for_nothing_is_an_error_and_no_hang(benches: ExitStack) -> None:

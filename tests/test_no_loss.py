@@ -37,7 +37,7 @@ OUTCOMES = st.lists(
     min_size=1,
     max_size=5,
 )
-CALLS = ["open", "receive", "acknowledge", "nack", "requeue", "reject", "hand_back", "extend", "close"]
+CALLS = ["open", "receive", "nack", "hand_back", "extend", "close"] + ["acknowledge", "requeue", "reject"] * 3
 
 
 @st.composite
@@ -65,12 +65,16 @@ class NoLoss(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(chosen=worlds(), count=st.integers(1, 6), killer=st.booleans())
-    def open(self, chosen: Settings, count: int, *, killer: bool) -> None:
+    @initialize(chosen=worlds(), count=st.integers(1, 6), grown=st.booleans(), killer=st.booleans())
+    def open(self, chosen: Settings, count: int, *, grown: bool, killer: bool) -> None:
         if chosen.on_unhandled == "dont_ack":
             chosen.may_block = True
         self.world = World(chosen)
         self.posted = 0
+        if grown:
+            self.post(4)
+            for which in range(chosen.performers):
+                self.world.process.step(which, [Outcome()] * 4)
         self.post(count)
         finds_killers = chosen.style != "uncounted" and not chosen.may_block and chosen.performers == 1
         if killer and finds_killers:
@@ -134,6 +138,12 @@ class NoLoss(RuleBasedStateMachine):
     def a_call_is_going_to_fail(self, call: str, how: list[str]) -> None:
         self.world.failures.setdefault(call, []).extend(how)
 
+    @rule(which=st.integers(0, 2), how=st.sampled_from(["before", "after"]))
+    def what_waits_cannot_go_back_before_a_refused_message(self, which: int, how: str) -> None:
+        self.post(2)
+        self.world.failures["hand_back"] = [how]
+        self.a_pump_runs(which, [Outcome(), Outcome(ends="dont_ack"), Outcome()])
+
     @rule(lasts=st.sampled_from([5.0, 50.0, 500.0]))
     def dead_letters_cannot_be_stored(self, lasts: float) -> None:
         self.world.dead_letters_down_until = self.world.clock.monotonic() + lasts
@@ -144,6 +154,10 @@ class NoLoss(RuleBasedStateMachine):
         self.world.renewal_down_until = self.world.clock.monotonic() + lasts
 
     # -- what always holds
+
+    @invariant()
+    def nothing_was_done_that_must_not_be(self) -> None:
+        assert not hasattr(self, "world") or self.world.wrong == []
 
     @invariant()
     def every_message_is_in_one_place(self) -> None:
@@ -242,7 +256,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.requirement("P-04", "Z-12", "Z-13")
 def test_no_message_is_ever_lost_or_given_up_without_a_reason() -> None:
-    run_state_machine_as_test(NoLoss, settings=settings(OPTIONS, max_examples=150, stateful_step_count=20))
+    run_state_machine_as_test(NoLoss, settings=settings(OPTIONS, max_examples=1_000, stateful_step_count=30))
 
 
 @pytest.mark.long

@@ -46,7 +46,7 @@ def test_each_exception_has_its_outcome(pumping: Pumping, name: str) -> None:
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [call]
+    assert bench.calls == [call]
     assert bench.stopped is None
 
 
@@ -66,7 +66,7 @@ def test_a_decision_of_ones_own_kind_is_the_decision_it_inherits(
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [call]
+    assert bench.calls == [call]
 
 
 def test_a_returned_value_is_no_decision(pumping: Pumping) -> None:
@@ -139,7 +139,7 @@ def test_brighters_rule_is_one_setting_away(pumping: Pumping) -> None:
     bench.run()
 
     assert body.runs == 1
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
     assert bench.unacceptable == 1
     assert "Handler failed" in " ".join(bench.said)
 
@@ -165,7 +165,7 @@ def test_each_setting_for_unhandled_errors(pumping: Pumping, setting: str, call:
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == [call]
+    assert bench.calls == [call]
 
 
 def test_a_nak_has_no_delay_of_ours_and_is_counted(pumping: Pumping) -> None:
@@ -244,7 +244,7 @@ def test_a_dont_ack_in_a_group_is_a_dont_ack_and_the_rest_is_logged(pumping: Pum
 
     bench.run(turns=1)
 
-    assert list(bench.calls) == ["nack"]
+    assert bench.calls == ["nack"]
     assert [each.exc_info[1] for each in bench.logs if each.levelno == logging.ERROR and each.exc_info] == [error]
 
 
@@ -324,7 +324,7 @@ def test_an_event_is_acknowledged_when_all_its_handlers_have_returned(benches: E
 
     bench.run()
 
-    assert list(bench.calls) == ["acknowledge"]
+    assert bench.calls == ["acknowledge"]
     assert [body.runs for body in bodies] == [1, 1]
 
 
@@ -349,7 +349,7 @@ def test_a_keyboard_interrupt_of_a_handler_stops_the_pump_and_hands_the_message_
 
     bus = bench.broker.bus
     assert bench.stopped is Stopped.REQUESTED
-    assert list(bench.calls) == ["hand_back"]
+    assert bench.calls == ["hand_back"]
     assert bench.unacceptable == 0
     assert [(each.id, each.unexplained) for each in bus.messages("Order")] == [("order-1", 0), ("order-2", 0)]
 
@@ -383,7 +383,7 @@ def test_an_interrupt_in_a_group_stops_the_pump_all_the_same(pumping: Pumping) -
     bench.run(seconds=60)
 
     assert bench.stopped is Stopped.REQUESTED
-    assert list(bench.calls) == ["hand_back"]
+    assert bench.calls == ["hand_back"]
 
 
 def test_a_stop_iteration_of_a_handler_does_not_pass_for_its_end(pumping: Pumping) -> None:

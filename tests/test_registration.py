@@ -292,8 +292,8 @@ def test_a_plain_handler_is_settled_by_the_pump_and_an_explicit_one_is_not(
         bench.post_orders(1)
         bench.step()
 
-    assert list(implicit.calls) == ["acknowledge"]
-    assert list(own.calls) == []
+    assert implicit.calls == ["acknowledge"]
+    assert own.calls == []
 
 
 # -- run

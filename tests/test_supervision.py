@@ -14,7 +14,7 @@ from pump.errors import ConfigurationError, DontAckAction, RejectMessageAction
 from pump.performer import State
 from pump.subscription import Publication, Subscription
 from pump.verdict import Stopped
-from support.pumps import Broker, Kind, Order, Outcomes, consuming
+from support.pumps import CONCURRENT, Broker, Kind, Order, Outcomes, consuming
 from support.waiting import eventually
 
 SOON = (0.005, 0.02)
@@ -143,6 +143,30 @@ def test_a_restart_by_hand_replaces_what_had_stopped_by_itself(kind: Kind) -> No
 
         assert dispatcher.ready
         assert dispatcher.stopped_channels == []
+
+
+@pytest.mark.requirement("P-08")
+def test_what_a_dying_pump_has_in_hand_goes_back_unspent(caplog: pytest.LogCaptureFixture) -> None:
+    begun: list[int] = []
+
+    def body(order: Order) -> object:
+        if order.number < 4:
+            return None
+        begun.append(order.number)
+        return asyncio.sleep(3600)
+
+    broker = Broker()
+    with consuming(CONCURRENT, body, broker, failure_backoff=(3600, 3600), receive_timeout=0.01) as dispatcher:
+        for number in range(8):
+            dispatcher.post(Order(number), id=str(number))
+        eventually(lambda: len(begun) == 4)
+        broker.fail("receive", Killed())
+        eventually(lambda: dispatcher.states[0].restarts == 1)
+        eventually(lambda: broker.bus.locked("orders") == 0)
+
+        returned = [(each.id, each.attempts, each.unexplained) for each in broker.bus.messages("orders")]
+    assert returned == [(str(number), 0, 0) for number in range(4, 8)]
+    assert not any("Settling message failed" in each.getMessage() for each in caplog.records)
 
 
 @pytest.mark.requirement("P-08")

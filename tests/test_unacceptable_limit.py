@@ -28,7 +28,7 @@ def test_reaching_the_limit_stops_the_pump_and_lets_go_of_the_channel(pumping: P
     bus = bench.broker.bus
     assert bench.stopped is Stopped.LIMIT_EXCEEDED
     assert body.runs == 3
-    assert list(bench.calls) == ["nack"] * 3
+    assert bench.calls == ["nack"] * 3
     assert bench.broker.named("close") == ["close"]
     assert (bus.pending("Order"), bus.locked("Order")) == (2, 0)
 

@@ -67,6 +67,8 @@ class Fate:
     """Runs that ended with the process."""
     unexplained: int = 0
     """How often the bus took it back from somebody who had not given it back."""
+    known_here: bool = False
+    """The process that lives knows more of its deliveries than the broker does."""
     forgotten: bool = False
     """A process that knew more of its deliveries than the broker does has ended."""
     acknowledged: bool = False

@@ -1,11 +1,11 @@
 """The memory bus as a broker that fails, and counts, as the test says."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pump.dead_letter import Rejection
-from pump.errors import PublishError, TransportError
+from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
 from pump.transport import new_generation
 from pump.transports.memory import MemoryConsumer
@@ -13,18 +13,20 @@ from support.fates import Crash
 
 if TYPE_CHECKING:
     from support.performers import Performer
-    from support.world import World
 
 
 class WatchedConsumer(MemoryConsumer):
     """The bus's consumer, which notes what was taken back from somebody who had not given it back."""
 
-    world: "World"
+    performer: "Performer"
 
     def _give_back(self, channel: Any, receipts: Sequence[object], unexplained: int) -> int:
+        world = self.performer.world
         for receipt in receipts:
-            self.world.fates[self._locked[receipt].header.id].unexplained += unexplained
-        self.world.calm = self.world.calm and not (unexplained and receipts)
+            fate = world.fates[self._locked[receipt].header.id]
+            fate.unexplained += unexplained
+            fate.known_here = fate.known_here or not self.performer.process.dead
+        world.calm = world.calm and not (unexplained and receipts)
         return super()._give_back(channel, receipts, unexplained)
 
 
@@ -42,7 +44,7 @@ class FlakyConsumer:
     def _connect(self) -> None:
         self.generation = new_generation()
         self.inner = WatchedConsumer(self.world.transport.bus, self.world.rules, self.world.lease)
-        self.inner.world = self.world
+        self.inner.performer = self.performer
         self.inner.generation = self.generation
 
     def _call(self, call: str, act: Any = None, *arguments: Any) -> Any:
@@ -58,6 +60,16 @@ class FlakyConsumer:
         if failure == "after":
             raise TransportError(f"{call} failed, or did it?")
         return result
+
+    def _settle(self, call: str, act: Callable[..., None], *arguments: Any) -> None:
+        for message in arguments[0] if call == "hand_back" else arguments[:1]:
+            expires = message.lease_expires
+            live = expires is None or self.world.clock.monotonic() < expires
+            if message.generation != self.generation or not live:
+                alone = self.world.settings.in_flight == 1  # else another task may have come between check and call
+                self.world.must(call == "extend" or not alone, f"{call} sent on a void receipt")
+                raise LeaseLost("the receipt is void")
+        self._call(call, act, *arguments)
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         self._call("receive")
@@ -80,21 +92,22 @@ class FlakyConsumer:
             message.deliveries, message.unexplained = 1, 0
 
     def acknowledge(self, message: Message) -> None:
-        self._call("acknowledge", self._acknowledged, message)
+        self._settle("acknowledge", self._acknowledged, message)
 
     def _acknowledged(self, message: Message) -> None:
         self.inner.acknowledge(message)
         fate = self.world.fates[message.id]
-        assert fate.completed or (self.world.settings.on_unhandled == "acknowledge" and fate.failed)
-        assert not fate.acknowledged
-        assert fate.rejection is None
+        ignored = self.world.settings.on_unhandled == "acknowledge" and fate.failed
+        self.world.must(fate.completed or ignored, "acknowledged without a run")
+        self.world.must(not fate.acknowledged, "acknowledged twice")
+        self.world.must(fate.rejection is None, "acknowledged though given up")
         fate.acknowledged = True
 
     def nack(self, message: Message) -> None:
-        self._call("nack", self.inner.nack, message)
+        self._settle("nack", self.inner.nack, message)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        self._call("requeue", self._requeued, message, delay, attempts)
+        self._settle("requeue", self._requeued, message, delay, attempts)
 
     def _requeued(self, message: Message, delay: float, attempts: int) -> None:
         behind = message.deliveries + self.world.copied.get(message.identity, 0)
@@ -105,22 +118,22 @@ class FlakyConsumer:
         if self.world.clock.monotonic() < self.world.dead_letters_down_until:
             self.world.calm = False
             raise PublishError("nobody stores dead letters")
-        self._call("reject", self._rejected, message, rejection)
+        self._settle("reject", self._rejected, message, rejection)
 
     def _rejected(self, message: Message, rejection: Rejection) -> None:
         self.inner.reject(message, rejection)
         fate = self.world.fates[message.id]
-        assert not fate.acknowledged
-        assert fate.rejection is None
+        self.world.must(not fate.acknowledged, "given up though acknowledged")
+        self.world.must(fate.rejection is None, "given up twice")
         fate.rejection = rejection
 
     def extend(self, message: Message) -> None:
         if self.world.clock.monotonic() < self.world.renewal_down_until:
             raise TransportError("renewal failed")
-        self._call("extend", self.inner.extend, message)
+        self._settle("extend", self.inner.extend, message)
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        self._call("hand_back", self._handed_back, messages)
+        self._settle("hand_back", self._handed_back, messages)
 
     def _handed_back(self, messages: Sequence[Message]) -> None:
         self.inner.hand_back(messages)

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import nats
+import nats.js.errors
 from nats.js import api
 
 from pump.dispatcher import Dispatcher
 from pump.loop_thread import LoopThread
-from pump.message import Message
 from pump.subscription import Publication, Subscription
 from pump.transport import Transport
-from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription, NatsTransport
+from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription
 from support.pumps import PROACTOR, REACTOR, Body, Kind, Order
 
 Result = TypeVar("Result")
@@ -33,7 +33,9 @@ class Wire:
         self.heard: list[tuple[str, bytes]] = []
         """What was said of deliveries: the durable, and the word."""
         self._thread = LoopThread("wire")
-        self._connection = self.run(nats.connect(url, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore))
+        self._connection = self.run(
+            nats.connect(url, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore)
+        )
         self.js = self._connection.jetstream()
         self.run(self._listen())
 
@@ -73,6 +75,15 @@ class Wire:
     def orders(self, subject: str, *numbers: int, headers: Mapping[str, str] | None = None) -> None:
         """Post orders of these numbers."""
         self.post(subject, *({"number": number} for number in numbers), headers=headers)
+
+    def flood(self, subject: str, count: int, first: int = 0) -> None:
+        """Post so many orders, numbered from the first on, all at once."""
+        self.run(self._flood(subject, range(first, first + count)))
+
+    async def _flood(self, subject: str, numbers: range) -> None:
+        for number in numbers:
+            await asyncio.wait((await self.js.publish_async(subject, b'{"number": %d}' % number),), timeout=0)
+        await self.js.publish_async_completed()
 
     def consumer(self, stream: str, durable: str) -> api.ConsumerInfo:
         """A durable as it is now."""
@@ -128,10 +139,9 @@ def dispatcher_of(
 ) -> Dispatcher:
     """The same, not begun."""
     handler = kind.handler(body, takes=takes)
-    posts = [Publication(Order, topic=subscription.topic)] if not getattr(subscription, "stream", "") else []
-    return Dispatcher(
-        transport, handlers=[handler], subscriptions=[subscription], publications=posts, **options
-    )
+    bound = getattr(subscription, "stream", "") or "*" in subscription.topic or ">" in subscription.topic
+    posts = [] if bound else [Publication(Order, topic=subscription.topic)]
+    return Dispatcher(transport, handlers=[handler], subscriptions=[subscription], publications=posts, **options)
 
 
 def explicit(kind: Kind) -> Any:

@@ -121,9 +121,14 @@ class Performer:
         if self.process.dead:
             raise Crash
         world, fate = self.world, self.world.fates[message.id]
-        assert not fate.acknowledged or not world.calm
-        assert message.lease_expires is None or message.lease_expires > world.clock.monotonic()
-        assert message.generation == self.consumers[-1].generation
+        now = world.clock.monotonic()
+        alone = world.settings.in_flight == 1
+        world.must(not fate.acknowledged, "what was acknowledged comes again")
+        world.must(fate.rejection is None, "what was given up comes again")
+        world.must(
+            not alone or message.lease_expires is None or message.lease_expires > now, "begun when it had lapsed"
+        )
+        world.must(message.generation == self.consumers[-1].generation, "begun though another connection brought it")
         fate.runs += 1
         world.starts.append(message.id)
         outcome = self.script.pop(0) if self.script else Outcome()
@@ -152,8 +157,8 @@ class Performer:
 
     def _must_be_alone(self, message: Message) -> None:
         if message.unexplained and self.judge.suspect(message):
-            assert [each.identity for each in self.channel.in_hand] == [message.identity]
-            assert len(self.channel._intake) == 1
+            self.world.must(self.channel.in_hand == (message,), "a suspect was not alone in hand")
+            self.world.must(len(self.channel._intake) == 1, "something waited beside a suspect")
 
     # -- ending
 

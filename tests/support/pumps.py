@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,9 @@ from pump.testing import PumpHarness, memory_transport
 from pump.transport import Transport
 
 Body = Callable[[Any], object]
+
+AGES: Final = 1e9
+"""Longer than anything, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +174,14 @@ class Broker:
 
     def consumer(self, subscription: Subscription) -> Any:
         self.called("open")
-        return _Consumer(self, self._inner.consumer(subscription))
+        return _Consumer(self, self._inner.consumer(self._as_leased(subscription)))
 
     async def async_consumer(self, subscription: Subscription) -> Any:
         self.called("open")
-        return _Consumer(self, await self._inner.async_consumer(subscription))
+        return _Consumer(self, await self._inner.async_consumer(self._as_leased(subscription)))
+
+    def _as_leased(self, subscription: Subscription) -> Subscription:
+        return subscription if self.leases else replace(subscription, lease=AGES)
 
     def producer(self) -> Any:
         return self._inner.producer()
@@ -221,6 +227,18 @@ class _Consumer:
             return value(*arguments)
 
         return call
+
+    def close(self) -> Any:
+        """It lets go even if it says that it failed."""
+        closing = self._consumer.close()
+        if inspect.isawaitable(closing):
+            return self._closed(closing)
+        self._broker.called("close")
+        return None
+
+    async def _closed(self, closing: Awaitable[None]) -> None:
+        await closing
+        self._broker.called("close")
 
     def receive(self, limit: int, timeout: float) -> Any:
         self._broker.called("receive", limit, timeout)

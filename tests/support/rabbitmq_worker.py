@@ -22,6 +22,7 @@ class Job(Command):
     name: str
     fate: str = "done"
     seconds: float = 0.0
+    delay: float = 1.0
 
 
 class Notes:
@@ -73,7 +74,7 @@ def meet(job: Job) -> None:
         case "refused":
             raise DontAckAction
         case "deferred":
-            raise DeferMessageAction(1.0)
+            raise DeferMessageAction(job.delay)
 
 
 def dispatcher(url: str, channel: str, file: Path, *, awaiting: bool = False, **options: Any) -> Dispatcher:

@@ -60,8 +60,14 @@ class World:
         self.copied: Final[dict[str, int]] = {}
         """By message, how many deliveries there were before its last copy was made."""
         self.starts: Final[list[str]] = []
+        self.wrong: Final[list[str]] = []
         self.loop: Final = None if settings.pump == "reactor" else asyncio.new_event_loop()
         self.process = Process(self)
+
+    def must(self, condition: object, what: str) -> None:
+        """What has to hold where an assertion would be taken for an error of a handler or of the broker."""
+        if not condition:
+            self.wrong.append(what)
 
     def post(self, *names: str) -> None:
         for name in names:
@@ -92,7 +98,7 @@ class World:
 
     def _forget(self) -> None:
         for fate in self.fates.values():
-            fate.forgotten = fate.forgotten or self.settings.style in {"counting", "copying"}
+            fate.forgotten |= fate.known_here or self.settings.style in {"counting", "copying"}
 
     def close(self) -> None:
         self.process.end()
