@@ -1,4 +1,4 @@
-"""A program that consumes jobs and notes each run in a file, which outlives it: `python rabbitmq_worker.py SETTINGS`."""
+"""A program that does jobs and notes each run in a file, which outlives it: `python rabbitmq_worker.py SETTINGS`."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pump import Command, DeferMessageAction, Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+from pump import Command, DeferMessageAction, Dispatcher, Publication, RequestHandler, Subscription
 from pump.transports.rabbitmq import RabbitMQTransport
 
 
@@ -66,20 +66,15 @@ class AsyncWorker(RequestHandler[Job]):
 
 def meet(job: Job) -> None:
     """Meet the job's fate."""
-    match job.fate:
-        case "kills":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "fails":
-            raise ValueError(job.name)
-        case "refused":
-            raise DontAckAction
-        case "deferred":
-            raise DeferMessageAction(job.delay)
+    if job.fate == "kills":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job.fate == "deferred":
+        raise DeferMessageAction(job.delay)
 
 
-def dispatcher(url: str, channel: str, file: Path, *, awaiting: bool = False, **options: Any) -> Dispatcher:
+def dispatcher(url: str, channel: str, file: Path, *, colour: str = "reactor", **options: Any) -> Dispatcher:
     """What consumes the jobs of a channel."""
-    worker = (AsyncWorker if awaiting else Worker)(Notes(file))
+    worker = (AsyncWorker if colour == "proactor" else Worker)(Notes(file))
     return Dispatcher(
         RabbitMQTransport.from_url(url),
         handlers=[worker],

@@ -1,0 +1,220 @@
+"""Draining a RabbitMQ queue: against bare pika with the same prefetch and the same coalesced acks, and FastStream."""
+
+import asyncio
+import gc
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+from uuid import uuid4
+
+import msgspec
+import pika
+import pytest
+from faststream.rabbit import RabbitBroker, RabbitQueue
+
+from bench.table import Row
+from brokers.rabbitmq import RabbitMQ
+from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
+from pump.transports.rabbitmq import RabbitMQTransport
+
+COUNT = 20_000
+ROUNDS = 3
+LONG = 120.0
+MOST_UNFLUSHED = 64
+
+QueueType = Literal["quorum", "classic"]
+
+pytestmark = pytest.mark.requirement("P-01")
+
+
+@dataclass(frozen=True)
+class PlaceOrder(Command):
+    """The body that everybody decodes: 200 bytes of JSON."""
+
+    order_id: str
+    sku: str
+    quantity: int
+    price: float
+    express: bool
+    note: str
+
+
+NOTE = "leave it with the neighbours at number seven, please, and ring twice, as the dog is deaf; thank you very"
+ORDERS = [
+    PlaceOrder(f"{number:06}", "earl-grey-100g", number % 7, 4.25, express=False, note=NOTE) for number in range(COUNT)
+]
+assert len(msgspec.json.encode(asdict(ORDERS[0]))) == 200
+
+
+class _Countdown:
+    """Set once so many have been counted; counting costs as little as can be."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = iter(range(count - 1))
+        self.done = threading.Event()
+
+    def count(self) -> None:
+        if next(self._numbers, None) is None:
+            self.done.set()
+
+
+countdown = _Countdown(COUNT)
+
+
+class Blocking(RequestHandler[PlaceOrder]):
+    """Does nothing but count."""
+
+    def handle(self, order: PlaceOrder) -> None:
+        """Count."""
+        countdown.count()
+
+
+class Awaiting(RequestHandler[PlaceOrder]):
+    """The same, async."""
+
+    async def handle(self, order: PlaceOrder) -> None:
+        """Count."""
+        countdown.count()
+
+
+class Bench:
+    """One broker, and queues with all orders in them."""
+
+    def __init__(self, broker: RabbitMQ) -> None:
+        self._broker = broker
+
+    def stored(self, queue_type: QueueType, handler: type, **options: Any) -> Dispatcher:
+        """A dispatcher on a queue of its own with all orders in it."""
+        name = f"bench-{uuid4().hex[:8]}"
+        dispatcher = Dispatcher(
+            RabbitMQTransport.from_url(f"{self._broker.url}?queue_type={queue_type}"),
+            handlers=[handler],
+            subscriptions=[Subscription(PlaceOrder, topic=name, channel=name, **options)],
+            publications=[Publication(PlaceOrder, topic=name)],
+        )
+        with dispatcher.publishing():
+            dispatcher.post_many(ORDERS)
+        return dispatcher
+
+    def drain(self, queue_type: QueueType, handler: type, **options: Any) -> float:
+        """Seconds from the first order to the last; connecting is not measured, for nobody."""
+        global countdown  # noqa: PLW0603 - handlers are made by class, so what they share is here
+        dispatcher = self.stored(queue_type, handler, **options)
+        countdown = _Countdown(COUNT)
+        first = _Countdown(1)
+        began = 0.0
+
+        def count() -> None:
+            nonlocal began
+            began = time.perf_counter()
+            first.done.set()
+            del countdown.count  # from now on, it is the method of its class
+            countdown.count()
+
+        countdown.count = count  # type: ignore[method-assign]
+        with dispatcher:
+            if not countdown.done.wait(LONG):
+                raise TimeoutError("the orders were not handled in time")
+            return time.perf_counter() - began
+
+    def drain_pika(self, queue_type: QueueType, prefetch: int) -> float:
+        """The same by hand."""
+        queue = self.stored(queue_type, Blocking).subscriptions[0].channel
+        decode = msgspec.json.Decoder(PlaceOrder).decode
+        step = max(1, min(MOST_UNFLUSHED, prefetch // 2))
+        handled, began, took = 0, 0.0, 0.0
+
+        def on_message(channel: Any, method: Any, _properties: object, body: bytes) -> None:
+            nonlocal handled, began, took
+            began = began or time.perf_counter()
+            decode(body)
+            handled += 1
+            if handled % step == 0 or handled == COUNT:
+                channel.basic_ack(method.delivery_tag, multiple=True)
+            if handled == COUNT:
+                took = time.perf_counter() - began
+                channel.connection.close()
+
+        def on_channel(channel: Any) -> None:
+            channel.basic_qos(prefetch_count=prefetch)
+            channel.basic_consume(queue, on_message)
+
+        connection = pika.SelectConnection(
+            pika.URLParameters(self._broker.url),
+            on_open_callback=lambda opened: opened.channel(on_open_callback=on_channel),
+            on_close_callback=lambda closed, _: closed.ioloop.stop(),
+        )
+        connection.ioloop.start()
+        return took
+
+    def drain_faststream(self, queue_type: QueueType) -> float:
+        """The same with FastStream, which acknowledges each, and fetches ahead without limit by default."""
+        queue = self.stored(queue_type, Blocking).subscriptions[0].channel
+        return asyncio.run(self._drain_faststream(queue))
+
+    async def _drain_faststream(self, queue: str) -> float:
+        broker = RabbitBroker(self._broker.url, logger=None)
+        handled, began = 0, 0.0
+        done = asyncio.Event()
+
+        @broker.subscriber(RabbitQueue(queue, declare=False))
+        async def handle(order: PlaceOrder) -> None:
+            nonlocal handled, began
+            began = began or time.perf_counter()
+            handled += 1
+            if handled == COUNT:
+                done.set()
+
+        await broker.start()
+        await done.wait()
+        took = time.perf_counter() - began
+        await broker.stop()
+        return took
+
+
+def best(measures: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
+    figures = dict.fromkeys(measures, math.inf)
+    for _ in range(ROUNDS):
+        for name, measure in measures.items():
+            gc.collect()
+            figures[name] = min(figures[name], measure())
+    return figures
+
+
+def compared(bench: Bench, queue_type: QueueType, buffer: int, bound: float | None) -> Iterator[Row]:
+    """Both pumps beside bare pika. With a small buffer everybody waits for the broker, and we for a thread more."""
+    figures = best(
+        {
+            "bare pika": lambda: bench.drain_pika(queue_type, buffer),
+            "reactor": lambda: bench.drain(queue_type, Blocking, buffer_size=buffer),
+            "proactor": lambda: bench.drain(queue_type, Awaiting, buffer_size=buffer),
+        }
+    )
+    bare = figures["bare pika"]
+    for name, figure in figures.items():
+        yield Row(f"{name}, {queue_type}, buffer {buffer}", COUNT / figure, "msg/s")
+    for name in ("reactor", "proactor"):
+        yield Row(f"{name} against bare pika, {queue_type}, buffer {buffer}", bare / figures[name], "×", bound)
+
+
+def rows() -> Iterator[Row]:
+    """Every figure."""
+    with RabbitMQ() as broker:
+        bench = Bench(broker)
+        for queue_type in get_args(QueueType):
+            yield from compared(bench, queue_type, 128, 0.75)
+            yield from compared(bench, queue_type, 10, None)
+        figures = best(
+            {
+                "FastStream": lambda: bench.drain_faststream("quorum"),
+                "reactor": lambda: bench.drain("quorum", Blocking, buffer_size=128),
+                "proactor": lambda: bench.drain("quorum", Awaiting, buffer_size=128),
+            }
+        )
+        yield Row("FastStream, quorum", COUNT / figures["FastStream"], "msg/s")
+        for name in ("reactor", "proactor"):
+            yield Row(f"{name} against FastStream", figures["FastStream"] / figures[name], "×", 4)

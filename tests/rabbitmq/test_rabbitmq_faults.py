@@ -1,0 +1,268 @@
+"""What becomes of the messages when the broker dies, the network is cut, or a consumer is taken away."""
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pika
+import pytest
+
+from brokers.fixtures import ProxyTo
+from brokers.rabbitmq import RabbitMQ
+from pump import Dispatcher
+from pump.errors import PublishError
+from support.rabbitmq_worker import Job
+from support.rabbitmq_works import Works
+from support.waiting import eventually
+
+RECOVERY = 40.0
+FAST = {"failure_backoff": (0.2, 2.0)}
+"""So that a test need not wait for what is right for a program."""
+
+Running = Callable[[Dispatcher], Dispatcher]
+
+
+def names(count: int, prefix: str = "job") -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+def jobs(count: int, seconds: float = 0.0, prefix: str = "job") -> list[Job]:
+    return [Job(name, seconds=seconds) for name in names(count, prefix)]
+
+
+def stored(broker: RabbitMQ, queue: str) -> int:
+    """How many messages of a queue are in nobody's hands; -1 if there is no such queue."""
+    with broker.connect() as connection:
+        try:
+            return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+        except pika.exceptions.ChannelClosedByBroker:
+            return -1
+
+
+def everything_was_done(works: Works, count: int, at_most_twice: int) -> None:
+    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
+    twice = [name for name, times in Counter(works.runs).items() if times > 1]
+    assert len(twice) <= at_most_twice, f"{len(twice)} jobs were done more than once"
+
+
+def no_message_is_left(broker: RabbitMQ, works: Works, dispatcher: Dispatcher) -> None:
+    """Not even in somebody's hands: a consumer that is gone has given back what it had."""
+    dispatcher.stop()
+    assert (stored(broker, works.channel), stored(broker, f"{works.channel}.dead")) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_nothing_is_lost_when_the_broker_dies_under_load(
+    own_rabbitmq: RabbitMQ, works: Works, running: Running, colour: str, how: str
+) -> None:
+    works.post(own_rabbitmq.url, *jobs(400, 0.002))
+    own_rabbitmq.restart()  # RabbitMQ 3.10 forgets a quorum queue that is younger than 3 minutes when it is killed
+    dispatcher = running(works.dispatcher(own_rabbitmq.url, colour=colour, **FAST))
+    eventually(lambda: len(works.runs) > 50)
+
+    getattr(own_rabbitmq, how)()
+    own_rabbitmq.start()
+
+    everything_was_done(works, 400, at_most_twice=64 + 10)
+    no_message_is_left(own_rabbitmq, works, dispatcher)
+
+
+@pytest.mark.requirement("P-12")
+def test_consumers_work_again_soon_after_an_outage(own_rabbitmq: RabbitMQ, works: Works, running: Running) -> None:
+    blocking = running(works.dispatcher(own_rabbitmq.url))
+    others = Works(works.file.parent)
+    awaiting = running(others.dispatcher(own_rabbitmq.url, colour="proactor"))
+
+    own_rabbitmq.stop()
+    time.sleep(7)  # and three seconds more until it serves again
+    own_rabbitmq.start()
+    back = time.monotonic()
+    for dispatcher in (blocking, awaiting):
+        dispatcher.post_many(jobs(3))
+
+    for each in (works, others):
+        eventually(lambda each=each: set(each.runs) == set(names(3)), 5.0)  # type: ignore[misc]
+    assert time.monotonic() - back <= 5.0
+
+
+def test_a_network_that_breaks_under_load_loses_nothing(
+    rabbitmq: RabbitMQ, proxy_to: ProxyTo, works: Works, running: Running, colour: str
+) -> None:
+    works.post(rabbitmq.url, *jobs(300, 0.002))
+    proxy = proxy_to(rabbitmq.port)
+    dispatcher = running(works.dispatcher(proxy.url(rabbitmq.url), colour=colour, **FAST))
+
+    for done, breaks in ((30, proxy.reset), (100, proxy.cut), (200, proxy.reset)):
+        eventually(lambda done=done: len(works.runs) > done)  # type: ignore[misc]
+        breaks()
+        proxy.heal()
+
+    everything_was_done(works, 300, at_most_twice=3 * (64 + 10))
+    no_message_is_left(rabbitmq, works, dispatcher)
+
+
+@pytest.mark.long
+def test_a_network_that_only_falls_silent_is_found_out_by_heartbeats(
+    rabbitmq: RabbitMQ, proxy_to: ProxyTo, works: Works, running: Running, colour: str
+) -> None:
+    works.post(rabbitmq.url, *jobs(100, 0.01))
+    proxy = proxy_to(rabbitmq.port)
+    running(works.dispatcher(f"{proxy.url(rabbitmq.url)}?heartbeat=1&timeout=1", colour=colour, **FAST))
+    eventually(lambda: len(works.runs) > 20)
+
+    proxy.stall()
+    accepted = proxy.accepted
+    eventually(lambda: proxy.accepted > accepted, RECOVERY)  # pika grants 5 s beyond the heartbeat
+    proxy.heal()
+
+    everything_was_done(works, 100, at_most_twice=64 + 10)
+
+
+@pytest.mark.requirement("P-12")
+def test_a_deleted_queue_is_made_again(
+    rabbitmq: RabbitMQ, works: Works, running: Running, colour: str, queue_type: str
+) -> None:
+    url = f"{rabbitmq.url}?queue_type={queue_type}"
+    dispatcher = running(works.dispatcher(url, colour=colour, **FAST))
+    dispatcher.post(Job("before"))
+    eventually(lambda: works.runs == ["before"])
+
+    rabbitmq.delete_queue(works.channel)
+
+    eventually(lambda: works.channel in rabbitmq.list_queues(), RECOVERY)
+    dispatcher.post(Job("after"))
+    eventually(lambda: works.runs == ["before", "after"])
+
+
+def test_connections_closed_by_an_operator_are_made_again(
+    rabbitmq: RabbitMQ, works: Works, running: Running, colour: str
+) -> None:
+    dispatcher = running(works.dispatcher(rabbitmq.url, colour=colour, **FAST))
+    dispatcher.post(Job("before"))
+    eventually(lambda: works.runs == ["before"])
+
+    rabbitmq.close_connections()
+
+    def posted() -> bool:
+        try:
+            dispatcher.post(Job("after"))
+        except PublishError:
+            return False
+        return True
+
+    eventually(posted)
+    eventually(lambda: "after" in works.runs, RECOVERY)
+
+
+def test_a_delivery_that_took_the_broker_too_long_comes_again_and_so_do_others(
+    own_rabbitmq: RabbitMQ, works: Works, running: Running, colour: str
+) -> None:
+    with own_rabbitmq.consumer_timeout(1.0):
+        dispatcher = running(works.dispatcher(own_rabbitmq.url, colour=colour, max_attempts=None, **FAST))
+        dispatcher.post(Job("slow", seconds=3.0))
+        eventually(lambda: works.runs.count("slow") > 1, RECOVERY)
+
+    own_rabbitmq.close_connections()
+    dispatcher.post_many([Job("quick")])
+    eventually(lambda: "quick" in works.runs, RECOVERY)
+
+
+def test_heartbeats_go_on_while_handlers_run(rabbitmq: RabbitMQ, works: Works, running: Running) -> None:
+    url = f"{rabbitmq.url}?heartbeat=2"
+    blocking = running(works.dispatcher(url))
+    others = Works(works.file.parent)
+    awaiting = running(others.dispatcher(url, colour="proactor"))
+
+    blocking.post_many([Job("job-0", seconds=10.0), Job("job-1")])
+    awaiting.post_many([Job("job-0", seconds=10.0), Job("job-1")])
+
+    eventually(lambda: works.runs == others.runs == ["job-0", "job-1"], 15.0)
+    no_message_is_left(rabbitmq, works, blocking)
+    no_message_is_left(rabbitmq, others, awaiting)
+
+
+class Alarm:
+    """Makes the broker short of memory, so that it blocks whoever publishes."""
+
+    def __init__(self, broker: RabbitMQ) -> None:
+        self._broker = broker
+
+    def __enter__(self) -> None:
+        self._broker.control("set_vm_memory_high_watermark", "absolute", "1MB")
+        eventually(lambda: "memory" in self._broker.control("eval", "rabbit_alarm:get_alarms()."))
+
+    def __exit__(self, *_: object) -> None:
+        self._broker.control("set_vm_memory_high_watermark", "0.4")
+
+
+def test_a_broker_that_blocks_publishers_blocks_no_acknowledgement(
+    own_rabbitmq: RabbitMQ, works: Works, running: Running, colour: str
+) -> None:
+    works.post(own_rabbitmq.url, *jobs(50), Job("later", fate="deferred"), *jobs(50, prefix="more"))
+    dispatcher = works.dispatcher(f"{own_rabbitmq.url}?timeout=2", colour=colour, max_attempts=None, **FAST)
+
+    with Alarm(own_rabbitmq):
+        running(dispatcher)
+        eventually(lambda: own_rabbitmq.list_queues()[works.channel] <= 51)
+        assert set(works.runs) >= set(names(50))
+        with pytest.raises(PublishError):
+            dispatcher.post(Job("refused"))
+
+    eventually(lambda: set(works.runs) >= {*names(50), *names(50, "more"), "later"}, RECOVERY)
+    assert max(Counter(works.runs)[name] for name in names(50)) == 1
+    eventually(lambda: Counter(works.runs)["later"] > 2, RECOVERY)
+
+
+def test_what_a_killed_process_had_in_hand_comes_again(rabbitmq: RabbitMQ, works: Works) -> None:
+    works.post(rabbitmq.url, *jobs(100, 0.01))
+    with works.program(rabbitmq.url) as program:
+        eventually(lambda: len(works.runs) > 20)
+        program.send(signal.SIGKILL)
+        program.ends()
+
+    with works.program(rabbitmq.url):
+        everything_was_done(works, 100, at_most_twice=1 + 5)
+    assert stored(rabbitmq, f"{works.channel}.dead") == 0
+
+
+@pytest.mark.requirement("P-05")
+def test_a_deferred_message_outlives_a_killed_consumer(rabbitmq: RabbitMQ, works: Works) -> None:
+    works.post(rabbitmq.url, Job("deferred", fate="deferred", delay=4.0))
+    with works.program(rabbitmq.url) as program:
+        eventually(lambda: works.runs == ["deferred"])
+        deferred = time.monotonic()
+        eventually(lambda: stored(rabbitmq, f"{works.channel}.delay.4s") == 1)
+        program.send(signal.SIGKILL)
+        program.ends()
+
+    with works.program(rabbitmq.url):
+        eventually(lambda: len(works.runs) > 1)
+    assert 3.6 <= time.monotonic() - deferred <= 5.5
+
+
+def test_a_stop_under_load_loses_nothing_and_repeats_next_to_nothing(rabbitmq: RabbitMQ, works: Works) -> None:
+    works.post(rabbitmq.url, *jobs(300, 0.005))
+    for done in (50, 150):
+        with works.program(rabbitmq.url, grace=2) as program:
+            eventually(lambda done=done: len(works.runs) > done)  # type: ignore[misc]
+            began = time.monotonic()
+            program.send(signal.SIGTERM)
+            assert program.ends() == 0
+            assert time.monotonic() - began <= 4.0
+
+    with works.program(rabbitmq.url):
+        everything_was_done(works, 300, at_most_twice=0)
+
+
+def test_no_thread_is_left_when_everything_is_closed(rabbitmq: RabbitMQ, works: Works, colour: str) -> None:
+    before = {thread.name for thread in threading.enumerate()}
+
+    with works.dispatcher(rabbitmq.url, colour=colour) as dispatcher:
+        dispatcher.post_many([Job("deferred", fate="deferred"), Job("job")])
+        eventually(lambda: {"deferred", "job"} == set(works.runs))
+
+    eventually(
+        lambda: not [t for t in threading.enumerate() if t.name.startswith("pump-amqp") and t.name not in before]
+    )

@@ -1,0 +1,220 @@
+"""RabbitMQ: queues, topics, dead letters and delays on AMQP 0-9-1. docs/rabbitmq.md says what is made, and why."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Final, Self
+
+from pump.capabilities import Capabilities
+from pump.clock import Clock, SystemClock
+from pump.errors import PublishError
+from pump.message import Message
+from pump.subscription import Publication, Subscription
+from pump.transports.rabbitmq_connection import Steps, outcome, run, run_async
+from pump.transports.rabbitmq_consumer import AsyncRabbitMQConsumer, RabbitMQConsumer, Verdicts
+from pump.transports.rabbitmq_desk import Copy, Desk
+from pump.transports.rabbitmq_feed import Feed
+from pump.transports.rabbitmq_publisher import Publisher
+from pump.transports.rabbitmq_settings import RabbitMQSettings
+from pump.transports.rabbitmq_stock import Spared
+from pump.transports.rabbitmq_topology import ASSUMED_LIMIT, NO_LIMIT, Ladder, Names, Topology, in_session
+from pump.transports.rabbitmq_wire import write_properties
+
+LARGEST_BODY: Final = 16 * 1024 * 1024
+"""What RabbitMQ 4 takes by default; earlier ones took more."""
+LARGEST_HEADERS: Final = 100_000
+"""All properties are one frame of 128 KiB at most, and a dead letter's provenance has to fit in as well."""
+LARGEST_PREFETCH: Final = 65_535
+
+_clock: Final = SystemClock()
+
+QUORUM: Final = Capabilities(
+    system="rabbitmq",
+    nack="releases",
+    blocks="nothing",
+    requeue="copy",
+    counts_deliveries=True,
+    carries_attempts=True,
+    durable=True,
+    durable_attempts=True,
+    leases=False,
+    delayed_publish=True,
+    hands_back="all",
+    largest_body=LARGEST_BODY,
+    largest_headers=LARGEST_HEADERS,
+)
+CLASSIC: Final = replace(QUORUM, counts_deliveries=False)
+
+
+class RabbitMQTransport:
+    """One RabbitMQ. Making one opens nothing.
+
+    Each consumer has a connection of its own, and so has each producer; what consumers publish, copies and dead
+    letters, goes over one more, which they share: a broker that blocks publishers does not block acknowledgements.
+    """
+
+    capabilities: Capabilities = QUORUM
+
+    def __init__(self, settings: RabbitMQSettings | None = None) -> None:
+        self.settings: Final = RabbitMQSettings() if settings is None else settings
+        if self.settings.queue_type == "classic":
+            self.capabilities = CLASSIC
+        self._spared: Final = Spared()
+        self._known: Final[set[str]] = set()
+        self._lock: Final = Lock()
+        self._publisher: Publisher | None = None
+        self._desks = 0
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The transport of `amqp[s]://user:password@host:port/vhost?option=value`; RabbitMQSettings has the options."""
+        return cls(RabbitMQSettings.from_url(url))
+
+    def __repr__(self) -> str:
+        return f"<RabbitMQTransport to {self.settings}>"
+
+    def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        """Create or validate what is missing, as each one says; SetupError names what is not there."""
+        run(self._prepare(subscriptions, publications), _clock)
+
+    def consumer(self, subscription: Subscription) -> RabbitMQConsumer:
+        """Connect a consumer; its queue is created or validated as the subscription says."""
+        return RabbitMQConsumer(run(self._open(subscription), _clock), _clock)
+
+    def producer(self) -> "RabbitMQProducer":
+        """A producer, which connects when it first sends."""
+        return RabbitMQProducer(self._sending(), _clock)
+
+    async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        """As prepare."""
+        await run_async(self._prepare(subscriptions, publications), _clock)
+
+    async def async_consumer(self, subscription: Subscription) -> AsyncRabbitMQConsumer:
+        """As consumer."""
+        return AsyncRabbitMQConsumer(await run_async(self._open(subscription), _clock), _clock)
+
+    async def async_producer(self) -> "AsyncRabbitMQProducer":
+        """As producer."""
+        return AsyncRabbitMQProducer(self._sending(), _clock)
+
+    def _prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
+        missing = {each.missing for each in subscriptions} | {each.missing for each in publications}
+        if missing - {"assume"}:
+            yield from in_session(self.settings, lambda topology: topology.prepare(subscriptions, publications))
+
+    def _open(self, subscription: Subscription) -> Steps[Verdicts]:
+        names = Names(subscription)
+        most = min(max(subscription.buffer_size, subscription.in_flight), self.settings.prefetch or LARGEST_PREFETCH)
+        feed = Feed(self.settings, names, most, _clock, self._spared)
+        try:
+            yield from outcome(feed.link.open())
+            ours = yield from Topology.over(feed.link, self.settings, lambda topology: topology.subscribe(subscription))
+        except BaseException:
+            feed.link.close()
+            raise
+        desk = self._enter()
+        limit = self._limit(ours=ours)
+        return Verdicts(feed, names, desk, _clock, max_attempts=subscription.max_attempts, broker_limit=limit)
+
+    def _limit(self, *, ours: bool) -> int | None:
+        if self.settings.queue_type == "classic":
+            return self.settings.broker_limit
+        return NO_LIMIT if ours else self.settings.broker_limit or ASSUMED_LIMIT
+
+    def _enter(self) -> Desk:
+        """The desk of one consumer; all of them share a publisher, for as long as there is one of them."""
+        with self._lock:
+            self._desks += 1
+            if self._publisher is None:
+                self._publisher = Publisher(self.settings, "pump copies and dead letters")
+            return Desk(self.settings, self._publisher, _clock, self._known, self._leave)
+
+    def _leave(self) -> Steps[None]:
+        with self._lock:
+            self._desks -= 1
+            publisher = None
+            if not self._desks:
+                publisher, self._publisher = self._publisher, None
+        closing = None if publisher is None else publisher.close()
+        if closing is not None:
+            yield from outcome(closing)
+
+    def _sending(self) -> "Sending":
+        publisher = Publisher(self.settings, "pump producer")
+        return Sending(publisher, Desk(self.settings, publisher, _clock, self._known, _nothing))
+
+
+class Sending:
+    """How messages are sent, as steps for either colour."""
+
+    def __init__(self, publisher: Publisher, desk: Desk) -> None:
+        self._publisher: Final = publisher
+        self._desk: Final = desk
+
+    def send(self, messages: Sequence[Message], delay: float) -> Steps[None]:
+        """Store every message; a PublishError says what is known of those that were not confirmed."""
+        due = self._desk.due(delay)
+        copies: dict[str, list[Copy]] = {}
+        for message in messages:
+            copies.setdefault(message.header.topic, []).append(_encoded(message, due))
+        for topic, those in copies.items():
+            yield from self._desk.send_later(Ladder.to_topic(topic), those, delay)
+
+    def close(self) -> Steps[None]:
+        """Disconnect."""
+        closing = self._publisher.close()
+        if closing is not None:
+            yield from outcome(closing)
+
+
+class RabbitMQProducer:
+    """Sends messages to topics, on a connection of its own."""
+
+    def __init__(self, sending: Sending, clock: Clock) -> None:
+        self._sending: Final = sending
+        self._clock: Final = clock
+
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """Store every message; a PublishError says what is known of those that were not confirmed."""
+        run(self._sending.send(messages, delay), self._clock)
+
+    def close(self) -> None:
+        """Disconnect."""
+        run(self._sending.close(), self._clock)
+
+
+class AsyncRabbitMQProducer:
+    """The same, awaiting."""
+
+    def __init__(self, sending: Sending, clock: Clock) -> None:
+        self._sending: Final = sending
+        self._clock: Final = clock
+
+    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """As RabbitMQProducer's."""
+        await run_async(self._sending.send(messages, delay), self._clock)
+
+    async def close(self) -> None:
+        """As RabbitMQProducer's."""
+        await run_async(self._sending.close(), self._clock)
+
+
+def _encoded(message: Message, due: float) -> Copy:
+    header, size = message.header, len(message.body)
+    if size > LARGEST_BODY:
+        raise _refused(f"the body of {message.id} has {size} bytes, and {LARGEST_BODY} are the most")
+    size = sum(len(name.encode()) + len(text.encode()) for name, text in header.headers.items())
+    if size > LARGEST_HEADERS:
+        raise _refused(f"the headers of {message.id} have {size} bytes, and {LARGEST_HEADERS} are the most")
+    try:
+        return header.id, write_properties(header, due=due), message.body
+    except ValueError as error:
+        raise _refused(str(error)) from error
+
+
+def _refused(why: str) -> PublishError:
+    return PublishError(f"nothing was sent: {why}", sent=False, retriable=False)
+
+
+def _nothing() -> Steps[None]:
+    yield from ()
