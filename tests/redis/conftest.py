@@ -1,0 +1,61 @@
+"""What the tests of the Redis transports are made with."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from brokers.redis import Redis
+from pump import Dispatcher
+from support.redis_bench import ListBench, RedisBench, StreamBench
+from support.redis_works import Works
+
+
+@pytest.fixture
+def streams(redis_server: Redis) -> Iterator[StreamBench]:
+    with ExitStack() as stack:
+        yield StreamBench(redis_server, stack)
+
+
+@pytest.fixture
+def lists(redis_server: Redis) -> Iterator[ListBench]:
+    with ExitStack() as stack:
+        yield ListBench(redis_server, stack)
+
+
+@pytest.fixture(params=[StreamBench, ListBench], ids=["streams", "lists"])
+def bench(request: pytest.FixtureRequest, redis_server: Redis) -> Iterator[RedisBench]:
+    """Either kind in turn."""
+    with ExitStack() as stack:
+        yield request.param(redis_server, stack)
+
+
+@pytest.fixture(params=["redis", "redis+list"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    """Either kind in turn, as a URL says it."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["reactor", "proactor"])
+def awaiting(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "proactor")
+
+
+@pytest.fixture
+def works(tmp_path: Path) -> Works:
+    return Works(tmp_path)
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[Dispatcher], Dispatcher]]:
+    """Start dispatchers; they are stopped after the test."""
+    with ExitStack() as stack:
+        yield stack.enter_context
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that nobody has."""
+    return f"key-{uuid4().hex[:12]}"

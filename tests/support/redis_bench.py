@@ -1,0 +1,127 @@
+"""Consumers of both Redis transports without a channel above them, beside a client that sees what there is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+from brokers.redis import Redis
+from pump.dead_letter import Rejection
+from pump.message import Header, Message
+from pump.request import Command
+from pump.subscription import Publication, Subscription
+from pump.transports.redis import RedisListTransport, RedisTransport
+from pump.transports.redis_consumer import RedisConsumer
+from pump.transports.redis_server import Server
+
+REJECTED = Rejection("delivery error", "OutOfTea", "no tea left")
+INVALID = Rejection("unacceptable", "Unreadable")
+
+
+class Sample(Command):
+    """What the messages ask for."""
+
+
+class RedisBench(ABC):
+    """One server, one topic with one channel, and whatever consumers a test opens."""
+
+    def __init__(self, server: Redis, stack: ExitStack) -> None:
+        self.server = server
+        self.stack = stack
+        self.topic = f"topic-{uuid4().hex[:12]}"
+        self.client: Any = stack.enter_context(server.client())
+        self.channel = f"billing-{uuid4().hex[:12]}"
+
+    @property
+    def address(self) -> Server:
+        return Server(host="127.0.0.1", port=self.server.port, password=self.server.password)
+
+    @abstractmethod
+    def transport(self, **options: Any) -> RedisTransport | RedisListTransport: ...
+
+    @abstractmethod
+    def depth(self, name: str) -> int:
+        """How many messages the topic of this name keeps."""
+
+    @property
+    @abstractmethod
+    def in_hand(self) -> int:
+        """How many messages of the channel are in the hands of consumers."""
+
+    def consumer(self, transport: Any = None, **options: Any) -> RedisConsumer:
+        """A consumer of the channel, closed at the end."""
+        opened: RedisConsumer = (transport or self.transport()).consumer(self.rules(**options))
+        self.stack.callback(opened.close)
+        return opened
+
+    @property
+    def grave(self) -> str:
+        """Where dead letters go."""
+        return f"{self.channel}.dead"
+
+    def key(self, what: str) -> str:
+        """A key of the channel."""
+        return f"{{{self.topic}}}:{self.channel}:{what}"
+
+    def rules(self, **options: Any) -> Subscription:
+        return Subscription(Sample, **{"topic": self.topic, "channel": self.channel, "lease": 30.0, **options})
+
+    def post(self, *bodies: str, delay: float = 0.0, **header: Any) -> None:
+        producer = self.transport().producer()
+        self.stack.callback(producer.close)
+        producer.send([self.message(body, **header) for body in bodies], delay)
+
+    def message(self, body: str = "", **header: Any) -> Message:
+        return Message(Header(**{"id": uuid4().hex, "topic": self.topic, "type": "Sample", **header}), body.encode())
+
+    def prepare(self, **options: Any) -> None:
+        self.transport().prepare([self.rules(**options)], [Publication(Sample, topic=self.topic)])
+
+
+class StreamBench(RedisBench):
+    def transport(self, **options: Any) -> RedisTransport:
+        return RedisTransport(self.address, **options)
+
+    def depth(self, name: str) -> int:
+        return int(self.client.xlen(name))
+
+    @property
+    def in_hand(self) -> int:
+        return sum(self.pending().values())
+
+    def pending(self, name: str = "") -> dict[str, int]:
+        """How many messages of the topic's stream are in whose hands."""
+        found = self.client.xpending(name or self.topic, self.channel)["consumers"]
+        return {each["name"].decode(): each["pending"] for each in found}
+
+    @property
+    def own(self) -> str:
+        """The channel's own stream."""
+        return self.key("again")
+
+
+class ListBench(RedisBench):
+    def transport(self, **options: Any) -> RedisListTransport:
+        return RedisListTransport(self.address, **options)
+
+    def depth(self, name: str) -> int:
+        return int(self.client.llen(name))
+
+    @property
+    def in_hand(self) -> int:
+        return sum(self.client.llen(key) for key in self.client.keys(self.key("held:*")))
+
+
+def receive(consumer: RedisConsumer, count: int, limit: int = 64) -> list[Message]:
+    """So many messages."""
+    found: list[Message] = []
+    while len(found) < count:
+        some = consumer.receive(min(limit, count - len(found)), 5.0)
+        assert some, f"only {len(found)} of {count} messages came"
+        found += some
+    return found
+
+
+def bodies(messages: Sequence[Message]) -> list[str]:
+    return [message.body.decode() for message in messages]

@@ -1,0 +1,130 @@
+"""Jobs for the Redis transports' tests, done here or by processes of their own, which may be killed.
+
+As a program it consumes jobs and notes each run in a file, which outlives it: `python redis_works.py SETTINGS`.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pump import Command, DeferMessageAction, Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+
+FAST = {"failure_backoff": (0.2, 2.0)}
+"""So that a test need not wait for what is right for a program."""
+
+
+@dataclass(frozen=True)
+class Job(Command):
+    """Something to do, and how it goes."""
+
+    name: str
+    fate: str = "done"
+    seconds: float = 0.0
+
+
+class Notes:
+    """A line for each run of each job, written at once and by many processes."""
+
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, job: Job) -> None:
+        os.write(self._descriptor, f"{job.name}\n".encode())
+
+
+class Worker(RequestHandler[Job]):
+    """Does what the job says."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+
+    def handle(self, job: Job) -> None:
+        self._notes.note(job)
+        time.sleep(job.seconds)
+        meet(job)
+
+
+class AsyncWorker(RequestHandler[Job]):
+    """The same, awaiting."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+
+    async def handle(self, job: Job) -> None:
+        self._notes.note(job)
+        await asyncio.sleep(job.seconds)
+        meet(job)
+
+
+def meet(job: Job) -> None:
+    """Meet the job's fate."""
+    match job.fate:
+        case "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "fails":
+            raise ValueError(job.name)
+        case "refused":
+            raise DontAckAction
+        case "deferred":
+            raise DeferMessageAction(1.0)
+        case _:  # nothing befalls it
+            pass
+
+
+def dispatcher(url: str, channel: str, file: Path, *, awaiting: bool = False, **options: Any) -> Dispatcher:
+    """What consumes the jobs of a channel."""
+    return Dispatcher(
+        url,
+        handlers=[(AsyncWorker if awaiting else Worker)(Notes(file))],
+        subscriptions=[Subscription(Job, topic=channel, channel=channel, **options)],
+        publications=[Publication(Job, topic=channel)],
+    )
+
+
+class Works:
+    """One channel, the jobs posted to it, and the runs that they had in whatever process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.channel = f"jobs-{uuid4().hex[:8]}"
+        self._file = folder / f"{self.channel}.runs"
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """The names of all jobs that were run, in order."""
+        return self._file.read_text().split() if self._file.exists() else []
+
+    def dispatcher(self, url: str, **options: Any) -> Dispatcher:
+        return dispatcher(url, self.channel, self._file, **options)
+
+    def command(self, url: str, **options: Any) -> Sequence[str]:
+        """What starts a process of its own that does the jobs."""
+        settings = {"url": url, "channel": self.channel, "file": str(self._file), **options}
+        return [sys.executable, __file__, json.dumps(settings)]
+
+    def post(self, url: str, *jobs: Job) -> None:
+        posting = self.dispatcher(url)
+        with posting.publishing():
+            posting.post_many(jobs)
+
+
+def names(count: int, prefix: str = "job") -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+def jobs(count: int, seconds: float = 0.0, prefix: str = "job") -> list[Job]:
+    return [Job(name, seconds=seconds) for name in names(count, prefix)]
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    given["file"] = Path(given["file"])
+    sys.exit(dispatcher(**given).run())

@@ -1,0 +1,322 @@
+"""One consumer's conversation with Redis, whatever its messages are kept in: when it asks, waits and acknowledges."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from pump.clock import Clock
+from pump.dead_letter import Rejection
+from pump.errors import LeaseLost, PumpError
+from pump.message import Message
+from pump.subscription import Missing
+from pump.telemetry import log
+from pump.transport import new_generation
+from pump.transports.redis_names import Names, Seat
+from pump.transports.redis_server import Server
+from pump.transports.redis_wire import Command, NoGroup, Reply, Wire, reply_or_raise
+
+LOOK_SECONDS: Final = 0.5
+"""How often to look for what comes otherwise than fresh. No read blocks for longer."""
+MOST_UNSAID: Final = 64
+LONGEST_UNSAID: Final = 0.02
+"""How many acknowledgements wait to be said at one go, and for how many seconds."""
+AT_ONCE: Final = 500
+UNBLOCK_AGAIN_SECONDS: Final = 0.02
+
+
+class Layout(Protocol):
+    """How topics and channels are kept: made, looked for, and written to."""
+
+    def command(self, message: Message, delay: float) -> Command:
+        """What stores one message, at once or after the delay. ValueError where it cannot be written."""
+
+    def declare(self, wire: Wire, names: Names) -> None:
+        """Make whatever of a channel is not there."""
+
+    def validate(self, wire: Wire, names: Names) -> None:
+        """SetupError names what of a channel is not there."""
+
+    def declare_topic(self, wire: Wire, topic: str) -> None:
+        """Make a topic, if it is not there."""
+
+    def validate_topic(self, wire: Wire, topic: str) -> None:
+        """SetupError if the topic is not there."""
+
+
+class RedisConsumer(ABC):
+    """One consumer of one channel. It reads on one connection, which may be blocked there, and settles on another."""
+
+    broker_limit: int | None = None
+
+    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
+        self, server: Server, clock: Clock, names: Names, seat: Seat, missing: Missing, layout: Layout
+    ) -> None:
+        self.generation: Final = new_generation()
+        self.ended: Callable[[], None] = lambda: None
+        """Is told when the seat is free again."""
+        self._names: Final = names
+        self._seat: Final = seat
+        self._clock: Final = clock
+        self._missing: Final = missing
+        self._layout: Final = layout
+        self._wire: Final = Wire(server, clock)
+        self._reading: Final = Wire(server, clock, patience=LOOK_SECONDS)
+        self._look_at = 0.0
+        self._blocked = False
+        self._interrupted = False
+        self._unsaid: dict[Any, Message] = dict(seat.unsaid)
+        self._unsaid_since = 0.0
+        self._unsaid_lock: Final = threading.Lock()
+        self._timed = False
+        self._closed = False
+
+    # -- what each kind says in its own way
+
+    @abstractmethod
+    def _take_over(self) -> None:
+        """Have what an earlier holder of the seat has left."""
+
+    @abstractmethod
+    def _look(self, limit: int) -> Sequence[Message]:
+        """Up to so many messages that come otherwise than fresh."""
+
+    @abstractmethod
+    def _read(self, limit: int, wait: float) -> Sequence[Message]:
+        """Up to so many fresh messages, waiting for the first one for so many seconds at most."""
+
+    @abstractmethod
+    def _acknowledgements(self, messages: Sequence[Message]) -> Sequence[Command]:
+        """The commands that acknowledge these; each replies which of its were another's by then."""
+
+    @abstractmethod
+    def _handle(self, message: Message) -> Any:  # noqa: ANN401 - whatever can be a key
+        """What the delivery is known by."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """The consumer is not needed any more."""
+
+    # -- receiving
+
+    def open(self) -> None:
+        """Find the channel, or make it, as its subscription says; take over what the seat's last holder has left."""
+        try:
+            if self._missing == "create":
+                self._layout.declare(self._wire, self._names)
+            elif self._missing == "validate":
+                self._layout.validate(self._wire, self._names)
+            self._flush()
+            self._take_over()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
+        deadline = self._clock.monotonic() + timeout
+        limit = min(limit, MOST_UNSAID)  # so that all of a batch is acknowledged together with the next one's read
+        made_anew = False
+        while True:
+            try:
+                messages = self._look_or_read(limit, deadline)
+            except NoGroup:
+                if self._missing != "create" or made_anew:
+                    raise
+                log.warning("redis: channel %s was gone, and is made anew from the beginning", self._names.channel)
+                self._layout.declare(self._wire, self._names)
+                made_anew = True
+                continue
+            if messages or self._interrupted or self._clock.monotonic() >= deadline:
+                self._interrupted = False
+                return messages
+
+    def _look_or_read(self, limit: int, deadline: float) -> Sequence[Message]:
+        if self._clock.monotonic() >= self._look_at:
+            messages = self._look(limit)
+            if messages:
+                return messages
+        now = self._clock.monotonic()
+        wait = min(deadline, max(self._look_at, now)) - now
+        self._blocked = True
+        try:
+            return self._read(limit, 0.0 if self._interrupted else wait)
+        finally:
+            self._blocked = False
+
+    def _look_again(self, delay: float = 0.0) -> None:
+        """There will be something to look for then."""
+        self._look_at = min(self._look_at, self._clock.monotonic() + delay)
+
+    def interrupt(self) -> None:
+        """Make a receive that is under way, or else the next one, return early."""
+        self._interrupted = True
+        if self._blocked:
+            self._clock.alarm(0.0, self._unblock)
+
+    def _unblock(self) -> None:
+        reader = self._reading.client_id
+        if reader and self._blocked and self._interrupted:
+            with suppress(PumpError):  # then the read ends by itself, soon
+                self._wire.ask(("CLIENT", "UNBLOCK", reader))
+                self._clock.alarm(UNBLOCK_AGAIN_SECONDS, self._unblock)  # it may have come before the read did
+
+    # -- acknowledging
+
+    def note(self, message: Message) -> bool:
+        """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
+        with self._unsaid_lock:
+            if not self._unsaid:
+                self._unsaid_since = self._clock.monotonic()
+            elif len(self._unsaid) >= MOST_UNSAID:
+                return False
+            self._unsaid[self._handle(message)] = message
+        if not self._timed:
+            self._flush_later(LONGEST_UNSAID)
+        return True
+
+    def acknowledge(self, message: Message) -> None:
+        """The message is done; said with others at one go."""
+        while not self.note(message):
+            self._flush()
+
+    def _flush(self) -> None:
+        """Say what is to be acknowledged, now."""
+        unsaid = self._take_unsaid()
+        if unsaid:
+            try:
+                commands = self._acknowledgements(list(unsaid.values()))
+                self._heard(unsaid, self._wire.ask_all(commands))
+            except BaseException:
+                self._put_back(unsaid)
+                raise
+
+    def _ask_while_reading(self, command: Command) -> Reply:
+        """The reply to a command on the reading connection, at one go with what is to be acknowledged."""
+        unsaid = self._take_unsaid()
+        if not unsaid:
+            return self._reading.ask(command)
+        try:
+            commands = self._acknowledgements(list(unsaid.values()))
+            *answers, reply = self._reading.ask_all((*commands, command))
+            self._heard(unsaid, answers)
+        except BaseException:
+            self._put_back(unsaid)
+            raise
+        return reply_or_raise(reply)
+
+    def _take_unsaid(self) -> dict[Any, Message]:
+        with self._unsaid_lock:
+            unsaid, self._unsaid = self._unsaid, {}
+            return unsaid
+
+    def _put_back(self, unsaid: Mapping[Any, Message]) -> None:
+        """Nobody knows whether they were heard: they are said again, which changes nothing if they were."""
+        with self._unsaid_lock:
+            self._unsaid = {**unsaid, **self._unsaid}
+
+    def _heard(self, unsaid: Mapping[Any, Message], answers: Sequence[Reply]) -> None:
+        late = 0
+        for answer in answers:
+            if isinstance(answer, NoGroup):  # with it, all that was pending is gone
+                late = len(unsaid)
+            else:
+                late += len(reply_or_raise(answer))
+        if late:
+            log.warning(
+                "redis: %d of %d acknowledgements on channel %s came too late: the messages are another's, or gone",
+                late,
+                len(unsaid),
+                self._names.channel,
+            )
+
+    def _flush_later(self, delay: float) -> None:
+        self._timed = True
+        self._clock.alarm(delay, self._flush_on_time)
+
+    def _flush_on_time(self) -> None:
+        self._timed = False  # before the look at what there is, so that what comes after it is timed anew
+        if self._closed or not self._unsaid:
+            return
+        left = self._unsaid_since + LONGEST_UNSAID - self._clock.monotonic()
+        if left > 0:  # others have been said since
+            self._flush_later(left)
+            return
+        try:
+            self._flush()
+        except PumpError:  # it is kept, and said again; whoever has a call under way is told
+            self._flush_later(LOOK_SECONDS)
+
+    # -- other verdicts
+
+    def nack(self, message: Message) -> None:  # noqa: B027 - it is complete
+        """Nothing is said: Redis does not take a message back unspent. The channel holds it."""
+
+    @abstractmethod
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        """A copy comes to this channel after the delay, and the original is gone: both, or neither."""
+
+    @abstractmethod
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        """A dead letter is stored, and the original is gone: both, or neither."""
+
+    @abstractmethod
+    def extend(self, message: Message) -> None:
+        """The message is ours for longer."""
+
+    @abstractmethod
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Anybody may have these at once, in their old order, as if they had not been delivered."""
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Remove everything that waits in the channel or is due later; says how many messages that were."""
+
+    def _carry_out(self, message: Message, command: Command) -> None:
+        """Run a script that does nothing, and says so, where the delivery is not ours any more."""
+        self._flush()
+        try:
+            done = self._wire.ask(command)
+        except NoGroup:  # with all that was pending there
+            done = 0
+        if done != 1:
+            raise LeaseLost(f"message {message.id} of {self._names.channel} is not this consumer's any more")
+
+    def _tell_of_nowhere(self, message: Message, rejection: Rejection) -> None:
+        log.error(
+            "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
+            message.id,
+            self._names.channel,
+            rejection.reason,
+        )
+
+    # -- ending
+
+    def close(self) -> None:
+        """Say what is to be said, and let go; what cannot be said is kept for whoever has the seat next."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._flush()
+            self._leave()
+        except PumpError as error:
+            log.warning("redis: channel %s: closing: %s", self._names.channel, error)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        unsaid = self._take_unsaid()
+        if unsaid:
+            log.warning(
+                "redis: channel %s: %d acknowledgements did not arrive; the next consumer repeats them",
+                self._names.channel,
+                len(unsaid),
+            )
+        self._seat.unsaid.clear()
+        self._seat.unsaid.update(unsaid)
+        self._wire.close()
+        self._reading.close()
+        self.ended()
