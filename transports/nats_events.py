@@ -1,0 +1,77 @@
+"""What is counted of redeliveries on NATS, told in the words of a router's metrics; labels are few and bounded."""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from pump.message import Message
+from pump.telemetry import Telemetry
+from pump.transports.nats_consumer import Receipt
+from pump.transports.nats_link import log
+from pump.transports.nats_words import (
+    ACK_ERROR,
+    EXHAUSTED,
+    NAK_ERROR,
+    TENANT_REFUSED,
+    ids,
+    reason_for,
+    source_of,
+)
+from pump.verdict import EXHAUSTED as ATTEMPTS_EXHAUSTED
+from pump.verdict import PROCESS_DIED, Reject, Requeue
+
+_SPENT: Final = {ATTEMPTS_EXHAUSTED: EXHAUSTED, TENANT_REFUSED: TENANT_REFUSED, PROCESS_DIED: "process_died"}
+"""The rejections that end a budget, as the metric calls them."""
+
+
+class NatsEvents:
+    """Listens to what the pumps tell of messages from NATS, and tells the same listeners more of it."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry: Final = telemetry
+
+    def __call__(self, event: str, fields: Mapping[str, object]) -> None:
+        """Be told of one event."""
+        message = fields.get("message")
+        if not isinstance(message, Message) or not isinstance(message.receipt, Receipt):
+            return
+        if event == "not_acknowledged":
+            self._settled(message, message.receipt, fields.get("verdict"))
+        elif event == "nack":
+            self._redelivery(message, "backpressure")
+        elif event == "settle_failed":
+            self._redelivery(message, ACK_ERROR if fields.get("cause") is None else NAK_ERROR)
+
+    def _settled(self, message: Message, receipt: Receipt, verdict: object) -> None:
+        if isinstance(verdict, Requeue):
+            self._redelivery(message, reason_for(verdict.error))
+        elif isinstance(verdict, Reject) and verdict.rejection.reason in _SPENT:
+            reason = _SPENT[verdict.rejection.reason]
+            cause = reason if reason != EXHAUSTED else reason_for(verdict.rejection.error)
+            self._telemetry.tell(
+                "router_jetstream_maxdeliver_exhausted_total",
+                reason=reason,
+                source=source_of(cause),
+                delivery_count=message.deliveries,
+                max_deliver=receipt.consumer.max_attempts,
+                exemplar=ids(message.header.headers),
+            )
+
+    def _redelivery(self, message: Message, reason: str) -> None:
+        known, source = ids(message.header.headers), source_of(reason)
+        log.log(
+            logging.INFO,
+            "Message redelivery requested: %s (message %s, delivery %d)",
+            reason,
+            message.id,
+            message.deliveries,
+            extra={
+                "assignment_id": known.get("assignment_id"),
+                "request_id": known.get("request_id"),
+                "reason": reason,
+                "source": source,
+                "delivery_count": message.deliveries,
+                "msg_id": message.id,
+            },
+        )
+        self._telemetry.tell("router_jetstream_redelivery_total", reason=reason, source=source, exemplar=known)
