@@ -430,7 +430,7 @@ class AsyncChannel:
     def abandon(self, message: Message) -> None:
         """Nobody will settle the message, as its turn has died: it comes again by its lease, or by a new consumer."""
         if message.lease_expires is None:
-            self._broken = True
+            self._broken, self._trouble = True, TransportError(f"the turn of message {message.id} died")
         self._lose(message)
 
     def _wake_up(self) -> None:

@@ -67,12 +67,16 @@ class Ledger:
         with self._lock:
             return _standing(account, message)
 
-    def spend(self, message: Message, attempts: int, rejection: Rejection | None = None) -> None:
-        """This run counted: so many attempts are known now; a rejection is remembered until it has succeeded."""
+    def spend(self, message: Message, attempts: int, rejection: Rejection | None = None, *, until: float = 0.0) -> None:
+        """This run counted: so many attempts are known now; a rejection is remembered until it has succeeded.
+
+        A message that comes again later is remembered until then at least.
+        """
         with self._lock:
             account = self._judged(message)
             account.attempts, account.charged = attempts, 0
             account.rejection = rejection
+            account.touched = max(account.touched, until)
             account.first_failure = account.first_failure or self._clock.wall()
 
     def forgive(self, message: Message) -> None:
@@ -86,6 +90,7 @@ class Ledger:
             account = self._judged(message)
             account.nacks += 1
             account.due = due
+            account.touched = max(account.touched, due)
             account.first_failure = account.first_failure or self._clock.wall()
 
     def spare(self, message: Message) -> None:

@@ -392,7 +392,7 @@ class Judge:
         if delay is None:
             first, longest = self._rules.requeue_backoff
             delay = _doubled(seconds(first), attempts - 1, seconds(longest))
-        self._ledger.spend(message, attempts)
+        self._ledger.spend(message, attempts, until=self._clock.monotonic() + delay)
         self._report.deferred(message, error.__cause__ if isinstance(error, MessageAction) else None, delay, attempts)
         return Requeue(delay, attempts, error)
 

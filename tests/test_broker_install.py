@@ -84,7 +84,7 @@ def test_a_client_that_cannot_be_imported_is_not_missing(
 @pytest.mark.parametrize(
     ("value", "expected"), [("true", True), ("1", True), ("", False), ("0", False), ("False", False)]
 )
-def test_ci_is_told_by_its_variable(value: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_ci_is_told_by_its_variable(value: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", value)
 
     assert install.in_ci() is expected

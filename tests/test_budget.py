@@ -252,6 +252,29 @@ def test_where_handlers_may_refuse_a_count_proves_nothing(broker: str) -> None:
     assert life.until_dead(ValueError("bad"), 200) == 103
 
 
+@pytest.mark.parametrize("delay", [60.0, 7200.0, 500_000.0])
+def test_a_long_delay_between_runs_forgets_none_of_them(broker: str, delay: float) -> None:
+    life = Life(broker, may_block=True)
+
+    for _ in range(10):
+        if not (life.calls and life.calls[-1][0] == "reject"):
+            life.deliver(DeferMessageAction(delay))
+        life.court.clock.advance(delay)
+        life.court.turn(message("another"), ValueError("bad"))
+
+    assert life.calls[-1] == EXHAUSTED
+    assert life.runs == 3
+
+
+def test_a_long_refusal_is_remembered_until_its_time() -> None:
+    court = Court(may_block=True, dont_ack_delay=7200)
+
+    court.turn(message(), DontAckAction())
+    court.clock.advance(7000)
+
+    assert court.ledger.due(message()) == court.clock.monotonic() + 200
+
+
 # -- what spends nothing
 
 

@@ -11,7 +11,7 @@ import pytest
 from pump.async_channel import AsyncChannel
 from pump.channel import Channel
 from pump.clock import Signal, SystemClock
-from pump.errors import LeaseLost
+from pump.errors import LeaseLost, TransportError
 from pump.ledger import Ledger
 from pump.loop_thread import LoopThread
 from pump.message import Message
@@ -243,6 +243,9 @@ def test_a_message_whose_turn_died_gives_its_slot_back_and_comes_again(line: Lin
     line.script.put("2")
 
     assert (received.lost, line.in_hand) == (True, "")
+    if lease is None:
+        with pytest.raises(TransportError, match="made anew: the turn of message 1 died"):
+            line.receive()
     assert line.receive_one().id == "2"
     assert len(line.script.consumers) == (2 if lease is None else 1)
 

@@ -47,7 +47,7 @@ class IntakeMachine(RuleBasedStateMachine):
         blocks=st.sampled_from(["partition", "channel", "nothing"]),
         suspicion=st.integers(1, 3),
     )
-    def open(self, slots: int, largest: int, ordered: bool, blocks: Any, suspicion: int) -> None:  # noqa: FBT001 - as drawn
+    def open(self, slots: int, largest: int, ordered: bool, blocks: Any, suspicion: int) -> None:
         self.slots, self.largest = slots, max(largest, slots)
         self.ordered, self.blocks = ordered, blocks
         self.suspicion = suspicion

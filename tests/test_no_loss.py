@@ -248,10 +248,12 @@ OPTIONS = settings(
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Nobody reads the log of a thousand worlds."""
-    log = logging.getLogger("pump")
-    log.disabled = True
+    logs = [logging.getLogger(name) for name in ("pump", "asyncio")]
+    for log in logs:
+        log.disabled = True
     yield
-    log.disabled = False
+    for log in logs:
+        log.disabled = False
 
 
 @pytest.mark.requirement("P-04", "Z-12", "Z-13")
