@@ -56,7 +56,7 @@ def plan(
 
 
 def _default_channel(rules: Subscription, topic: str, dispatcher: str) -> str:
-    if rules.request_type is None or not issubclass(rules.request_type, Event):
+    if not isinstance(rules.request, type) or not issubclass(rules.request, Event):
         return topic
     if not dispatcher:
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast, get_origin
 
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
@@ -104,8 +104,9 @@ class Subscription(_Options):
 
     @property
     def request_type(self) -> type | None:
-        """The one type of request; None when a function tells it from the message."""
-        return self.request if isinstance(self.request, type) else None
+        """The one type of request, `list[int]` too; None when a function tells it from the message."""
+        is_type = isinstance(self.request, type) or get_origin(self.request) is not None
+        return cast("type", self.request) if is_type else None
 
     def __str__(self) -> str:
         return self.channel or self.topic or getattr(self.request, "__name__", "subscription")

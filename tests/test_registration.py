@@ -15,6 +15,7 @@ from pump.handler import RequestHandler
 from pump.handlers import DontAckOnError, Retry
 from pump.registry import register
 from pump.subscription import Subscription
+from pump.testing import PumpHarness
 from support.pumps import Bench, Kind, Order, Outcomes, numbers
 
 if TYPE_CHECKING:
@@ -400,3 +401,19 @@ def test_a_handler_of_a_list_runs(benches: ExitStack) -> None:
     assert seen == [[1, 2, 3]]
     assert [each.request for each in bench.dead_letters] == [[1, 2, 30]]
     assert len(bench.invalid) == 1
+
+
+def test_a_list_is_subscribed_to_as_any_other_type(benches: ExitStack) -> None:
+    seen: list[list[int]] = []
+
+    def collect(numbers: list[int]) -> None:
+        seen.append(numbers)
+
+    harness = benches.enter_context(PumpHarness(collect, subscriptions=[Subscription(list[int], topic="numbers")]))
+    harness.post_raw(b"[1,2]", type="list[int]")
+    harness.post_raw(b'["one"]', type="list[int]")
+
+    harness.run()
+
+    assert seen == [[1, 2]]
+    assert len(harness.invalid) == 1

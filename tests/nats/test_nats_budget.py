@@ -176,6 +176,27 @@ def test_a_rejection_that_failed_is_repeated_after_the_lease_without_another_run
     assert wire.count("full-" + topic) == 1
 
 
+@pytest.mark.requirement("P-04")
+def test_a_rejection_that_failed_before_a_restart_costs_one_more_run_at_most(
+    wire: Wire, transport: NatsTransport, kind: Kind, topic: str
+) -> None:
+    wire.stream("full-" + topic, f"{topic}.dlq", max_msgs=1, discard="new")
+    wire.post(f"{topic}.dlq", b"{}")
+    wire.stream(topic)
+    wire.orders(topic, 1)
+    first, second = Seen(fails), Seen(fails)
+    with pumping(transport, kind, first, subscribed(kind, topic, lease=1, grace=0.2)):
+        first.wait(3)
+        time.sleep(0.5)
+    wire.run(wire.js.purge_stream("full-" + topic))
+    with pumping(transport, kind, second, subscribed(kind, topic, lease=1)):
+        eventually(lambda: wire.settled(topic, topic))
+
+    assert len(first) == 3
+    assert len(second) <= 1
+    assert wire.count("full-" + topic) == 1
+
+
 @pytest.mark.requirement("R-43")
 def test_a_dead_letter_is_stored_once_however_often_it_is_posted(
     wire: Wire, nats_server: Nats, kind: Kind, topic: str
