@@ -30,9 +30,6 @@ NAK: Final = b"-NAK"
 TERM: Final = b"+TERM"
 IN_PROGRESS: Final = b"+WPI"
 
-GIVE_BACK_SECONDS: Final = 0.05
-"""What goes back unhandled comes again so much later, in ascending order, than what was nacked: a message that blocks
-its successors is nacked after they were handed back, and has to come before them."""
 UNWANTED_SECONDS: Final = 0.2
 """After an interrupted receive, what still comes waits so long for the next one, and then goes back."""
 PURGE_BATCH: Final = 250
@@ -293,13 +290,12 @@ class NatsConsumer:
         if not replies:
             return
         self._link.must_be_alive("handing back")
-        later = naked(GIVE_BACK_SECONDS)
         try:
             for reply in replies[:-1]:
-                await self._link.client.publish(reply, later)
+                await self._link.client.publish(reply, NAK)
         except (nats.errors.Error, OSError) as error:
             raise TransportError(f"handing back failed: {said(error)}") from error
-        await self._link.confirm(replies[-1], later)  # and with it, in order, those before it
+        await self._link.confirm(replies[-1], NAK)  # and with it, in order, those before it
 
     async def _settle(self, message: Message, word: bytes) -> None:
         """Settle with a word that is confirmed, so that it is with the server when this returns."""

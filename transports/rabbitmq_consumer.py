@@ -162,6 +162,7 @@ class RabbitMQConsumer:
         """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
         feed, clock = self._feed, self._clock
         deadline = clock.monotonic() + timeout
+        feed.ask(limit)
         try:
             while (messages := feed.take(limit, deadline)) is None:
                 clock.wait(feed.arrived, feed.patience)
@@ -229,8 +230,9 @@ class AsyncRabbitMQConsumer:
         """As RabbitMQConsumer's; the loop's other tasks have their turn even when messages never run out."""
         feed, clock = self._feed, self._clock
         deadline = clock.monotonic() + timeout
-        await asyncio.sleep(0)
+        feed.ask(limit)
         try:
+            await asyncio.sleep(0)
             while (messages := feed.take(limit, deadline)) is None:
                 await clock.wait_async(feed.arrived, feed.patience)
                 await run_async(self._verdicts.postpone(), clock)

@@ -41,13 +41,18 @@ class Feed:
 
     # -- taking
 
+    def ask(self, limit: int) -> None:
+        """Somebody has room for so many more messages now, and waits for them."""
+        stock = self._stock
+        stock.asking = True
+        stock.wanted = min(len(stock.handed) + limit, stock.most)
+
     def take(self, limit: int, deadline: float) -> list[Message] | None:
         """Up to `limit` messages. None: nothing is here yet; wait until `arrived`, or until patience is over."""
         stock, flow = self._stock, self._flow
-        stock.asking = True
+        wanted = stock.wanted
         if flow.failure is not None:
             raise TransportError(str(flow.failure)) from flow.failure
-        stock.wanted = wanted = min(len(stock.handed) + limit, stock.most)
         if stock.inbox:
             batch = self._hand_out(limit)
             if batch:

@@ -160,7 +160,7 @@ class Bench:
         handled, began = 0, 0.0
         done = asyncio.Event()
 
-        @broker.subscriber(RabbitQueue(queue, declare=False))
+        @broker.subscriber(RabbitQueue(queue, declare=False))  # type: ignore[untyped-decorator,unused-ignore]
         async def handle(order: PlaceOrder) -> None:
             nonlocal handled, began
             began = began or time.perf_counter()

@@ -20,7 +20,7 @@ from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, S
 from pump.request import Event
 from pump.subscription import Subscription
 from pump.transports.nats import NatsSubscription, NatsTransport
-from support.nats_wire import ACK, NAK, Seen, Wire, dispatcher_of, pumping, subscribed
+from support.nats_wire import ACK, Seen, Wire, dispatcher_of, pumping, subscribed
 from support.programs import Program
 from support.pumps import PROACTOR, REACTOR, Kind, Order
 from support.waiting import eventually
@@ -347,30 +347,6 @@ def test_one_ordered_channel_keeps_the_order_whatever_happens_to_a_message(
 
     assert [order.number for order in seen.requests] == [1, 2, 2, 2, 3, 4, 4, 5, 5, 6, 7]
     assert wire.consumer(topic, topic).config.max_ack_pending == 1
-
-
-@pytest.mark.requirement("B-33")
-def test_a_refused_message_is_not_passed_by_others_of_its_key(transport: NatsTransport, wire: Wire, topic: str) -> None:
-    refusals = {"a": 3, "b": 0}
-
-    async def handle(order: Order) -> None:
-        key = current_context().message.header.key or ""
-        await asyncio.sleep(0.01)
-        if order.number == 3 and refusals[key]:
-            refusals[key] -= 1
-            raise DontAckAction
-        handled[key].append(order.number)
-
-    handled: dict[str, list[int]] = {"a": [], "b": []}
-    rules = subscribed(PROACTOR, topic, in_flight=4, dont_ack_delay=0.1, lease=20)
-    with pumping(transport, PROACTOR, Seen(handle), rules) as dispatcher:
-        for number in range(1, 21):
-            for key in handled:
-                dispatcher.post(Order(number), key=key)
-        eventually(lambda: wire.settled(topic, topic))
-
-    assert handled == {"a": list(range(1, 21)), "b": list(range(1, 21))}
-    assert NAK in wire.words(topic)
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,7 @@ class Consumer:
         self._numbers = count(1)
 
     def take(self, limit: int, timeout: float = 0.0) -> list[Message]:
+        self.feed.ask(limit)
         try:
             return self.feed.take(limit, self.clock.monotonic() + timeout) or []
         finally:
@@ -269,6 +270,22 @@ def test_a_consumer_is_not_cancelled_while_something_may_be_on_its_way_to_it(mak
     assert consumer.said == [("cancel",), ("ack", 2, True)]
 
 
+def test_what_is_settled_while_somebody_waits_does_not_make_less_be_fetched(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(4)
+    consumer.deliver(0, 0)
+    first, _ = consumer.take(4)
+    deadline = consumer.clock.monotonic() + 10
+    consumer.feed.ask(2)
+
+    assert consumer.feed.take(2, deadline) is None
+    consumer.feed.acknowledge(first)
+    consumer.quiet()
+    assert consumer.feed.take(2, deadline) is None
+
+    assert ("cancel",) not in consumer.said
+
+
 def test_what_was_delivered_before_is_handed_out_alone(make: Make) -> None:
     consumer = make()
     consumer.consumes(8)
@@ -368,7 +385,7 @@ def test_a_nack_while_more_is_asked_for_is_written_at_once(make: Make) -> None:
     consumer.deliver()
     (message,) = consumer.take(8)
 
-    consumer.feed.take(7, consumer.clock.monotonic() + 1)
+    consumer.feed.ask(7)
     consumer.feed.nack(message)
 
     assert consumer.said == [("nack", (1,), {"multiple": False, "requeue": True})]
@@ -512,7 +529,7 @@ def test_a_broker_that_does_not_answer_is_left(make: Make) -> None:
 def test_an_answer_in_time_is_good_for_ever(make: Make) -> None:
     consumer = make()
     consumer.consumes(1)
-    consumer.feed.take(1, consumer.clock.monotonic() + 100)
+    consumer.feed.ask(1)
 
     consumer.clock.advance(60.0)
 
@@ -537,6 +554,7 @@ def test_an_interrupted_take_ends_at_once(make: Make) -> None:
     consumer.consumes(8)
 
     consumer.feed.interrupt()
+    consumer.feed.ask(8)
 
     assert consumer.feed.take(8, consumer.clock.monotonic() + 60) == []
     assert consumer.feed.take(8, consumer.clock.monotonic() + 60) is None
