@@ -57,15 +57,22 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def standing(self, message: Message) -> Standing:
+    def arrived(self, message: Message) -> Standing:
         """What is known before this run. A count lower than the one we judged last becomes the base of later ones."""
         account = self._find(message)
-        if account is None:
-            if not (message.attempts or message.unexplained):
-                return FRESH
-            return Standing(message.attempts, message.unexplained)
-        with self._lock:
+        if account is not None and account.judged is not None and message.unexplained < account.judged:
+            with self._lock:  # a new copy, or one whose count the broker has started over
+                account.explained, account.judged = min(account.explained, message.unexplained), None
+        return self.standing(message)
+
+    def standing(self, message: Message) -> Standing:
+        """What is known of the message besides this delivery."""
+        account = self._find(message)
+        if account is not None:
             return _standing(account, message)
+        if message.attempts or message.unexplained:
+            return Standing(message.attempts, message.unexplained)
+        return FRESH
 
     def spend(self, message: Message, attempts: int, rejection: Rejection | None = None, *, until: float = 0.0) -> None:
         """This run counted: so many attempts are known now; a rejection is remembered until it has succeeded.
@@ -97,7 +104,7 @@ class Ledger:
         """This delivery spent nothing and taught nothing: what was unexplained before it is so after it."""
         with self._lock:
             account = self._open(message.identity)
-            if account.judged is None or message.unexplained >= account.judged:  # else a later one was judged since
+            if _is_latest(account, message):
                 surplus = _standing(account, message).surplus
                 account.explained, account.judged = message.unexplained - surplus, message.unexplained
 
@@ -149,7 +156,8 @@ class Ledger:
 
     def _judged(self, message: Message) -> _Account:
         account = self._open(message.identity)
-        account.explained = account.judged = message.unexplained
+        if _is_latest(account, message):
+            account.explained = account.judged = message.unexplained
         return account
 
     def _open(self, identity: str) -> _Account:
@@ -165,9 +173,11 @@ class Ledger:
 
 
 def _standing(account: _Account, message: Message) -> Standing:
-    """To be called under the ledger's lock."""
-    count = message.unexplained
-    if account.judged is not None and count < account.judged:  # a new copy, or one whose count we have started over
-        account.explained, account.judged = min(account.explained, count), None
-    explained = account.explained + (account.judged is not None and count > account.judged)
+    count, judged = message.unexplained, account.judged
+    explained = account.explained + (judged is not None and count > judged)
     return Standing(max(message.attempts, account.attempts) + account.charged, max(0, count - explained))
+
+
+def _is_latest(account: _Account, message: Message) -> bool:
+    """Whether no later delivery was judged: of one that comes late nothing follows for those after it."""
+    return account.judged is None or message.unexplained >= account.judged

@@ -254,7 +254,7 @@ class Judge:
             return Reject(pending)
         if message.fault:
             return self._undecodable(message, None, UNREADABLE, message.fault, 0)
-        return self._spent(message, self._ledger.standing(message))
+        return self._spent(message, self._ledger.arrived(message))
 
     def _spent(self, message: Message, standing: Standing) -> Verdict | None:
         limit = self._max_attempts

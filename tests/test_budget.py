@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, TransportError
+from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, LeaseLost, TransportError
 from pump.message import Message
 from pump.verdict import SetupFault, Verdict
 from support.court import Call, Court, message
@@ -298,7 +298,7 @@ def test_handing_a_suspect_back_neither_accuses_it_nor_clears_it(broker: str, ti
         life.hand_back()
 
     delivered = life.broker.deliver()
-    assert life.court.ledger.standing(delivered) == (0, 4)
+    assert life.court.ledger.arrived(delivered) == (0, 4)
     assert life.court.judge.suspect(delivered)
     assert life.court.runs(delivered)
 
@@ -340,7 +340,7 @@ def test_a_fault_of_the_set_up_is_not_the_messages(broker: str) -> None:
     life.deliver(fault)
     life.hand_back()
 
-    assert life.court.ledger.standing(life.broker.deliver()) == (0, 2)
+    assert life.court.ledger.arrived(life.broker.deliver()) == (0, 2)
 
 
 # -- what others and other times add
@@ -353,9 +353,9 @@ def test_a_copy_carries_its_attempts_and_its_count_starts_over() -> None:
 
     life.deliver(ValueError("bad"))
 
-    assert life.court.ledger.standing(life.broker.deliver()) == (1, 0)
+    assert life.court.ledger.arrived(life.broker.deliver()) == (1, 0)
     life.broker.crashed()
-    assert life.court.ledger.standing(life.broker.deliver()) == (1, 1)
+    assert life.court.ledger.arrived(life.broker.deliver()) == (1, 1)
 
 
 def test_deliveries_to_others_are_unexplained_here() -> None:
@@ -363,8 +363,8 @@ def test_deliveries_to_others_are_unexplained_here() -> None:
 
     court.turn(message(), DontAckAction())
 
-    assert court.ledger.standing(message(deliveries=2)) == (0, 0)
-    assert court.ledger.standing(message(deliveries=5)) == (0, 3)
+    assert court.ledger.arrived(message(deliveries=2)) == (0, 0)
+    assert court.ledger.arrived(message(deliveries=5)) == (0, 3)
 
 
 def test_what_was_dead_lettered_and_sent_again_begins_anew(broker: str) -> None:
@@ -387,7 +387,7 @@ def test_a_run_that_ended_with_its_process_is_charged_once(attempts: int, *, cou
 
     court.ledger.charge("1")
 
-    assert court.ledger.standing(message(attempts=attempts, deliveries=1 + counts)) == (attempts + 1, 0)
+    assert court.ledger.arrived(message(attempts=attempts, deliveries=1 + counts)) == (attempts + 1, 0)
 
 
 def test_charges_add_up_with_what_the_message_carries_until_it_is_given_up() -> None:
@@ -407,7 +407,7 @@ def test_a_charge_is_part_of_the_next_verdict_and_not_counted_twice() -> None:
     court.turn(message(deliveries=2), ValueError("bad"))
 
     assert court.spy.calls == [("requeue", 2.0, 2)]
-    assert court.ledger.standing(message(attempts=2)) == (2, 0)
+    assert court.ledger.arrived(message(attempts=2)) == (2, 0)
 
 
 def test_a_charge_blames_nobody_else() -> None:
@@ -415,7 +415,7 @@ def test_a_charge_blames_nobody_else() -> None:
 
     court.ledger.charge("1")
 
-    assert court.ledger.standing(message("2", deliveries=2)) == (0, 1)
+    assert court.ledger.arrived(message("2", deliveries=2)) == (0, 1)
 
 
 # -- the same, with late and lost deliveries
@@ -432,7 +432,26 @@ def test_a_late_hand_back_of_an_older_delivery_changes_nothing() -> None:
     court.turn(newer, DontAckAction())
     court.judge.handed_back(older)
 
-    assert court.ledger.standing(message(deliveries=3)) == (0, 0)
+    assert court.ledger.arrived(message(deliveries=3)) == (0, 0)
+
+
+@pytest.mark.parametrize("late", ["returned, and could not be settled", "failed", "refused", "lost"])
+def test_what_ends_late_on_an_older_delivery_takes_back_nothing_that_later_ones_explained(late: str) -> None:
+    court = Court(may_block=True, max_attempts=None)
+    older, *newer = sequence(1, 2, 3)
+    assert court.runs(older)
+    for each in newer:
+        court.turn(each, DontAckAction())
+
+    if late == "returned, and could not be settled":
+        court.judge.unsettled(older, court.judge.handled(older), LeaseLost("gone"))
+    elif late == "lost":
+        older.lost = True
+        court.judge.handled(older)
+    else:
+        court.judge.failed(older, ValueError("bad") if late == "failed" else DontAckAction())
+
+    assert court.ledger.arrived(message(deliveries=4)) == (late == "failed", 0)
 
 
 def test_the_verdict_on_what_cannot_be_read_is_kept_as_well_and_counts_once() -> None:

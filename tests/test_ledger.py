@@ -35,8 +35,8 @@ def test_it_keeps_no_more_accounts_than_it_may_and_forgets_the_oldest(clock: Man
         ledger.spend(message(str(number)), 1)
 
     assert len(ledger) == 100
-    assert ledger.standing(message("149")) is FRESH
-    assert ledger.standing(message("150")) == (1, 0)
+    assert ledger.arrived(message("149")) is FRESH
+    assert ledger.arrived(message("150")) == (1, 0)
 
 
 def test_an_account_that_is_used_is_not_the_oldest(clock: ManualClock) -> None:
@@ -44,8 +44,8 @@ def test_an_account_that_is_used_is_not_the_oldest(clock: ManualClock) -> None:
     for name in "abac":
         ledger.spend(message(name), 1)
 
-    assert ledger.standing(message("a")) == (1, 0)
-    assert ledger.standing(message("b")) is FRESH
+    assert ledger.arrived(message("a")) == (1, 0)
+    assert ledger.arrived(message("b")) is FRESH
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_an_account_nobody_uses_expires(clock: ManualClock, ledger: Ledger) -> N
     ledger.spend(message("c"), 1)
 
     assert len(ledger) == 2
-    assert ledger.standing(message("a")) is FRESH
-    assert ledger.standing(message("b")) == (1, 0)
+    assert ledger.arrived(message("a")) is FRESH
+    assert ledger.arrived(message("b")) == (1, 0)
 
 
 def test_what_has_expired_is_forgotten_though_nothing_else_happens(clock: ManualClock, ledger: Ledger) -> None:
@@ -97,7 +97,7 @@ def test_what_has_expired_is_forgotten_though_nothing_else_happens(clock: Manual
 
     clock.advance(LIFETIME + 1)
 
-    assert ledger.standing(nightly) is FRESH
+    assert ledger.arrived(nightly) is FRESH
     assert ledger.rejection(nightly) is None
     assert ledger.due(nightly) == 0.0
     assert ledger.nacks(nightly) == 0
@@ -110,7 +110,7 @@ def test_what_begins_after_it_expired_begins_anew(clock: ManualClock, ledger: Le
 
     ledger.forgive(message())
 
-    assert ledger.standing(message()) == (0, 0)
+    assert ledger.arrived(message()) == (0, 0)
     assert ledger.rejection(message()) is None
 
 
@@ -184,16 +184,16 @@ def test_memory_is_flat_over_messages_that_go_well(messages: int) -> None:
 def test_a_message_that_says_nothing_and_of_which_nothing_is_known_is_fresh(ledger: Ledger) -> None:
     ledger.spend(message("other"), 1)
 
-    assert ledger.standing(message()) is FRESH
-    assert ledger.standing(message(attempts=2)) == (2, 0)
-    assert ledger.standing(message(deliveries=4)) == (0, 3)
+    assert ledger.arrived(message()) is FRESH
+    assert ledger.arrived(message(attempts=2)) == (2, 0)
+    assert ledger.arrived(message(deliveries=4)) == (0, 3)
 
 
 def test_of_carried_and_remembered_attempts_the_higher_number_counts(ledger: Ledger) -> None:
     ledger.spend(message(), 2)
 
-    assert ledger.standing(message(attempts=1)).attempts == 2
-    assert ledger.standing(message(attempts=5)).attempts == 5
+    assert ledger.arrived(message(attempts=1)).attempts == 2
+    assert ledger.arrived(message(attempts=5)).attempts == 5
 
 
 def test_when_a_message_may_be_shown_again_and_how_often_it_was_left_is_known(ledger: Ledger) -> None:
@@ -207,7 +207,7 @@ def test_when_a_message_may_be_shown_again_and_how_often_it_was_left_is_known(le
 
 
 def test_asking_opens_no_account(ledger: Ledger) -> None:
-    for ask in (ledger.standing, ledger.due, ledger.nacks, ledger.rejection, ledger.first_failure):
+    for ask in (ledger.arrived, ledger.standing, ledger.due, ledger.nacks, ledger.rejection, ledger.first_failure):
         ask(message(deliveries=3))
 
     assert len(ledger) == 0
@@ -257,7 +257,7 @@ def hammer(ledger: Ledger, clock: ManualClock, seed: int, rounds: int) -> None:
     for number in range(rounds):
         name = str((seed * 31 + number * 7) % 60)
         delivered = message(name, deliveries=1 + number % 5)
-        ledger.standing(delivered)
+        ledger.arrived(delivered)
         ledger.due(delivered)
         ledger.rejection(delivered)
         match (seed + number) % 7:
@@ -309,5 +309,5 @@ def test_no_charge_and_no_refusal_of_eight_threads_is_lost(ledger: Ledger) -> No
     for thread in threads:
         thread.join()
 
-    assert ledger.standing(message()).attempts == 8000
+    assert ledger.arrived(message()).attempts == 8000
     assert ledger.nacks(message("2")) == 8000

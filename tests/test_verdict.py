@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,10 @@ from pump.errors import (
     MessageAction,
     RejectMessageAction,
     TransportError,
+    Undecodable,
 )
-from pump.verdict import SetupFault, Stopped, may_release
+from pump.message import Message
+from pump.verdict import SetupFault, Stopped, may_release, may_requeue
 from support.court import Call, Court, message
 
 ACKNOWLEDGE: Call = ("acknowledge",)
@@ -50,6 +51,12 @@ Outcome = BaseException | None
 Options = Mapping[str, Any]
 
 LAST: Options = {"attempts": 2}
+NAK: Options = {"undecodable": "nak"}
+
+
+def stranger(_: Message) -> str:
+    return "a stranger"
+
 
 TABLE: Sequence[tuple[str, Outcome, Options, Options, Call, int, Stopped | None]] = [
     # what happened, what was raised, the message, the rules, the channel call, counted, stopped
@@ -96,6 +103,14 @@ TABLE: Sequence[tuple[str, Outcome, Options, Options, Call, int, Stopped | None]
     ("KeyboardInterrupt", KeyboardInterrupt(), {}, {}, HAND_BACK, 0, Stopped.REQUESTED),
     ("one in a group", grouped(ValueError("a"), grouped(KeyboardInterrupt())), {}, {}, HAND_BACK, 0, Stopped.REQUESTED),
     ("it cannot be read", None, {"fault": "no header"}, {}, unacceptable("unreadable"), 1, None),
+    ("it cannot be read → nak", None, {"fault": "no header"}, NAK, ("requeue", 0.0, 1), 1, None),
+    ("it cannot be read → nak, spent", None, {"fault": "x", **LAST}, NAK, rejected("unreadable"), 1, None),
+    ("it cannot be mapped", Undecodable("no sku"), {}, {}, unacceptable("no sku"), 1, None),
+    ("it cannot be mapped → nak", Undecodable("no sku"), {}, NAK, ("requeue", 0.0, 1), 1, None),
+    ("it is refused", None, {}, {"refuses": stranger}, AGAIN, 1, None),
+    ("it is refused → nak", None, {}, {"refuses": stranger, "on_unhandled": "nak"}, ("requeue", 0.0, 1), 1, None),
+    ("it is refused, spent", None, LAST, {"refuses": stranger}, rejected("a stranger"), 1, None),
+    ("it is not refused", None, {}, {"refuses": lambda _: ""}, ACKNOWLEDGE, 0, None),
     ("all attempts known already", None, {"attempts": 3}, {}, rejected("attempts exhausted"), 1, None),
     ("more than all", None, {"attempts": 9}, {}, rejected("attempts exhausted"), 1, None),
     ("all, but there is no limit", None, {"attempts": 9}, {"max_attempts": None}, ACKNOWLEDGE, 0, None),
@@ -203,11 +218,7 @@ def test_a_cancellation_that_the_pump_asked_for_hands_the_message_back_unspent()
 
     assert court.turn(message(), asyncio.CancelledError()) == HAND_BACK
     assert court.judge.stopped is Stopped.REQUESTED
-    assert court.ledger.standing(message(deliveries=2)) == (0, 0)
-
-
-def test_an_error_is_an_error_though_the_pump_is_being_cancelled() -> None:
-    assert Court(cancelled=lambda: True).turn(message(), ValueError("bad")) == AGAIN
+    assert court.ledger.arrived(message(deliveries=2)) == (0, 0)
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), grouped(ValueError("b"), asyncio.CancelledError())])
@@ -217,7 +228,7 @@ def test_a_handler_that_was_ended_because_its_message_is_lost_has_not_failed(
     court = Court()
 
     assert court.turn(message(lost=True), error) == LEAVE
-    assert court.ledger.standing(message(deliveries=2)) == (0, 0)
+    assert court.ledger.arrived(message(deliveries=2)) == (0, 0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -252,25 +263,6 @@ def test_all_kinds_of_decisions_at_once_are_a_defer() -> None:
     everything = grouped(*(DECISIONS[kind][0]() for kind in sorted(DECISIONS, reverse=True)))
 
     assert Court().turn(message(), everything) == ("requeue", 5.0, 1)
-
-
-def test_of_two_decisions_of_one_kind_the_first_is_taken() -> None:
-    court = Court()
-
-    court.turn(
-        message(), grouped(ValueError("x"), grouped(RejectMessageAction("first")), RejectMessageAction("second"))
-    )
-
-    assert court.rejection.reason == "first"
-
-
-@pytest.mark.requirement("B-16")
-def test_what_is_no_decision_in_a_group_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    Court().turn(message("m-1"), grouped(DontAckAction(), grouped(ValueError("one"), KeyError("two"))))
-
-    failed = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [record.exc_info[0] for record in failed if record.exc_info] == [ValueError, KeyError]
-    assert all("message m-1, channel samples" in record.getMessage() for record in failed)
 
 
 # -- limit and window
@@ -484,3 +476,21 @@ def test_what_was_handed_back_unbegun_has_spent_nothing() -> None:
         court.judge.handed_back(message(deliveries=deliveries))
 
     assert court.turn(message(deliveries=30), ValueError("bad")) == AGAIN
+
+
+@pytest.mark.parametrize(
+    ("broker_limit", "deliveries", "max_attempts", "attempts", "may"),
+    [
+        (None, 1_000_000, 3, 1, True),
+        (4, 2, 3, 1, True),  # leaves 2, for the two runs that may come
+        (4, 3, 3, 1, False),
+        (4, 3, 3, 2, True),
+        (4, 3, None, 1, True),
+        (4, 4, None, 1, False),
+        (4, 4, 3, 9, False),
+    ],
+)
+def test_a_requeue_leaves_the_broker_as_many_deliveries_as_runs_may_come(
+    broker_limit: int | None, deliveries: int, max_attempts: int | None, attempts: int, *, may: bool
+) -> None:
+    assert may_requeue(message(deliveries=deliveries), broker_limit, max_attempts, attempts) is may

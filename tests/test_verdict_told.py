@@ -1,5 +1,7 @@
 """What the judge tells the log, the listeners and whoever reads a dead letter."""
 
+import logging
+
 import pytest
 
 from pump.errors import (
@@ -93,3 +95,33 @@ def test_settling_that_failed_is_logged_with_what_the_handler_raised(caplog: pyt
     assert error.__context__ is raised
     assert caplog.text.count("Settling message failed: cut off") == 2
     assert court.events == ["settle_failed", "settle_failed"]
+
+
+# -- groups, and what else is judged
+
+
+def test_an_error_is_an_error_though_the_pump_is_being_cancelled() -> None:
+    assert Court(cancelled=lambda: True).turn(message(), ValueError("bad")) == ("requeue", 1.0, 1)
+
+
+def test_of_two_decisions_of_one_kind_the_first_is_taken() -> None:
+    court = Court()
+
+    court.turn(
+        message(), _grouped(ValueError("x"), _grouped(RejectMessageAction("first")), RejectMessageAction("second"))
+    )
+
+    assert court.rejection.reason == "first"
+
+
+@pytest.mark.requirement("B-16")
+def test_what_is_no_decision_in_a_group_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    Court().turn(message("m-1"), _grouped(DontAckAction(), _grouped(ValueError("one"), KeyError("two"))))
+
+    failed = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.exc_info[0] for record in failed if record.exc_info] == [ValueError, KeyError]
+    assert all("message m-1, channel samples" in record.getMessage() for record in failed)
+
+
+def _grouped(*errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("several", list(errors))

@@ -1,6 +1,7 @@
 """A judge with everything around it: what it decided, carried out on a channel that only notes its calls."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from pump.clock import ManualClock
@@ -8,7 +9,7 @@ from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Header, Message
 from pump.report import Report
-from pump.subscription import Subscription
+from pump.subscription import OnUndecodable, Subscription
 from pump.telemetry import Telemetry
 from pump.verdict import Judge, Verdict
 
@@ -28,8 +29,24 @@ def message(name: str = "1", **options: Any) -> Message:
     return made
 
 
+@dataclass(frozen=True)
+class Choosy(Subscription):
+    """A subscription that treats what cannot be decoded apart, and refuses some messages."""
+
+    undecodable: OnUndecodable = field(default="dlq", kw_only=True)
+    refuses: Callable[[Message], str] | None = field(default=None, kw_only=True)
+
+    @property
+    def on_undecodable(self) -> OnUndecodable:
+        return self.undecodable
+
+    @property
+    def refusal(self) -> Callable[[Message], str] | None:
+        return self.refuses
+
+
 def rules(**options: Any) -> Subscription:
-    return Subscription(Sample, **{"topic": "samples", "channel": "samples", **options})
+    return Choosy(Sample, **{"topic": "samples", "channel": "samples", **options})
 
 
 class Spy:
