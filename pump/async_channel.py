@@ -90,6 +90,15 @@ class AsyncChannel:
         with self._lock:
             return self._intake.take(self._clock.monotonic())
 
+    def begins(self, message: Message) -> bool:
+        """Whether a message that was taken may still begin; what went back meanwhile is let go of, unspent."""
+        consumer = self._consumer
+        if consumer is not None and not message.lost and message.generation == consumer.generation:
+            return True
+        self._lose(message)
+        self._judge.handed_back(message)
+        return False
+
     async def fill(self, timeout: float) -> bool:
         """Ask the broker for messages as far as there is room, or wait until there is; False if there were none."""
         consumer = await self._working_consumer()

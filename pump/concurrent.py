@@ -74,9 +74,14 @@ class ConcurrentProactor(Proactor):
             message = self._channel.take()
             if message is None:
                 return
-            task = asyncio.get_running_loop().create_task(self._turn(message), name=f"pump-{message.id}")
+            task = asyncio.get_running_loop().create_task(self._begun(message), name=f"pump-{message.id}")
             self._tasks[task] = message
             task.add_done_callback(self._ended)
+
+    async def _begun(self, message: Message) -> None:
+        """The turn of a message, unless it went back in the moment between its taking and its task's beginning."""
+        if self._channel.begins(message):
+            await self._turn(message)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         message = self._tasks.pop(task)

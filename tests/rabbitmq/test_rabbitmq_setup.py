@@ -170,9 +170,9 @@ def test_a_wrong_password_is_told_in_a_sentence_and_nowhere_shown(
 
 def test_a_password_is_shown_nowhere(rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    rabbitmq.add_user("ann", SECRET)
-    rabbitmq.permit("ann")
-    transport = RabbitMQTransport.from_url(rabbitmq.url_for(user="ann", password=SECRET))
+    rabbitmq.add_user("setup-ann", SECRET)
+    rabbitmq.permit("setup-ann")
+    transport = RabbitMQTransport.from_url(rabbitmq.url_for(user="setup-ann", password=SECRET))
     rules = subscription()
 
     transport.prepare([rules], [])
