@@ -46,7 +46,7 @@ def test_the_back_off_grows_to_its_limit_and_is_jittered(pumping: Pumping) -> No
 
     delays = back_offs(bench)
     assert 0.75 <= delays[0] <= 1
-    assert all(0.75 * min(30, 1.4**n) - 1e-6 <= delay <= min(30, 1.4**n) + 1e-6 for n, delay in enumerate(delays))
+    assert all(0.75 * min(30, 1.35**n) - 1e-6 <= delay <= min(30, 1.35**n) + 1e-6 for n, delay in enumerate(delays))
     assert len({round(delay, 6) for delay in delays[-10:]}) > 1
     assert numbers(bench.acknowledged) == [1]
 

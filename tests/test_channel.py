@@ -79,7 +79,7 @@ def test_an_empty_receive_of_a_channel_that_broke_meanwhile_does_not_prove_that_
     line.script.consumers[-1].receive = receive_and_break  # type: ignore[method-assign] # as another thread's settling would
     line.receive()
 
-    assert line.judge.disconnected(TransportError("down")) == pytest.approx(1.4)
+    assert line.judge.disconnected(TransportError("down")) == pytest.approx(1.35)
 
 
 def test_opening_is_tried_again_whatever_it_raises(line: Line) -> None:
@@ -241,7 +241,7 @@ def test_while_a_dead_letter_cannot_be_stored_the_waits_grow_though_receiving_wo
         else:
             line.carry_out(verdict, received)
 
-    assert waits == pytest.approx([1, 1.4, 1.96])
+    assert waits == pytest.approx([1, 1.35, 1.8225])
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -295,6 +295,18 @@ def test_after_a_stop_nothing_is_asked_for_but_what_is_in_hand_can_be_settled(li
     assert line.script.calls == ["acknowledge 1"]
 
 
+def test_a_stop_succeeds_though_the_consumer_cannot_be_interrupted(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.receive()
+    line.script.fail("interrupt", OSError("cut"))
+
+    line.channel.stop()
+
+    assert "interrupting failed: cut" in caplog.text
+    assert line.channel._changed.is_set()
+
+
 # -- in real time
 
 

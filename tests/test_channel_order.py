@@ -73,6 +73,20 @@ def test_a_message_that_the_broker_would_soon_give_up_is_held_instead_and_that_i
     assert caplog.text.count("Holding message: the broker gives it up after 20 deliveries, and this is 17") == 1
 
 
+def test_a_message_that_would_be_given_up_before_its_last_run_is_held_until_that(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.script.broker_limit = 4
+    line.script.put("1", deliveries=2)
+    line.requeue(line.receive_one(), 5.0, 1)
+    line.script.put("1", deliveries=3)
+    line.requeue(line.receive_one(), 5.0, 1)
+
+    assert line.receive_one().attempts == 1
+    assert line.script.done() == ["requeue 1 5.0 1"]
+    assert "Holding message" in caplog.text
+
+
 @pytest.mark.parametrize("options", [{"ordered": True}, {"requeue": "hold"}])
 def test_a_defer_is_a_hold_where_order_is_kept_or_the_transport_has_no_delay(
     make_line: MakeLine, options: dict[str, Any]
@@ -94,7 +108,7 @@ def test_the_attempts_of_a_held_message_outlast_what_is_remembered_of_it(make_li
     line.script.put("1", lease=None)
 
     for _ in range(3):
-        received = line.receive_one(within=10_000.0)
+        received = line.receive_one(within=10_000.0, timeout=1000.0)
         line.carry_out(line.judge.failed(received, DeferMessageAction(7200)), received)
 
     assert line.script.done() == ["reject 1 attempts exhausted"]

@@ -163,6 +163,17 @@ def test_the_held_message_is_the_same_delivery_undecided() -> None:
     assert (again.receipt, again.deliveries, again.settled, again.explicit) == ("r", 3, False, False)
 
 
+def test_what_is_settled_already_is_not_held() -> None:
+    desk = Desk()
+    first = desk.offer("1")[0]
+    desk.take()
+    desk.settle("1")
+
+    desk.intake.hold(first, 5.0)
+
+    assert len(desk.intake) == 0
+
+
 @pytest.mark.requirement("B-33")
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.requirement("P-04", "Z-12", "Z-13")
 def test_no_message_is_ever_lost_or_given_up_without_a_reason() -> None:
-    run_state_machine_as_test(NoLoss, settings=settings(OPTIONS, max_examples=1_000, stateful_step_count=30))
+    run_state_machine_as_test(NoLoss, settings=settings(OPTIONS, max_examples=700, stateful_step_count=30))
 
 
 @pytest.mark.long

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pump.errors import (
     ConfigurationError,
@@ -369,8 +371,20 @@ def test_a_broken_channel_is_tried_again_after_growing_times_until_it_works() ->
     waits = [court.judge.disconnected(TransportError("down")) for _ in range(6)]
     court.judge.connected()
 
-    assert waits == pytest.approx([1, 1.4, 1.96, 2.744, 3, 3])
+    assert waits == pytest.approx([1, 1.35, 1.8225, 2.460375, 3, 3])
     assert court.judge.disconnected(TransportError("down")) == 1
+
+
+@pytest.mark.requirement("P-12")
+@given(st.lists(st.floats(0, 1), min_size=20, max_size=20))
+def test_ten_seconds_without_a_broker_are_followed_by_a_try_within_five(chances: list[float]) -> None:
+    court = Court(chance=chances.pop)
+
+    tried = 0.0
+    while tried < 10:
+        tried += court.judge.disconnected(TransportError("down"))
+
+    assert tried < 15
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.999])
@@ -392,7 +406,7 @@ def test_a_channel_that_receives_but_cannot_settle_waits_longer_each_time() -> N
     court.turn(message("other"))
     court.judge.connected()
 
-    assert waits == pytest.approx([1, 1.4, 1.96])
+    assert waits == pytest.approx([1, 1.35, 1.8225])
     assert court.judge.disconnected(TransportError("down")) == 1
 
 

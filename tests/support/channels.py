@@ -254,10 +254,10 @@ class Line:
     def receive(self, timeout: float = 0.3) -> Message | None:
         return self.run(self.channel.receive(timeout))
 
-    def receive_one(self, within: float = 30.0) -> Message:
+    def receive_one(self, within: float = 30.0, timeout: float = 0.3) -> Message:
         """The next message that comes in time."""
         deadline = self.clock.monotonic() + within
-        while (received := self.receive()) is None:
+        while (received := self.receive(timeout)) is None:
             assert self.clock.monotonic() < deadline
         return received
 

@@ -33,7 +33,7 @@ class Peer:
         """Calls that do not end before `may_go_on` is set."""
         self.may_go_on = Signal()
 
-    def note(self, call: str, *what: object) -> None:
+    def record(self, call: str, *what: object) -> None:
         self.calls.append((call, *what))
         self.threads[call] = threading.current_thread().name
         if call in self.failures:
@@ -54,14 +54,14 @@ class BlockingPeer(Peer):
         return cls()
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        self.note("prepare", subscriptions, publications)
+        self.record("prepare", subscriptions, publications)
 
     def consumer(self, subscription: Subscription) -> "BlockingPeer":
-        self.note("consumer", subscription)
+        self.record("consumer", subscription)
         return self
 
     def producer(self) -> "BlockingPeer":
-        self.note("producer")
+        self.record("producer")
         return self
 
     def _hold(self, call: str) -> None:
@@ -69,7 +69,7 @@ class BlockingPeer(Peer):
             CLOCK.wait(self.may_go_on, LIMIT)
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        self.note("receive", limit, timeout)
+        self.record("receive", limit, timeout)
         self.waiting.set()
         if not self.batches:
             CLOCK.wait(self.interrupted, timeout)
@@ -79,37 +79,37 @@ class BlockingPeer(Peer):
 
     def acknowledge(self, message: Message) -> None:
         self._hold("acknowledge")
-        self.note("acknowledge", message.id)
+        self.record("acknowledge", message.id)
 
     def nack(self, message: Message) -> None:
-        self.note("nack", message.id)
+        self.record("nack", message.id)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        self.note("requeue", message.id, delay, attempts)
+        self.record("requeue", message.id, delay, attempts)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        self.note("reject", message.id, rejection)
+        self.record("reject", message.id, rejection)
 
     def extend(self, message: Message) -> None:
-        self.note("extend", message.id)
+        self.record("extend", message.id)
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        self.note("hand_back", *(each.id for each in messages))
+        self.record("hand_back", *(each.id for each in messages))
 
     def purge(self) -> int:
-        self.note("purge")
+        self.record("purge")
         return 3
 
     def interrupt(self) -> None:
-        self.note("interrupt")
+        self.record("interrupt")
         self.interrupted.set()
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        self.note("send", *(each.id for each in messages), delay)
+        self.record("send", *(each.id for each in messages), delay)
 
     def close(self) -> None:
         self._hold("close")
-        self.note("close")
+        self.record("close")
 
 
 class AwaitingPeer(Peer):
@@ -123,18 +123,18 @@ class AwaitingPeer(Peer):
         return cls()
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        self.note("prepare", subscriptions, publications)
+        self.record("prepare", subscriptions, publications)
 
     async def async_consumer(self, subscription: Subscription) -> "AwaitingPeer":
-        self.note("consumer", subscription)
+        self.record("consumer", subscription)
         return self
 
     async def async_producer(self) -> "AwaitingPeer":
-        self.note("producer")
+        self.record("producer")
         return self
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        self.note("receive", limit, timeout)
+        self.record("receive", limit, timeout)
         self.waiting.set()
         if not self.batches:
             await CLOCK.wait_async(self.interrupted, timeout)
@@ -142,33 +142,33 @@ class AwaitingPeer(Peer):
 
     async def acknowledge(self, message: Message) -> None:
         await asyncio.sleep(0)
-        self.note("acknowledge", message.id)
+        self.record("acknowledge", message.id)
 
     async def nack(self, message: Message) -> None:
-        self.note("nack", message.id)
+        self.record("nack", message.id)
 
     async def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        self.note("requeue", message.id, delay, attempts)
+        self.record("requeue", message.id, delay, attempts)
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
-        self.note("reject", message.id, rejection)
+        self.record("reject", message.id, rejection)
 
     async def extend(self, message: Message) -> None:
-        self.note("extend", message.id)
+        self.record("extend", message.id)
 
     async def hand_back(self, messages: Sequence[Message]) -> None:
-        self.note("hand_back", *(each.id for each in messages))
+        self.record("hand_back", *(each.id for each in messages))
 
     async def purge(self) -> int:
-        self.note("purge")
+        self.record("purge")
         return 3
 
     def interrupt(self) -> None:
-        self.note("interrupt")
+        self.record("interrupt")
         self.interrupted.set()
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        self.note("send", *(each.id for each in messages), delay)
+        self.record("send", *(each.id for each in messages), delay)
 
     async def close(self) -> None:
-        self.note("close")
+        self.record("close")
