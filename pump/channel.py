@@ -154,17 +154,20 @@ class Channel:
         if self._trouble is not None:  # a broken channel, whoever met it: the pump has to wait before the next try
             trouble, self._trouble = self._trouble, None
             raise TransportError(f"the channel is made anew: {trouble}") from trouble
-        with self._opening:
+        consumer = self._consumer or self._opened()
+        if consumer.generation != self._generation:
+            self._drop_others(consumer)
+        return consumer
+
+    def _opened(self) -> Consumer:
+        with self._opening:  # two may ask for it at once, and there is one
             if self._consumer is None:
                 try:
                     self._consumer = self._open_consumer()
                 except Exception as error:
                     trouble = _as_transport_error(error, "opening")
                     raise trouble from trouble.__cause__
-            consumer = self._consumer
-        if consumer.generation != self._generation:
-            self._drop_others(consumer)
-        return consumer
+            return self._consumer
 
     def _drop_others(self, consumer: Consumer) -> None:
         with self._lock:

@@ -176,9 +176,12 @@ class Dispatch:
 class AsyncDispatch:
     """The same, awaited in this task. A lost lease cancels the handler, told apart from any other cancellation."""
 
-    __slots__ = ("_clock", "_processor", "_router", "_settler", "_stopping")
+    __slots__ = ("_clock", "_loop", "_processor", "_router", "_settler", "_stopping")
 
-    def __init__(self, router: Router, settler: Settler, stopping: Signal) -> None:
+    def __init__(
+        self, router: Router, settler: Settler, stopping: Signal, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._loop: Final = loop  # known, it need not be looked up for every message, which costs as much as mapping
         self._router: Final = router
         self._settler: Final = settler
         self._stopping: Final = stopping
@@ -196,7 +199,7 @@ class AsyncDispatch:
     async def _run(self, bound: Bound, message: Message, request: object) -> object:
         registration = bound.registration
         context = _TaskContext(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
-        context.task, context.asked = asyncio.current_task(), False
+        context.task, context.asked = asyncio.current_task(self._loop), False
         token = enter_context(context)
         try:
             handle = bound.handle()

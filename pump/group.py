@@ -184,7 +184,7 @@ class Group:
             clock,
             self._report,
         )
-        dispatch = AsyncDispatch(self._router, Settler(judge, channel), judge.stopping)
+        dispatch = AsyncDispatch(self._router, Settler(judge, channel), judge.stopping, self._loop)
         kind = ConcurrentProactor if rules.in_flight > 1 else Proactor
         return Running(judge, channel, kind(channel, dispatch, judge, rules, clock, empty_delay=self._empty_delay))
 

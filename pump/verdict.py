@@ -147,6 +147,9 @@ class Stopped(Enum):
     CONFIGURATION_ERROR = "configuration error"
 
 
+_TOLD: Final = (Requeue, Reject)
+"""Verdicts whose carrying out is worth a line in the log; a tuple, since every message pays for the question."""
+
 EXHAUSTED: Final = "attempts exhausted"
 PROCESS_DIED: Final = "process died"
 LEFT_TOO_OFTEN: Final = "left too often"
@@ -444,7 +447,7 @@ class Judge:
         if verdict.ends:
             self._unsettled = 0
             self._ledger.forget(message)
-        if isinstance(verdict, Requeue | Reject):
+        if isinstance(verdict, _TOLD):
             self._report.carried_out(message, verdict)
 
     def unsettled(self, message: Message, verdict: Verdict, error: BaseException) -> None:

@@ -94,7 +94,7 @@ def test_the_awaiting_twin_awaits_whatever_may_wait(awaiting: str) -> None:
 
 
 _NOTES_ITS_TASK = (
-    "        context.task, context.asked = (threading.current_task(), False)\n"  # as it reads made blocking
+    "        context.task, context.asked = (threading.current_task(self._loop), False)\n"  # as it reads made blocking
 )
 _GOES_ON_AFTER_ALL = """\
             if context.asked and context.task is not None:
@@ -102,6 +102,9 @@ _GOES_ON_AFTER_ALL = """\
 """
 
 DISPATCH_DIFFERS: Mapping[str, str] = {
+    "'_clock', '_loop', ": "'_clock', ",  # the loop that its tasks run in
+    ", loop: threading.AbstractEventLoop | None=None": "",
+    "        self._loop: Final = loop\n": "",
     "context = _TaskContext(": "context = Context(",  # its handler is ended by cancelling the task it runs in …
     "message.interrupt = context.interrupt": "message.interrupt = context.cancel",  # … which a thread cannot be
     _NOTES_ITS_TASK: "",
