@@ -10,6 +10,7 @@ from typing import Final
 from pump.async_channel import AsyncChannel
 from pump.clock import Clock
 from pump.message import Message
+from pump.own_task import own_task
 from pump.proactor import Proactor
 from pump.subscription import Subscription
 from pump.telemetry import log
@@ -74,7 +75,7 @@ class ConcurrentProactor(Proactor):
             message = self._channel.take()
             if message is None:
                 return
-            task = asyncio.get_running_loop().create_task(self._begun(message), name=f"pump-{message.id}")
+            task = own_task(self._begun(message), name=f"pump-{message.id}")
             self._tasks[task] = message
             task.add_done_callback(self._ended)
 

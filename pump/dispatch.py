@@ -12,6 +12,7 @@ from pump.delivery import Settler
 from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
 from pump.mapping import Mapper, MappingError, wire_type
 from pump.message import Message
+from pump.own_task import OwnTask, is_cancelled
 from pump.pipeline import Pipeline, build
 from pump.registry import Registration
 from pump.subscription import Subscription
@@ -216,6 +217,8 @@ class AsyncDispatch:
             if context.asked and context.task is not None:
                 context.task.uncancel()
             leave_context(token)
+            if isinstance(context.task, OwnTask) and context.task.by_itself:
+                await context.task.recover()
 
     async def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
         errors: list[BaseException] = []
@@ -255,5 +258,4 @@ class _TaskContext(Context):
 
 def _cancelled(error: BaseException) -> bool:
     """Whether this task itself was cancelled, rather than something that it awaited."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return isinstance(error, asyncio.CancelledError) and is_cancelled()

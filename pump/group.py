@@ -16,6 +16,7 @@ from pump.dispatch import AsyncDispatch, Dispatch, Router
 from pump.duration import seconds
 from pump.errors import ConfigurationError
 from pump.ledger import Ledger
+from pump.own_task import is_cancelled
 from pump.performer import Performer, PerformerState, ProactorPerformer, ReactorPerformer, Running
 from pump.plan import Plan
 from pump.proactor import Proactor
@@ -172,9 +173,7 @@ class Group:
 
     def _proactor(self) -> Running[AsyncChannel, Proactor]:
         rules, clock, transport = self.plan.rules, self._clock, awaiting(self._transport)
-        judge = Judge(
-            rules, self._ledger, clock, self._report, may_block=self.plan.may_block, cancelled=_task_is_cancelled
-        )
+        judge = Judge(rules, self._ledger, clock, self._report, may_block=self.plan.may_block, cancelled=is_cancelled)
         channel = AsyncChannel(
             lambda: transport.async_consumer(rules),
             rules,
@@ -187,9 +186,3 @@ class Group:
         dispatch = AsyncDispatch(self._router, Settler(judge, channel), judge.stopping, self._loop)
         kind = ConcurrentProactor if rules.in_flight > 1 else Proactor
         return Running(judge, channel, kind(channel, dispatch, judge, rules, clock, empty_delay=self._empty_delay))
-
-
-def _task_is_cancelled() -> bool:
-    """Whether this very task was cancelled: only its pump's own stop does that, or the end of the whole loop."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -16,6 +16,7 @@ from pump.channel import Channel
 from pump.clock import Clock, Signal
 from pump.concurrent import ConcurrentProactor
 from pump.duration import seconds
+from pump.own_task import is_cancelled, own_task
 from pump.proactor import Proactor
 from pump.reactor import Reactor
 from pump.report import Report
@@ -220,7 +221,7 @@ class ProactorPerformer(Performer[AsyncChannel, Proactor]):
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _start(self) -> None:
-        self._task = self._loop.create_task(self._supervise(), name=self.name)
+        self._task = own_task(self._supervise(), name=self.name)
 
     def _cancel(self) -> None:
         running, task = self._running, self._task
@@ -235,16 +236,10 @@ class ProactorPerformer(Performer[AsyncChannel, Proactor]):
                 try:
                     await self._begin().pump.run()
                 except BaseException as error:
-                    if _is_cancelled():
+                    if is_cancelled():
                         raise
                     await self._clock.wait_async(self._ending, self._died(error))
                 else:
                     return
         finally:
             self._end()
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was told to end; a CancelledError of something that it awaited is a death like any other."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

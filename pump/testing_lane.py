@@ -1,6 +1,5 @@
 """One subscription under test: the real judge, channel and pump, which tell what they do and pause where asked to."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pump.delivery import Settler
 from pump.dispatch import AsyncDispatch, Dispatch, Router, request_of
 from pump.ledger import Ledger
 from pump.message import Message
+from pump.own_task import is_cancelled
 from pump.plan import Plan
 from pump.proactor import Proactor
 from pump.reactor import Reactor
@@ -344,7 +344,7 @@ class Lane:
             self._clock,
             self._report,
             may_block=self.plan.may_block,
-            **({"cancelled": _task_is_cancelled} if awaits else {}),
+            **({"cancelled": is_cancelled} if awaits else {}),
         )
         judge.lane = self
         return judge
@@ -388,8 +388,3 @@ class Lane:
 
         kind = ConcurrentProactor if rules.in_flight > 1 else Proactor
         return kind(channel, handled, judge, rules, self._clock)
-
-
-def _task_is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

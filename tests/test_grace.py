@@ -4,7 +4,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -296,3 +297,48 @@ def test_every_stop_is_the_end_of_all_threads(kind: Kind) -> None:
         eventually(lambda: body.runs == 20)
 
     eventually(lambda: {each.name for each in set(threading.enumerate()) - before} <= {"pump-alarms"})
+
+
+async def _cancels_its_task_and_waits() -> None:
+    _cancel_this_task()
+    await asyncio.sleep(3600)
+
+
+async def _cancels_its_task_and_returns() -> None:
+    _cancel_this_task()
+
+
+async def _cancels_its_task_and_thinks_better_of_it() -> None:
+    _cancel_this_task()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(3600)
+
+
+def _cancel_this_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@AWAITING
+@pytest.mark.parametrize(
+    ("odd", "calls"),
+    [
+        (_cancels_its_task_and_waits, ["requeue", "acknowledge", "acknowledge"]),
+        (_cancels_its_task_and_returns, ["acknowledge", "acknowledge"]),
+        (_cancels_its_task_and_thinks_better_of_it, ["acknowledge", "acknowledge"]),
+    ],
+)
+def test_a_handler_that_cancels_the_task_it_runs_in_stops_nothing(
+    kind: Kind, odd: Callable[[], Awaitable[None]], calls: list[str]
+) -> None:
+    broker = Broker()
+    body = Outcomes(None)
+    handler = kind.handler(lambda order: body(order) or (odd() if body.runs == 1 else asyncio.sleep(0)))
+    with consuming_by(kind, handler, broker, requeue_backoff=(0.01, 0.01)) as dispatcher:
+        dispatcher.post_many([Order(1), Order(2)])
+        eventually(lambda: len(broker.named("acknowledge")) == 2)
+
+        assert sorted(broker.named("acknowledge", "requeue"), reverse=True) == sorted(calls, reverse=True)
+        assert dispatcher.states[0].restarts == 0
+        assert dispatcher.states[0].state is State.RUNNING

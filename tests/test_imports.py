@@ -12,9 +12,9 @@ from support.tree import modules
 
 LAYERS: tuple[str, ...] = (
     "capabilities clock dead_letter duration errors json_text message request subscription telemetry watermark",
-    "colour json_tree ledger loop_thread report",
+    "colour json_tree ledger loop_thread own_task report",
     "json_form verdict",
-    "context dataclass_codec intake transport",
+    "context dataclass_codec intake queue transport",
     "async_channel attribute bridge channel handler library_codec",
     "delivery mapping outlet pipeline",
     "registry surroundings",

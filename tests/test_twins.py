@@ -100,6 +100,10 @@ _GOES_ON_AFTER_ALL = """\
             if context.asked and context.task is not None:
                 context.task.uncancel()
 """
+_UNDOES_WHAT_IT_DID_ITSELF = """\
+            if isinstance(context.task, OwnTask) and context.task.by_itself:
+                context.task.recover()
+"""
 
 DISPATCH_DIFFERS: Mapping[str, str] = {
     "'_clock', '_loop', ": "'_clock', ",  # the loop that its tasks run in
@@ -109,6 +113,7 @@ DISPATCH_DIFFERS: Mapping[str, str] = {
     "message.interrupt = context.interrupt": "message.interrupt = context.cancel",  # … which a thread cannot be
     _NOTES_ITS_TASK: "",
     _GOES_ON_AFTER_ALL: "",  # takes the cancellation back
+    _UNDOES_WHAT_IT_DID_ITSELF: "",  # a handler may cancel the task it runs in
     "                if _cancelled(error):\n                    raise\n": "",  # the pump stops: no other handler
 }
 """All that Dispatch and AsyncDispatch do differently, as the awaiting one says it and as the blocking one does."""

@@ -1,0 +1,41 @@
+"""The asyncio task that a pump runs handlers in: it tells a stop from a handler that cancels the task it runs in."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class OwnTask(asyncio.Task[Result]):
+    """A task that counts the cancellations that came from the code it runs, not from whoever wants it to end."""
+
+    by_itself = 0
+
+    def cancel(self, msg: Any | None = None) -> bool:  # noqa: ANN401 - as asyncio has it
+        """As any task's."""
+        if asyncio.current_task() is self:
+            self.by_itself += 1
+        return super().cancel(msg)
+
+    async def recover(self) -> None:
+        """Take back what a handler did to its own task, which runs other messages after this one."""
+        while self.by_itself:
+            self.by_itself -= 1
+            self.uncancel()
+        with suppress(asyncio.CancelledError):  # asked for, not raised yet: the pump's next wait would raise it
+            await asyncio.sleep(0)
+        if self.cancelling():
+            raise asyncio.CancelledError
+
+
+def own_task(coroutine: Coroutine[Any, Any, Result], *, name: str) -> OwnTask[Result]:
+    """Run a coroutine in a task of its own, in the loop that runs here."""
+    return OwnTask(coroutine, loop=asyncio.get_running_loop(), name=name)
+
+
+def is_cancelled() -> bool:
+    """Whether this very task was told to end; a CancelledError of what it awaited is an error like any other."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
