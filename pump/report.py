@@ -3,6 +3,7 @@
 import logging
 from typing import Final
 
+from pump.errors import PublishError
 from pump.message import Message
 from pump.telemetry import Telemetry, log
 
@@ -68,8 +69,16 @@ class Report:
         self.telemetry.tell("settle_failed", channel=self._channel, message=message, error=error, cause=cause)
 
     def trouble(self, doing: str, error: BaseException) -> None:
-        """Something failed that is tried again, or that nothing depends on."""
-        log.warning("channel %s: %s failed: %s", self._channel, doing, str(error) or type(error).__name__)
+        """Something failed that is tried again, or that nothing depends on; an ERROR where trying again cannot help."""
+        lasting = isinstance(error, PublishError) and not error.retriable
+        text = "channel %s: %s failed: %s" + ("; its message stays, and comes again, until this is mended" * lasting)
+        log.log(
+            logging.ERROR if lasting else logging.WARNING,
+            text,
+            self._channel,
+            doing,
+            str(error) or type(error).__name__,
+        )
 
     def unsettled_for_long(self, message: Message) -> None:
         """A handler returned long ago; if nobody has settled its message since, say so: no lease frees it."""

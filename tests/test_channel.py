@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pump.errors import LeaseLost, PublishError, SetupError, TransportError
+from pump.errors import LeaseLost, PublishError, RejectMessageAction, SetupError, TransportError
 from pump.message import Message
 from support.channel_fixtures import MakeLine
 from support.channels import Line
@@ -356,3 +356,24 @@ def test_while_a_settlement_fails_nothing_more_is_asked_for(make_line: MakeLine)
 
     assert asked == [0, 0, 0]
     assert line.channel._troubled == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (PublishError("the dead letter is too large", sent=False, retriable=False), "ERROR"),
+        (PublishError("no confirmation came"), "WARNING"),
+    ],
+)
+def test_a_dead_letter_that_can_never_be_stored_is_told_of_as_an_error(
+    make_line: MakeLine, caplog: pytest.LogCaptureFixture, error: PublishError, level: str
+) -> None:
+    line = make_line(renew_lease=False)
+    line.script.put("1", lease=5.0)
+    received = line.receive_one()
+    line.script.fail("reject", error)
+
+    line.carry_out(line.judge.failed(received, RejectMessageAction("no")), received)
+
+    told = [record.levelname for record in caplog.records if str(error) in record.getMessage()]
+    assert told == [level]
