@@ -147,9 +147,7 @@ class Stopped(Enum):
     CONFIGURATION_ERROR = "configuration error"
 
 
-_TOLD: Final = (Requeue, Reject)
-"""Verdicts whose carrying out is worth a line in the log; a tuple, since every message pays for the question."""
-
+_TOLD: Final = (Requeue, Reject)  # a tuple, since every message pays for the question
 EXHAUSTED: Final = "attempts exhausted"
 PROCESS_DIED: Final = "process died"
 LEFT_TOO_OFTEN: Final = "left too often"
