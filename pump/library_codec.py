@@ -54,13 +54,14 @@ def codec_for(request_type: object) -> AnyCodec:
 
 
 def _library_codec(hint: object) -> "_StructCodec | _ModelCodec | None":
-    msgspec, pydantic = sys.modules.get("msgspec"), sys.modules.get("pydantic")
+    msgspec: Any = sys.modules.get("msgspec")
+    pydantic: Any = sys.modules.get("pydantic")
     origin: Any = get_origin(hint) or hint
     if not isinstance(origin, type):
         return None
-    if msgspec is not None and issubclass(origin, msgspec.Struct):
+    if hasattr(msgspec, "Struct") and issubclass(origin, msgspec.Struct):  # not while another thread imports it
         return _StructCodec(msgspec, hint, origin)
-    if pydantic is None:
+    if not hasattr(pydantic, "BaseModel"):
         return None
     if issubclass(origin, pydantic.BaseModel) or pydantic.dataclasses.is_pydantic_dataclass(origin):
         return _ModelCodec(pydantic, hint, origin)
@@ -83,8 +84,8 @@ def _foreign(hint: object) -> Form | None:
 
 
 def _constrains(metadata: object) -> bool:
-    msgspec = sys.modules.get("msgspec")
-    if msgspec is None or not isinstance(metadata, msgspec.Meta):
+    msgspec: Any = sys.modules.get("msgspec")
+    if not hasattr(msgspec, "Meta") or not isinstance(metadata, msgspec.Meta):
         return False
     return any(getattr(metadata, name, None) is not None for name in _CONSTRAINTS)
 

@@ -1284,3 +1284,15 @@ class TestMappersOfOnesOwn:
 
         with pytest.raises(TypeError, match="decode"):
             Half()  # type: ignore[abstract] # the point
+
+
+def test_a_library_that_another_thread_is_just_importing_has_no_types_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Priced:
+        price: Annotated[int, "in cents"]
+
+    for name in ("msgspec", "pydantic"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    assert library_codec._library_codec(Priced) is None
+    assert not library_codec._constrains("in cents")
