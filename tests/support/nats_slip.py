@@ -1,0 +1,139 @@
+"""One NatsMessage of either colour, on a real channel and judge, over a client that only notes what is published."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+
+from pump.colour import Colour
+from pump.delivery import Settler
+from pump.loop_thread import LoopThread
+from pump.message import Message
+from pump.telemetry import Telemetry
+from pump.transports.nats import AsyncNatsMessage, NatsMessage
+from pump.transports.nats_consumer import NatsConsumer, Receipt
+from pump.transports.nats_streams import Binding
+from support.channels import Line
+
+REPLY: Final = "$JS.ACK.ORDERS.worker.{delivered}.17.33.1700000000123456789.4"
+
+
+class Client:
+    """Notes what is published, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes]] = []
+        self.error: BaseException | None = None
+
+    async def publish(self, subject: str, payload: bytes = b"") -> None:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        self.published.append((subject, payload))
+
+    def new_inbox(self) -> str:
+        return "_INBOX.test"
+
+
+class FakeLink:
+    """A link whose state is the test's to say."""
+
+    prefix = "$JS.API"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.client = Client()
+        self.alive = True
+        self.closed = False
+        self.reconnects = 0
+
+    async def confirm(self, subject: str, body: bytes, _: float) -> None:
+        await self.client.publish(subject, body)
+
+
+class Slip:
+    """The message, and everything around it."""
+
+    def __init__(
+        self,
+        colour: Colour,
+        payload: object = None,
+        *,
+        delivered: int = 1,
+        headers: Mapping[str, Any] | None = None,
+        max_deliver: int | None = None,
+        reply: str = REPLY,
+        **rules: Any,
+    ) -> None:
+        self.line = Line(colour, **{"on_unhandled": "nak", "renew_lease": False, **rules})
+        self.line.script.broker_limit = max_deliver
+        self.thread = LoopThread("slip") if self.line.loop is None else None
+        home = self.line.loop if self.thread is None else self.thread.loop
+        assert home is not None
+        self.link = FakeLink(home)
+        self.client = self.link.client
+        consumer = self._consumer(max_deliver)
+        self.raw = Msg(
+            self.client,  # type: ignore[arg-type]
+            subject="orders.eu",
+            reply=reply.format(delivered=delivered),
+            data=b'{"sku":"tea"}',
+            headers=dict(headers) if headers is not None else None,
+        )
+        self.line.script.put("1", deliveries=delivered)
+        self.delivery: Message = self.line.receive_one()
+        self.delivery.receipt = Receipt(self.raw, consumer)
+        self.delivery.explicit = True
+        self._payload = payload
+        self._message: Any = None
+
+    @property
+    def message(self) -> Any:
+        """The message, made when it is first asked for."""
+        if self._message is None:
+            self._message = self.wrap(self.delivery)
+        return self._message
+
+    def wrap(self, delivery: Message) -> Any:
+        """A NatsMessage of a delivery, as the pump makes one."""
+        settler = Settler(self.line.judge, self.line.channel)
+        if self.line.loop is None:
+            return NatsMessage(delivery, self._payload, settler)
+        return self.run(self._make(delivery, settler))
+
+    async def _make(self, delivery: Message, settler: Settler) -> Any:
+        return AsyncNatsMessage(delivery, self._payload, settler)
+
+    def _consumer(self, max_deliver: int | None) -> NatsConsumer:
+        binding = Binding("ORDERS", "worker", ("orders.>",), "explicit", 30.0, (), max_deliver, -1, keeps_all=True)
+        options: Any = {"max_attempts": self.line.rules.max_attempts, "telemetry": Telemetry()}
+        graves: Any = None
+        link: Any = self.link
+        if self.thread is None:
+            return NatsConsumer(link, binding, graves, self.line.clock, **options)
+        return self.thread.run(self._made(link, binding, graves, options))
+
+    async def _made(self, link: Any, binding: Binding, graves: Any, options: Any) -> NatsConsumer:
+        return NatsConsumer(link, binding, graves, self.line.clock, **options)
+
+    def run(self, result: Coroutine[Any, Any, Any] | None) -> Any:
+        """What a call of the message gives, awaited where it has to be."""
+        if asyncio.iscoroutine(result):
+            assert self.line.loop is not None
+            return self.line.loop.run_until_complete(result)
+        return result
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Settle."""
+        self.run(getattr(self.message, name)(*arguments))
+
+    @property
+    def words(self) -> list[bytes]:
+        """What was said of the delivery."""
+        return [word for subject, word in self.client.published if subject == self.raw.reply]
+
+    def close(self) -> None:
+        self.line.end()
+        if self.thread is not None:
+            self.thread.close()
