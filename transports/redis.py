@@ -1,27 +1,28 @@
 """Redis: topics on streams, or on lists, with delays and dead letters. docs/redis.md says what is kept where."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Any, ClassVar, Final, Self, TypeVar
 from urllib.parse import parse_qsl
 
 from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.duration import Duration, seconds
-from pump.errors import ConfigurationError, PumpError
+from pump.errors import ConfigurationError, PublishError, PumpError, SetupError
+from pump.message import Message
 from pump.subscription import Missing, Publication, Subscription
 from pump.telemetry import log
-from pump.transports.redis_consumer import Layout, RedisConsumer
+from pump.transports.redis_consumer import Layout, Opening, RedisConsumer
 from pump.transports.redis_entries import BODY
-from pump.transports.redis_lists import ListConsumer, ListLayout
-from pump.transports.redis_names import Names, Seat, Seats
-from pump.transports.redis_producer import RedisProducer
-from pump.transports.redis_server import Server, split
-from pump.transports.redis_streams import StreamConsumer, StreamLayout
-from pump.transports.redis_wire import Wire
+from pump.transports.redis_lists import ListLayout
+from pump.transports.redis_names import Names, Seats
+from pump.transports.redis_streams import StreamLayout
+from pump.transports.redis_wire import Command, NotConnected, Reply, Server, Wire, split
+
+__all__ = ["RedisListTransport", "RedisProducer", "RedisTransport", "Server"]
 
 Named = TypeVar("Named")
 
@@ -30,6 +31,8 @@ LEASE: Final = 30.0
 LARGEST_BODY: Final = 512 * 1024 * 1024
 """What Redis takes as one value. docs/redis.md says how much less is wise."""
 LARGEST_HEADERS: Final = 64 * 1024
+AT_ONCE: Final = 500
+"""How many messages are sent before their answers are read."""
 FOR_EVER: Final = "forever"
 
 _PLACES: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -67,16 +70,73 @@ STREAMS: Final = Capabilities(
 LISTS: Final = replace(STREAMS, counts_deliveries=False, leases=False)
 
 
-class _Redis(ABC):
+class RedisProducer:
+    """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
+
+    def __init__(self, layout: Layout, capabilities: Capabilities, wire: Wire) -> None:
+        self._layout: Final = layout
+        self._capabilities: Final = capabilities
+        self._wire: Final = wire
+        self._closed = False
+
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """Store every message; a PublishError says what is known of those that were not confirmed."""
+        if self._closed:
+            raise PublishError("nothing was sent: the producer is closed", sent=False)
+        commands = [self._written(message, delay) for message in messages]
+        for start in range(0, len(commands), AT_ONCE):
+            self._store(commands[start : start + AT_ONCE], nothing_before=start == 0)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._closed = True
+        self._wire.close()
+
+    def _written(self, message: Message, delay: float) -> Command:
+        try:
+            _check_sizes(message, self._capabilities)
+            return self._layout.command(message, delay)
+        except (ValueError, ConfigurationError) as error:
+            text = f"nothing was sent: message {message.id} cannot be written: {error}"
+            raise PublishError(text, sent=False, retriable=False) from error
+
+    def _store(self, commands: Sequence[Command], *, nothing_before: bool) -> None:
+        replies: Sequence[Reply] = ()
+        try:
+            replies = self._wire.ask_all(commands)
+        except (NotConnected, SetupError) as error:
+            raise _failure(error, sent=False if nothing_before else None) from error
+        except PumpError as error:
+            raise _failure(error, sent=None) from error
+        failures = [reply for reply in replies if isinstance(reply, PumpError)]
+        if failures:
+            nothing = nothing_before and len(failures) == len(replies)
+            raise _failure(failures[0], sent=False if nothing else None) from failures[0]
+
+
+def _failure(error: PumpError, *, sent: bool | None) -> PublishError:
+    known = "nothing was sent" if sent is False else "not everything was confirmed"
+    return PublishError(f"{known}: {error}", sent=sent, retriable=not isinstance(error, SetupError))
+
+
+def _check_sizes(message: Message, capabilities: Capabilities) -> None:
+    headers = sum(len(word.encode()) for pair in message.header.headers.items() for word in pair)
+    sizes = (("body", len(message.body), capabilities.largest_body), ("headers", headers, capabilities.largest_headers))
+    for what, size, limit in sizes:
+        if limit is not None and size > limit:
+            raise ValueError(f"its {what} has {size} bytes, and {limit} are allowed")
+
+
+class _Redis:
     """What both kinds share: how they are made, and how consumers and producers are opened."""
 
     capabilities: Capabilities
+    _layout: Layout
     _schemes: ClassVar[Sequence[str]]
     _options: ClassVar[Mapping[str, Callable[[str], Any]]]
 
     def __init__(self, server: Server | None, lease: Duration, consumer: str, largest_body: int) -> None:
-        if not seconds(lease) > 0:
-            raise ConfigurationError(f"redis: lease must be longer than 0 s, not {lease}")
+        _check_lease(lease)
         if not 0 < largest_body <= LARGEST_BODY:
             raise ConfigurationError(f"redis: largest_body is at most {LARGEST_BODY} bytes, not {largest_body}")
         self.server: Final = Server() if server is None else server
@@ -112,13 +172,6 @@ class _Redis(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.server}>"
 
-    @property
-    @abstractmethod
-    def _layout(self) -> Layout: ...
-
-    @abstractmethod
-    def _consumer(self, names: Names, seat: Seat, missing: Missing, lease: float) -> RedisConsumer: ...
-
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what is missing, as each one says; SetupError names what is not there."""
         named = [(each.missing, Names(each)) for each in subscriptions]
@@ -148,9 +201,10 @@ class _Redis(ABC):
         """Open a consumer of the subscription's channel, created or validated as the subscription says."""
         names = Names(subscription)
         lease = self._lease if subscription.lease is None else seconds(subscription.lease)
+        _check_lease(lease)
         channel = f"{names.topic}\0{names.channel}"
         seat = self._seats.take(channel)
-        consumer = self._consumer(names, seat, subscription.missing, lease)
+        consumer = self._layout.consumer(Opening(self.server, self._clock, names, seat, subscription, lease))
         consumer.ended = lambda: self._seats.leave(channel, seat)
         consumer.open()
         return consumer
@@ -158,6 +212,11 @@ class _Redis(ABC):
     def producer(self) -> RedisProducer:
         """A producer, which connects when it first sends."""
         return RedisProducer(self._layout, self.capabilities, Wire(self.server, self._clock))
+
+
+def _check_lease(lease: Duration) -> None:
+    if not 0 < seconds(lease) < inf:
+        raise ConfigurationError(f"redis: a lease is longer than 0 s, and comes to an end: not {lease}")
 
 
 def _which(wanted: Sequence[tuple[Missing, Named]], missing: Missing) -> Sequence[Named]:
@@ -191,20 +250,10 @@ class RedisTransport(_Redis):
         keep: Duration | None = 0.0,
         largest_body: int = LARGEST_BODY,
     ) -> None:
-        super().__init__(server, lease, consumer, largest_body)
-        if keep is not None and not seconds(keep) >= 0:
+        if keep is not None and not 0 <= seconds(keep) < inf:
             raise ConfigurationError(f"redis: keep is 0 s or longer, or None, which is for ever, not {keep}")
-        self._keep: Final = None if keep is None else seconds(keep)
-        self._streams: Final = StreamLayout(prefix, body_field)
-
-    @property
-    def _layout(self) -> StreamLayout:
-        return self._streams
-
-    def _consumer(self, names: Names, seat: Seat, missing: Missing, lease: float) -> StreamConsumer:
-        return StreamConsumer(
-            self.server, self._clock, names, seat, missing, self._streams, lease=lease, keep=self._keep
-        )
+        super().__init__(server, lease, consumer, largest_body)
+        self._layout = StreamLayout(prefix, body_field, None if keep is None else seconds(keep))
 
 
 class RedisListTransport(_Redis):
@@ -228,11 +277,4 @@ class RedisListTransport(_Redis):
         largest_body: int = LARGEST_BODY,
     ) -> None:
         super().__init__(server, lease, consumer, largest_body)
-        self._lists: Final = ListLayout(prefix)
-
-    @property
-    def _layout(self) -> ListLayout:
-        return self._lists
-
-    def _consumer(self, names: Names, seat: Seat, missing: Missing, lease: float) -> ListConsumer:
-        return ListConsumer(self.server, self._clock, names, seat, missing, self._lists, lease=lease)
+        self._layout = ListLayout(prefix)

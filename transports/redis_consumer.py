@@ -4,30 +4,44 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pump.clock import Clock
 from pump.dead_letter import Rejection
-from pump.errors import LeaseLost, PumpError
+from pump.errors import LeaseLost, PumpError, SetupError, TransportError
 from pump.message import Message
-from pump.subscription import Missing
+from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport import new_generation
 from pump.transports.redis_names import Names, Seat
-from pump.transports.redis_server import Server
-from pump.transports.redis_wire import Command, NoGroup, Reply, Wire, reply_or_raise
+from pump.transports.redis_wire import Command, NoGroup, Reply, Server, Wire, reply_or_raise
 
 LOOK_SECONDS: Final = 0.5
 """How often to look for what comes otherwise than fresh. No read blocks for longer."""
 MOST_UNSAID: Final = 64
 LONGEST_UNSAID: Final = 0.02
 """How many acknowledgements wait to be said at one go, and for how many seconds."""
-AT_ONCE: Final = 500
 UNBLOCK_AGAIN_SECONDS: Final = 0.02
+PARKED_SECONDS: Final = 8.0
+"""After how long a message comes again that could not be given up."""
+
+
+class Opening(NamedTuple):
+    """What a consumer is opened with."""
+
+    server: Server
+    clock: Clock
+    names: Names
+    seat: Seat
+    rules: Subscription
+    lease: float
 
 
 class Layout(Protocol):
-    """How topics and channels are kept: made, looked for, and written to."""
+    """How topics and channels are kept: made, looked for, written to, and consumed from."""
+
+    def consumer(self, opening: Opening) -> "RedisConsumer":
+        """A consumer that is not open yet."""
 
     def command(self, message: Message, delay: float) -> Command:
         """What stores one message, at once or after the delay. ValueError where it cannot be written."""
@@ -50,23 +64,24 @@ class RedisConsumer(ABC):
 
     broker_limit: int | None = None
 
-    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
-        self, server: Server, clock: Clock, names: Names, seat: Seat, missing: Missing, layout: Layout
-    ) -> None:
+    def __init__(self, opening: Opening, layout: Layout) -> None:
         self.generation: Final = new_generation()
         self.ended: Callable[[], None] = lambda: None
         """Is told when the seat is free again."""
-        self._names: Final = names
-        self._seat: Final = seat
-        self._clock: Final = clock
-        self._missing: Final = missing
+        self._names: Final = opening.names
+        self._seat: Final = opening.seat
+        self._name: Final = opening.seat.new_name()
+        self._clock: Final = opening.clock
+        self._missing: Final = opening.rules.missing
+        self._max_attempts: Final = opening.rules.max_attempts
+        self._lease: Final = opening.lease
         self._layout: Final = layout
-        self._wire: Final = Wire(server, clock)
-        self._reading: Final = Wire(server, clock, patience=LOOK_SECONDS)
+        self._wire: Final = Wire(opening.server, opening.clock)
+        self._reading: Final = Wire(opening.server, opening.clock, patience=LOOK_SECONDS)
         self._look_at = 0.0
         self._blocked = False
         self._interrupted = False
-        self._unsaid: dict[Any, Message] = dict(seat.unsaid)
+        self._unsaid: dict[Any, Message] = {}
         self._unsaid_since = 0.0
         self._unsaid_lock: Final = threading.Lock()
         self._timed = False
@@ -87,8 +102,8 @@ class RedisConsumer(ABC):
         """Up to so many fresh messages, waiting for the first one for so many seconds at most."""
 
     @abstractmethod
-    def _acknowledgements(self, messages: Sequence[Message]) -> Sequence[Command]:
-        """The commands that acknowledge these; each replies which of its were another's by then."""
+    def _acknowledgements(self, messages: Sequence[Message], holder: str) -> Sequence[Command]:
+        """The commands that acknowledge these for their holder; each replies which of its were another's by then."""
 
     @abstractmethod
     def _handle(self, message: Message) -> Any:  # noqa: ANN401 - whatever can be a key
@@ -107,7 +122,7 @@ class RedisConsumer(ABC):
                 self._layout.declare(self._wire, self._names)
             elif self._missing == "validate":
                 self._layout.validate(self._wire, self._names)
-            self._flush()
+            self._repeat(self._seat)
             self._take_over()
         except BaseException:
             self._let_go()
@@ -181,30 +196,35 @@ class RedisConsumer(ABC):
         while not self.note(message):
             self._flush()
 
+    def _repeat(self, seat: Seat) -> None:
+        """Say what the last holder of the seat could not say."""
+        if seat.unsaid:
+            commands = self._acknowledgements(list(seat.unsaid.values()), seat.holder)
+            self._heard(seat.unsaid, self._wire.ask_all(commands))
+            seat.unsaid = {}
+
     def _flush(self) -> None:
         """Say what is to be acknowledged, now."""
-        unsaid = self._take_unsaid()
-        if unsaid:
-            try:
-                commands = self._acknowledgements(list(unsaid.values()))
-                self._heard(unsaid, self._wire.ask_all(commands))
-            except BaseException:
-                self._put_back(unsaid)
-                raise
+        self._say(self._wire)
 
     def _ask_while_reading(self, command: Command) -> Reply:
         """The reply to a command on the reading connection, at one go with what is to be acknowledged."""
+        (reply,) = self._say(self._reading, command)
+        return reply_or_raise(reply)
+
+    def _say(self, wire: Wire, *more: Command) -> Sequence[Reply]:
+        """Acknowledge what is to be; the replies to what is asked at one go with it."""
         unsaid = self._take_unsaid()
-        if not unsaid:
-            return self._reading.ask(command)
+        if not unsaid and not more:
+            return ()
         try:
-            commands = self._acknowledgements(list(unsaid.values()))
-            *answers, reply = self._reading.ask_all((*commands, command))
-            self._heard(unsaid, answers)
+            commands = self._acknowledgements(list(unsaid.values()), self._name) if unsaid else ()
+            replies = wire.ask_all((*commands, *more))
+            self._heard(unsaid, replies[: len(commands)])
         except BaseException:
             self._put_back(unsaid)
             raise
-        return reply_or_raise(reply)
+        return replies[len(commands) :]
 
     def _take_unsaid(self) -> dict[Any, Message]:
         with self._unsaid_lock:
@@ -257,9 +277,36 @@ class RedisConsumer(ABC):
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """A copy comes to this channel after the delay, and the original is gone: both, or neither."""
 
-    @abstractmethod
     def reject(self, message: Message, rejection: Rejection) -> None:
         """A dead letter is stored, and the original is gone: both, or neither."""
+        grave = self._names.grave(rejection.kind)
+        try:
+            self._bury(message, rejection, grave)
+        except (TransportError, SetupError):
+            self._remember(message, rejection)
+            raise
+        if grave is None:
+            log.error(
+                "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
+                message.id,
+                self._names.channel,
+                rejection.reason,
+            )
+
+    @abstractmethod
+    def _bury(self, message: Message, rejection: Rejection, grave: str | None) -> None:
+        """Store the dead letter there, or nowhere, and have the original gone."""
+
+    def _remember(self, message: Message, rejection: Rejection) -> None:
+        """A message whose attempts are spent, and which cannot be given up, comes again as one that has none left.
+
+        What keeps the channel may work where what keeps its dead letters does not; after a restart nobody would know.
+        """
+        if self._max_attempts is not None and message.attempts < self._max_attempts <= rejection.attempts:
+            try:
+                self.requeue(message, PARKED_SECONDS, rejection.attempts)
+            except PumpError as error:
+                log.warning("redis: message %s of %s stays where it is: %s", message.id, self._names.channel, error)
 
     @abstractmethod
     def extend(self, message: Message) -> None:
@@ -282,14 +329,6 @@ class RedisConsumer(ABC):
             done = 0
         if done != 1:
             raise LeaseLost(f"message {message.id} of {self._names.channel} is not this consumer's any more")
-
-    def _tell_of_nowhere(self, message: Message, rejection: Rejection) -> None:
-        log.error(
-            "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
-            message.id,
-            self._names.channel,
-            rejection.reason,
-        )
 
     # -- ending
 
@@ -315,8 +354,7 @@ class RedisConsumer(ABC):
                 self._names.channel,
                 len(unsaid),
             )
-        self._seat.unsaid.clear()
-        self._seat.unsaid.update(unsaid)
+            self._seat.unsaid, self._seat.holder = unsaid, self._name
         self._wire.close()
         self._reading.close()
         self.ended()

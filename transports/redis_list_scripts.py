@@ -6,7 +6,7 @@ script that has found it there. An element is known by its mark: how it begins, 
 
 from typing import Final
 
-from pump.transports.redis_envelopes import MARK
+from pump.transports.redis_entries import MARK
 from pump.transports.redis_wire import script
 
 _TIME: Final = """
@@ -38,6 +38,18 @@ end
 _RETURN: Final = """
 local function give_back(held, list)
   while redis.call('LMOVE', held, list, 'RIGHT', 'LEFT') do end
+end
+"""
+
+_TAKE: Final = """
+local function take(list, held, limit)
+  local found = {}
+  while #found < limit do
+    local element = redis.call('LMOVE', list, held, 'LEFT', 'RIGHT')
+    if not element then break end
+    found[#found + 1] = element
+  end
+  return found
 end
 """
 
@@ -109,11 +121,15 @@ return false
 ADOPT: Final = script(
     _RETURN
     + """
--- What an earlier life of this consumer has left goes back to where it was.
--- KEYS: channel's list, own list, sign of life, consumers. ARGV: me, lease in ms.
-give_back(KEYS[2], KEYS[1])
-redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
-redis.call('SADD', KEYS[4], ARGV[1])
+-- What earlier holders of this consumer's seat have left goes back to where it was. Their signs of life are left to
+-- end: what was asked for in their names may still come.
+-- KEYS: channel's list, own sign of life, consumers. ARGV: me, lease in ms, what names of the seat begin with, what own
+-- lists begin with.
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  if string.sub(name, 1, #ARGV[3]) == ARGV[3] then give_back(ARGV[4] .. name, KEYS[1]) end
+end
+redis.call('SET', KEYS[2], '1', 'PX', ARGV[2])
+redis.call('SADD', KEYS[3], ARGV[1])
 """
 )
 
@@ -127,6 +143,7 @@ LOOK: Final = script(
     _TIME
     + _SEND
     + _RETURN
+    + _TAKE
     + """
 -- What is due goes where it has to, what dead consumers have left goes back to where it was; then as TAKE.
 -- KEYS: channel's list, own list, sign of life, consumers, what comes later, topic's own list, topic's channels, what
@@ -157,26 +174,17 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
     redis.call('SREM', KEYS[4], name)
   end
 end
-local found = {}
-while #found < tonumber(ARGV[8]) do
-  local element = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
-  if not element then break end
-  found[#found + 1] = element
-end
-return {found, due}
+return {take(KEYS[1], KEYS[2], tonumber(ARGV[8])), due}
 """
 )
 
-TAKE: Final = script("""
+TAKE: Final = script(
+    _TAKE
+    + """
 -- KEYS: channel's list, own list. ARGV: limit. Gives elements.
-local found = {}
-while #found < tonumber(ARGV[1]) do
-  local element = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
-  if not element then break end
-  found[#found + 1] = element
-end
-return found
-""")
+return take(KEYS[1], KEYS[2], tonumber(ARGV[1]))
+"""
+)
 
 ACKNOWLEDGE: Final = script(
     _FIND
@@ -254,10 +262,9 @@ return removed
 LEAVE: Final = script(
     _RETURN
     + """
--- The consumer is no more, and what it has not settled is anybody's.
--- KEYS: channel's list, own list, sign of life, consumers. ARGV: me.
+-- What the consumer has not settled is anybody's, and it will soon be held for dead: what it had asked for may still
+-- come. KEYS: channel's list, own list, sign of life. ARGV: ms for which it is held to live.
 give_back(KEYS[2], KEYS[1])
-redis.call('DEL', KEYS[3])
-redis.call('SREM', KEYS[4], ARGV[1])
+redis.call('SET', KEYS[3], '1', 'PX', ARGV[1])
 """
 )

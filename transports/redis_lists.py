@@ -7,16 +7,13 @@ docs/redis.md tells of the keys.
 from collections.abc import Sequence
 from typing import Final
 
-from pump.clock import Clock
 from pump.dead_letter import Rejection, dead_letter
 from pump.errors import PumpError, SetupError
 from pump.message import Message
-from pump.subscription import Missing
 from pump.transports import redis_list_scripts as scripts
-from pump.transports.redis_consumer import LOOK_SECONDS, RedisConsumer
-from pump.transports.redis_envelopes import read, write
-from pump.transports.redis_names import Names, Seat, tag
-from pump.transports.redis_server import Server
+from pump.transports.redis_consumer import LOOK_SECONDS, Opening, RedisConsumer
+from pump.transports.redis_entries import seal, seal_copy, unseal
+from pump.transports.redis_names import Names, tag
 from pump.transports.redis_wire import Command, Wire
 
 BEATS: Final = 3
@@ -59,12 +56,16 @@ class ChannelKeys:
 class ListLayout:
     """How topics and channels are kept on lists."""
 
-    def __init__(self, prefix: str = "") -> None:
+    def __init__(self, prefix: str) -> None:
         self.prefix: Final = prefix
+
+    def consumer(self, opening: Opening) -> "ListConsumer":
+        """One that takes from the channel's list."""
+        return ListConsumer(opening, self)
 
     def command(self, message: Message, delay: float) -> Command:
         """An envelope for every channel that the topic has, or will have when it is due."""
-        envelope = write(message.header, message.body)
+        envelope = seal(message.header, message.body, topic=message.header.topic)
         topic = TopicKeys(message.header.topic, self.prefix)
         if delay > 0:
             return scripts.SEND_LATER.call([topic.later], round(delay * 1000), envelope)
@@ -109,26 +110,15 @@ class ListLayout:
 class ListConsumer(RedisConsumer):
     """One consumer of one channel on lists."""
 
-    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
-        self,
-        server: Server,
-        clock: Clock,
-        names: Names,
-        seat: Seat,
-        missing: Missing,
-        layout: ListLayout,
-        *,
-        lease: float,
-    ) -> None:
-        super().__init__(server, clock, names, seat, missing, layout)
-        self._keys: Final = ChannelKeys(names, layout.prefix, seat.name)
+    def __init__(self, opening: Opening, layout: ListLayout) -> None:
+        super().__init__(opening, layout)
+        self._keys: Final = ChannelKeys(self._names, layout.prefix, self._name)
         self._lists: Final = layout
-        self._lease: Final = lease
 
     def _take_over(self) -> None:
-        keys = self._keys
-        consumer = (keys.list, keys.held, keys.alive, keys.consumers)
-        self._wire.ask(scripts.ADOPT.call(consumer, self._seat.name, self._milliseconds))
+        keys = (self._keys.list, self._keys.alive, self._keys.consumers)
+        words = (self._name, self._milliseconds, self._seat.begin, self._keys.held_begin)
+        self._wire.ask(scripts.ADOPT.call(keys, *words))
         self._beat_later(self._lease / BEATS)
 
     @property
@@ -147,7 +137,7 @@ class ListConsumer(RedisConsumer):
         delay = self._lease / BEATS
         try:
             keys = (self._keys.alive, self._keys.consumers)
-            self._wire.ask(scripts.BEAT.call(keys, self._seat.name, self._milliseconds))
+            self._wire.ask(scripts.BEAT.call(keys, self._name, self._milliseconds))
         except PumpError:
             delay = min(delay, LOOK_SECONDS)
         self._beat_later(delay)
@@ -159,7 +149,7 @@ class ListConsumer(RedisConsumer):
         keys, topic = self._keys, self._keys.topic
         command = scripts.LOOK.call(
             (keys.list, keys.held, keys.alive, keys.consumers, keys.later, topic.list, topic.channels, topic.later),
-            *(self._seat.name, self._milliseconds, self._names.topic, self._names.channel),
+            *(self._name, self._milliseconds, self._names.topic, self._names.channel),
             *(topic.begin, keys.held_begin, keys.alive_begin, limit),
         )
         found, due = self._ask_while_reading(command)
@@ -175,7 +165,7 @@ class ListConsumer(RedisConsumer):
         return self._messages(found)
 
     def _messages(self, elements: Sequence[bytes]) -> Sequence[Message]:
-        return [read(element, topic=self._names.topic, generation=self.generation) for element in elements]
+        return [unseal(element, topic=self._names.topic, generation=self.generation) for element in elements]
 
     # -- verdicts
 
@@ -183,29 +173,25 @@ class ListConsumer(RedisConsumer):
         receipt = message.receipt
         return receipt if isinstance(receipt, bytes) else b""
 
-    def _acknowledgements(self, messages: Sequence[Message]) -> Sequence[Command]:
-        return [scripts.ACKNOWLEDGE.call([self._keys.held], *(self._handle(each) for each in messages))]
+    def _acknowledgements(self, messages: Sequence[Message], holder: str) -> Sequence[Command]:
+        return [scripts.ACKNOWLEDGE.call([self._keys.held_begin + holder], *(self._handle(each) for each in messages))]
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """A copy comes to the end of the channel's list, at once or when it is due; the original is gone."""
-        envelope = write(message.header, message.body, attempts=attempts, identity=message.identity)
+        envelope = seal_copy(message, attempts, self._clock.wall(), topic=self._names.topic)
         keys = (self._keys.held, self._keys.list, self._keys.later)
         words = (self._handle(message), round(delay * 1000), envelope)
         self._carry_out(message, scripts.REQUEUE.call(keys, *words))
         self._look_again(delay)
 
-    def reject(self, message: Message, rejection: Rejection) -> None:
-        """A dead letter is sent to the topic of dead letters, or to that of invalid messages."""
-        name = self._names.grave(rejection.kind)
-        words: tuple[str | bytes, ...] = ()
-        keys = [self._keys.held]
-        if name is not None:
-            grave = self._lists.grave(name)
-            keys += (grave.list, grave.channels)
-            words = (grave.topic, grave.begin, write(dead_letter(message, rejection), message.body))
-        self._carry_out(message, scripts.REJECT.call(keys, self._handle(message), *words))
-        if name is None:
-            self._tell_of_nowhere(message, rejection)
+    def _bury(self, message: Message, rejection: Rejection, grave: str | None) -> None:
+        keys, words = [self._keys.held], [self._handle(message)]
+        if grave is not None:
+            topic = self._lists.grave(grave)
+            keys += (topic.list, topic.channels)
+            letter = seal(dead_letter(message, rejection), message.body, topic=grave)
+            words += (topic.topic.encode(), topic.begin.encode(), letter)
+        self._carry_out(message, scripts.REJECT.call(keys, *words))
 
     def extend(self, message: Message) -> None:
         """It is ours for as long as we live; LeaseLost if we were held for dead."""
@@ -224,5 +210,4 @@ class ListConsumer(RedisConsumer):
 
     def _leave(self) -> None:
         keys = self._keys
-        consumer = (keys.list, keys.held, keys.alive, keys.consumers)
-        self._wire.ask(scripts.LEAVE.call(consumer, self._seat.name))
+        self._wire.ask(scripts.LEAVE.call([keys.list, keys.held, keys.alive], round(2 * LOOK_SECONDS * 1000)))

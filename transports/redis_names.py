@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pump.dead_letter import RejectionKind
@@ -46,17 +46,26 @@ class Names:
 
 
 class Seat:
-    """A consumer's name, which is one consumer's at a time, and what its last holder could not say any more."""
+    """A place that is one consumer's at a time, and what its last holder could not say any more.
 
-    def __init__(self, number: int, name: str) -> None:
+    Each holder has a name of its own, since what was asked for by the last one may still come to that one. All names
+    of a seat begin alike, so that the next one finds it.
+    """
+
+    def __init__(self, number: int, begin: str) -> None:
         self.number: Final = number
-        self.name: Final = name
-        self.unsaid: Final[dict[Any, Any]] = {}
-        """Acknowledgements that did not reach the server: whoever sits here next says them first."""
+        self.begin: Final = begin
+        self.unsaid: Mapping[Any, Any] = {}
+        """Acknowledgements that did not reach the server: whoever sits here next says them, in the holder's name."""
+        self.holder: str = ""
+
+    def new_name(self) -> str:
+        """The name of one more holder."""
+        return self.begin + secrets.token_hex(3)
 
 
 class Seats:
-    """The consumers' names of one process. One that is made anew gets its old name, and with it what was left."""
+    """The consumers' names of one process. One that is made anew gets its old seat, and with it what was left."""
 
     def __init__(self, name: str = "") -> None:
         if ":" in name:
@@ -77,7 +86,7 @@ class Seats:
                 free.sort(key=lambda seat: seat.number)
                 return free.pop(0)
             number = self._taken[channel] = self._taken.get(channel, 0) + 1
-            return Seat(number, f"{self._base}-{number}")
+            return Seat(number, f"{self._base}-{number}.")
 
     def leave(self, channel: str, seat: Seat) -> None:
         """Another may have it."""

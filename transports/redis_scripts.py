@@ -62,18 +62,27 @@ return false
 """)
 
 ADOPT: Final = script("""
--- What an earlier life of this consumer has left becomes anybody's, in its old order, counted as it is.
--- KEYS: streams. ARGV: group, me, nobody.
-for _, key in ipairs(KEYS) do
+-- What earlier holders of this consumer's seat have left becomes anybody's, in its old order, counted as it is.
+-- KEYS: streams. ARGV: group, me, nobody, what names of the seat begin with.
+local function adopt(key, name)
   local before
   while true do
-    local found = redis.call('XPENDING', key, ARGV[1], '-', '+', 500, ARGV[2])
+    local found = redis.call('XPENDING', key, ARGV[1], '-', '+', 500, name)
     if not found[1] or found[1][1] == before then break end
     before = found[1][1]
     local ids = {}
     for place, each in ipairs(found) do ids[place] = each[1] end
     ids[#ids + 1] = 'JUSTID'
     redis.call('XCLAIM', key, ARGV[1], ARGV[3], 0, unpack(ids))
+  end
+  if not redis.call('XPENDING', key, ARGV[1], '-', '+', 1, name)[1] then
+    redis.call('XGROUP', 'DELCONSUMER', key, ARGV[1], name)
+  end
+end
+
+for _, key in ipairs(KEYS) do
+  for _, each in ipairs(redis.call('XINFO', 'CONSUMERS', key, ARGV[1])) do
+    if each[2] ~= ARGV[2] and string.sub(each[2], 1, #ARGV[4]) == ARGV[4] then adopt(key, each[2]) end
   end
 end
 """)

@@ -9,18 +9,15 @@ from contextlib import suppress
 from math import inf
 from typing import Final, cast
 
-from pump.clock import Clock
 from pump.dead_letter import Rejection
 from pump.errors import SetupError
 from pump.message import Message
-from pump.subscription import Missing
 from pump.telemetry import log
 from pump.transports import redis_scripts as scripts
-from pump.transports.redis_consumer import AT_ONCE, LOOK_SECONDS, RedisConsumer
-from pump.transports.redis_entries import BODY, MOST_FIELDS, Reader, Receipt, copy, dead, write
-from pump.transports.redis_names import Names, Seat, tag
+from pump.transports.redis_consumer import LOOK_SECONDS, Opening, RedisConsumer
+from pump.transports.redis_entries import MOST_FIELDS, Reader, Receipt, copy, dead, write
+from pump.transports.redis_names import Names, tag
 from pump.transports.redis_scripts import NOBODY
-from pump.transports.redis_server import Server
 from pump.transports.redis_wire import Command, NoGroup, Wire
 
 TIDY_SECONDS: Final = 2.0
@@ -53,9 +50,14 @@ def later(stream: str) -> tuple[str, str]:
 class StreamLayout:
     """How topics and channels are kept on streams."""
 
-    def __init__(self, prefix: str = "", body_field: str = BODY) -> None:
-        self.body_field: Final = body_field
+    def __init__(self, prefix: str, body_field: str, keep: float | None) -> None:
         self.prefix: Final = prefix
+        self.body_field: Final = body_field
+        self.keep: Final = keep
+
+    def consumer(self, opening: Opening) -> "StreamConsumer":
+        """One that reads as a member of the channel's group."""
+        return StreamConsumer(opening, self)
 
     def command(self, message: Message, delay: float) -> Command:
         """An entry of the topic's stream, or of what is added to it when it is due."""
@@ -99,33 +101,21 @@ class StreamLayout:
 class StreamConsumer(RedisConsumer):
     """One consumer of one channel on streams."""
 
-    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
-        self,
-        server: Server,
-        clock: Clock,
-        names: Names,
-        seat: Seat,
-        missing: Missing,
-        layout: StreamLayout,
-        *,
-        lease: float,
-        keep: float | None,
-    ) -> None:
-        super().__init__(server, clock, names, seat, missing, layout)
-        self._keys: Final = StreamKeys(names, layout.prefix)
+    def __init__(self, opening: Opening, layout: StreamLayout) -> None:
+        super().__init__(opening, layout)
+        self._keys: Final = StreamKeys(self._names, layout.prefix)
         self._prefix: Final = layout.prefix
-        self._us: Final = (names.channel, seat.name)
-        self._lease: Final = lease
-        self._keep: Final = -1 if keep is None else round(keep * 1000)
-        self._reader: Final = Reader(names.topic, self._keys.streams[0], self.generation, layout.body_field)
+        self._us: Final = (self._names.channel, self._name)
+        self._keep: Final = -1 if layout.keep is None else round(layout.keep * 1000)
+        self._reader: Final = Reader(self._names.topic, self._keys.streams[0], self.generation, layout.body_field)
         self._claim_at = 0.0
-        self._tidy_at = clock.monotonic() + TIDY_SECONDS
+        self._tidy_at = self._clock.monotonic() + TIDY_SECONDS
 
     def _take_over(self) -> None:
         main, own = self._keys.streams
-        self._wire.ask(scripts.ADOPT.call([main], *self._us, NOBODY))
+        self._wire.ask(scripts.ADOPT.call([main], *self._us, NOBODY, self._seat.begin))
         self._wire.ask(scripts.DECLARE.call([own], self._names.channel, 1))  # a group of another's making has none
-        self._wire.ask(scripts.ADOPT.call([own], *self._us, NOBODY))
+        self._wire.ask(scripts.ADOPT.call([own], *self._us, NOBODY, self._seat.begin))
 
     # -- receiving
 
@@ -135,7 +125,7 @@ class StreamConsumer(RedisConsumer):
         keys = (*self._keys.streams, *self._keys.topic_later, *self._keys.later)
         claims = now >= self._claim_at
         lease = max(1, round(self._lease * 1000)) if claims else 0
-        command = scripts.LOOK.call(keys, *self._us, NOBODY, min(limit, AT_ONCE), lease)
+        command = scripts.LOOK.call(keys, *self._us, NOBODY, limit, lease)
         found, due, lost = self._ask_while_reading(command)
         full = len(found) >= limit
         if claims and not full:
@@ -167,6 +157,7 @@ class StreamConsumer(RedisConsumer):
         gone = round(GONE_SECONDS * 1000)
         try:
             self._reading.ask(scripts.TIDY.call(self._keys.streams, *self._us, NOBODY, self._keep, gone))
+            self._reading.ask(scripts.ADOPT.call(self._keys.streams, *self._us, NOBODY, self._seat.begin))
         except SetupError as error:  # messages flow all the same
             self._tidy_at = inf
             log.warning("redis: the stream of %s is not trimmed: %s", self._names.topic, error)
@@ -177,20 +168,16 @@ class StreamConsumer(RedisConsumer):
         receipt = cast("Receipt", message.receipt)
         return (receipt.stream, receipt.id)
 
-    def _acknowledgements(self, messages: Sequence[Message]) -> Sequence[Command]:
+    def _acknowledgements(self, messages: Sequence[Message], holder: str) -> Sequence[Command]:
         ids: dict[int, list[bytes]] = {1: [], 2: []}
         for message in messages:
             stream, id = self._handle(message)  # noqa: A001 - its name
             ids[stream].append(id)
-        return [
-            self._acknowledgement(stream, each[start : start + AT_ONCE])
-            for stream, each in ids.items()
-            for start in range(0, len(each), AT_ONCE)
-        ]
+        return [self._acknowledgement(holder, stream, each) for stream, each in ids.items() if each]
 
-    def _acknowledgement(self, stream: int, ids: Sequence[bytes]) -> Command:
+    def _acknowledgement(self, holder: str, stream: int, ids: Sequence[bytes]) -> Command:
         times = [int(id.partition(b"-")[0]) for id in ids]  # noqa: A001 - its name
-        words = (*self._us, self._deletes(stream), min(times), max(times))
+        words = (self._names.channel, holder, self._deletes(stream), min(times), max(times))
         return scripts.ACKNOWLEDGE.call([self._key(stream)], *words, b" ".join(ids))
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
@@ -198,13 +185,11 @@ class StreamConsumer(RedisConsumer):
         stream, id = self._handle(message)  # noqa: A001 - its name
         keys = (self._key(stream), self._key(2), *self._keys.later)
         words = (*self._us, id, self._deletes(stream), round(delay * 1000))
-        self._carry_out(message, scripts.REQUEUE.call(keys, *words, *copy(message, attempts)))
+        self._carry_out(message, scripts.REQUEUE.call(keys, *words, *copy(message, attempts, self._clock.wall())))
         self._look_again(delay)
 
-    def reject(self, message: Message, rejection: Rejection) -> None:
-        """A dead letter is an entry of the dead-letter stream, or of that of invalid messages."""
+    def _bury(self, message: Message, rejection: Rejection, grave: str | None) -> None:
         stream, id = self._handle(message)  # noqa: A001 - its name
-        grave = self._names.grave(rejection.kind)
         letter = [] if grave is None else dead(message, rejection)
         if grave is not None and len(letter) > MOST_WORDS:  # a stranger's: stored first, since both at once cannot be
             self._wire.ask(("XADD", self._prefix + grave, "*", *letter))
@@ -212,8 +197,6 @@ class StreamConsumer(RedisConsumer):
         graves = [self._prefix + grave] if grave is not None and letter else []
         words = (*self._us, id, self._deletes(stream), *letter)
         self._carry_out(message, scripts.REJECT.call([self._key(stream), *graves], *words))
-        if grave is None:
-            self._tell_of_nowhere(message, rejection)
 
     def extend(self, message: Message) -> None:
         """It is not idle, as others see it, for one more lease from now on."""
@@ -225,11 +208,9 @@ class StreamConsumer(RedisConsumer):
     def hand_back(self, messages: Sequence[Message]) -> None:
         """They are nobody's, whose are the first that anybody looks for; their deliveries are not counted."""
         self._flush()
-        for start in range(0, len(messages), AT_ONCE):
-            some = messages[start : start + AT_ONCE]
-            words = [word for each in some for word in (*self._handle(each), each.deliveries - 1)]
-            with suppress(NoGroup):  # with it, all that was pending is gone
-                self._wire.ask(scripts.HAND_BACK.call(self._keys.streams, *self._us, NOBODY, *words))
+        words = [word for each in messages for word in (*self._handle(each), each.deliveries - 1)]
+        with suppress(NoGroup):  # with it, all that was pending is gone
+            self._wire.ask(scripts.HAND_BACK.call(self._keys.streams, *self._us, NOBODY, *words))
         self._look_again()
 
     def purge(self) -> int:

@@ -1,18 +1,21 @@
-"""Connections to Redis, and what its errors mean: none of the client's own leaves this file."""
+"""Where Redis is, connections to it, and what its errors mean: none of the client's own leaves this file."""
 
 import hashlib
+import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, NamedTuple, Self, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis import connection as client
 from redis import exceptions
 
 from pump.clock import Clock
-from pump.duration import seconds
-from pump.errors import PumpError, SetupError, TransportError
-from pump.transports.redis_server import Server
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError, PumpError, SetupError, TransportError
 
 Word: TypeAlias = str | bytes | int | float
 Command: TypeAlias = Sequence[Word]
@@ -23,7 +26,91 @@ BRISK: Final = 0.05
 SILENT: Final = 1.0
 """Seconds for which a connection was not used, after which it is looked at, or asked, whether it still is one."""
 
+PORT: Final = 6379
+TIMEOUT: Final = 5.0
+
 _scripts: Final[dict[str, str]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """One Redis, or a fork of it, and how to talk to it. Checked when made."""
+
+    host: str = "localhost"
+    port: int = PORT
+    db: int = 0
+    user: str = ""
+    password: str = field(default="", repr=False)
+    socket_file: str = ""
+    """A Unix socket, instead of host and port."""
+    tls: bool = False
+    ca_file: str | None = None
+    """Whom to trust; by default whom the system trusts."""
+    cert_file: str | None = None
+    """Our own certificate, where the server asks for one."""
+    key_file: str | None = None
+    timeout: Duration = TIMEOUT
+    """How long an answer is waited for, in seconds, beyond the time for which it was asked to wait itself."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65_536 or self.db < 0:  # noqa: PLR2004 - the highest port there is
+            raise ConfigurationError(f"redis: there is no port {self.port}, or no database {self.db}")
+        if not 0 < seconds(self.timeout) < inf:
+            raise ConfigurationError(f"redis: timeout is longer than 0 s, and comes to an end: not {self.timeout}")
+        if not self.tls and (self.ca_file or self.cert_file or self.key_file):
+            raise ConfigurationError("redis: ca_file, cert_file and key_file need TLS, as in rediss://")
+        if self.tls and self.socket_file:
+            raise ConfigurationError("redis: a Unix socket has no TLS")
+
+    @classmethod
+    def from_parts(cls, parts: SplitResult, options: Mapping[str, Any]) -> Self:
+        """The server of a URL, whose options are read already; a ValueError says what of it makes no sense."""
+        place: dict[str, Any] = {"tls": parts.scheme.startswith("rediss"), **options}
+        if parts.hostname:
+            place["host"] = unquote(parts.hostname)
+        if (port := _port(parts)) is not None:
+            place["port"] = port
+        if parts.username:
+            place["user"] = unquote(parts.username)
+        if parts.password is not None:
+            place["password"] = unquote(parts.password)
+        if parts.path not in {"", "/"}:
+            place["db"] = _database(parts.path)
+        return cls(**place)
+
+    def __str__(self) -> str:
+        place = self.socket_file or f"{self.host}:{self.port}"
+        return f"Redis at {place}" + (f", database {self.db}" if self.db else "")
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a URL; a ConfigurationError never shows it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    if parts is None or parts.fragment:
+        raise ConfigurationError(
+            "this redis:// URL makes no sense: redis://user:password@host:port/database?option=value, "
+            "with what is special in a password written as %40"
+        )
+    return parts
+
+
+def _port(parts: SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError:  # its words show the URL's
+        raise ConfigurationError(
+            "redis: the URL's port is no number, or its password has a / that is not written as %2F"
+        ) from None
+
+
+def _database(path: str) -> int:
+    try:
+        return int(path[1:])
+    except ValueError:  # it may be the end of a password
+        raise ConfigurationError("redis: the URL's path is the number of a database, as in redis://host/0") from None
 
 
 class NotConnected(TransportError):  # noqa: N818 - it says what is the matter
@@ -173,6 +260,7 @@ def _unconnected(error: Exception, server: Server) -> PumpError:
 _ANSWERS: Final[Sequence[tuple[str, type[PumpError], str]]] = (
     ("NOSCRIPT", _NoScript, "the script is not known"),
     ("NOGROUP", NoGroup, "the stream or its group is not there"),
+    ("no such key", NoGroup, "the stream is not there"),
     ("UNBLOCKED", NoGroup, "the stream is not there any more"),
     ("WRONGTYPE", SetupError, "a key is in use for something else"),
     ("NOAUTH", SetupError, "the server wants a login"),
@@ -212,8 +300,10 @@ def _words(error: BaseException) -> str:
 
 def _connection(server: Server, patience: float) -> Any:  # noqa: ANN401 - the client's is half typed
     timeout = seconds(server.timeout)
-    options = {
-        **server.login,
+    options: dict[str, Any] = {
+        "db": server.db,
+        "username": server.user or None,
+        "password": server.password or None,
         "protocol": 2,
         "socket_timeout": timeout + patience,  # redis-py's own default would end a read that is to block for longer
         "socket_connect_timeout": timeout,
@@ -221,6 +311,14 @@ def _connection(server: Server, patience: float) -> Any:  # noqa: ANN401 - the c
     kinds: Any = client
     if server.socket_file:
         return kinds.UnixDomainSocketConnection(path=server.socket_file, **options)
-    if server.tls:
-        return kinds.SSLConnection(host=server.host, port=server.port, **server.encryption, **options)
-    return kinds.Connection(host=server.host, port=server.port, **options)
+    if not server.tls:
+        return kinds.Connection(host=server.host, port=server.port, **options)
+    try:
+        context = ssl.create_default_context(cafile=server.ca_file)
+        if server.cert_file:
+            context.load_cert_chain(server.cert_file, server.key_file)
+    except OSError as error:
+        named = ", ".join(file for file in (server.ca_file, server.cert_file, server.key_file) if file)
+        raise SetupError(f"redis: a certificate cannot be used ({named}): {error}") from error
+    files = {"ssl_ca_certs": server.ca_file, "ssl_certfile": server.cert_file, "ssl_keyfile": server.key_file}
+    return kinds.SSLConnection(host=server.host, port=server.port, **files, **options)

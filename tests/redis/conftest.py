@@ -13,6 +13,24 @@ from support.redis_bench import ListBench, RedisBench, StreamBench
 from support.redis_works import Works
 
 
+def brisk(server: Redis) -> Redis:
+    """The server, which ends a read that waits in vain within 10 ms of its time, not within 100: tests wait a lot."""
+    server._options["hz"] = "100"
+    with server.client() as client:
+        client.config_set("hz", 100)
+    return server
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_server: Redis) -> Redis:
+    return brisk(redis_server)
+
+
+@pytest.fixture(scope="session")
+def second_redis_server(second_redis_server: Redis) -> Redis:
+    return brisk(second_redis_server)
+
+
 @pytest.fixture
 def streams(redis_server: Redis) -> Iterator[StreamBench]:
     with ExitStack() as stack:

@@ -2,9 +2,9 @@
 
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -13,9 +13,11 @@ import pytest
 from brokers.redis import Redis
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction, PumpError
+from pump.transports import redis_consumer, redis_streams
+from pump.transports.redis_consumer import RedisConsumer
 from support.programs import Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
-from support.redis_bench import REJECTED, ListBench, RedisBench, StreamBench, receive
+from support.redis_bench import REJECTED, ListBench, RedisBench, StreamBench, dead, left, receive
 from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
 
@@ -26,6 +28,7 @@ FAST: dict[str, Any] = {
     "requeue_backoff": (0.01, 0.05),
     "dont_ack_delay": 0.0,
     "failure_backoff": (0.1, 0.5),
+    "lease": 1.0,
 }
 
 Running = Callable[[Dispatcher], Dispatcher]
@@ -59,9 +62,12 @@ class Shop:
     @property
     def dead(self) -> int:
         """How many dead letters there are."""
-        with self.server.client() as client:
-            name = f"{self.topic}.dead"
-            return int({b"stream": client.xlen, b"list": client.llen}.get(client.type(name), lambda _: 0)(name))
+        return dead(self.server, self.topic)
+
+    def ends(self) -> None:
+        """Wait until there is one dead letter, and nothing else: nothing is left that could be run."""
+        eventually(lambda: self.dead == 1)
+        eventually(lambda: left(self.server, self.topic) == 0)
 
 
 @pytest.fixture
@@ -74,8 +80,7 @@ def test_what_always_fails_runs_as_often_as_it_may_and_is_one_dead_letter(shop: 
 
     running(shop.dispatcher(failing)).post_many([Order(1)])
 
-    eventually(lambda: shop.dead == 1)
-    time.sleep(0.2)
+    shop.ends()
     assert failing.runs == 3
     assert shop.dead == 1
 
@@ -85,11 +90,9 @@ def test_a_restart_in_between_gives_no_run_more(shop: Shop) -> None:
     with shop.dispatcher(failing, requeue_backoff=(0.3, 0.3)) as first:
         first.post_many([Order(1)])
         eventually(lambda: failing.runs == 1)
-        time.sleep(0.1)
 
     with shop.dispatcher(failing):
-        eventually(lambda: shop.dead == 1)
-        time.sleep(0.2)
+        shop.ends()
 
     assert failing.runs == 3
 
@@ -101,14 +104,31 @@ def test_leaving_a_message_fifty_times_spends_nothing(shop: Shop) -> None:
         first.post_many([Order(1)])
         eventually(lambda: wilful.runs >= 20)
     with shop.dispatcher(wilful, may_block=True):
-        eventually(lambda: shop.dead == 1)
-        time.sleep(0.2)
+        shop.ends()
 
     assert wilful.runs == 50 + 3
 
 
-def test_no_run_more_while_a_dead_letter_cannot_be_stored(shop: Shop, running: Running) -> None:
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[object]:
+    """What grows by one with each call of the method."""
+    calls, method = list[object](), getattr(owner, name)
+
+    def counted(*arguments: object) -> object:
+        calls.append(arguments)
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_run_more_where_a_dead_letter_could_not_be_stored(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    monkeypatch.setattr(redis_consumer, "PARKED_SECONDS", 0.1)
     failing = Outcomes(ValueError("no tea"))
+    failures = count_calls(monkeypatch, RedisConsumer, "_remember")
+    openings = count_calls(monkeypatch, RedisConsumer, "open")
     with shop.server.client() as client:
 
         def handle(order: Order) -> object:
@@ -116,12 +136,17 @@ def test_no_run_more_while_a_dead_letter_cannot_be_stored(shop: Shop, running: R
             client.set(f"{shop.topic}.dead", "in the way")
             return failing(order)
 
-        running(shop.dispatcher(handle)).post_many([Order(1)])
-        eventually(lambda: failing.runs == 3)
-        time.sleep(1.0)
-        client.delete(f"{shop.topic}.dead")
+        with shop.dispatcher(handle) as dispatcher:
+            dispatcher.post_many([Order(1)])
+            eventually(lambda: failures and len(failures) + len(openings) > 2)  # and the channel has tried again
+            if not restarted:
+                client.delete(f"{shop.topic}.dead")
+                shop.ends()
+        if restarted:
+            client.delete(f"{shop.topic}.dead")
+            with shop.dispatcher(handle):
+                shop.ends()
 
-    eventually(lambda: shop.dead == 1)
     assert failing.runs == 3
 
 
@@ -154,51 +179,53 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     assert set(works.runs) == {*everything, "killer"}
 
 
-# -- Z-12
+# -- both, or neither
 
 
 @pytest.mark.requirement("Z-12")
+@pytest.mark.parametrize("verdict", ["reject", "requeue"])
 @pytest.mark.parametrize("kind_of_bench", [StreamBench, ListBench], ids=["streams", "lists"])
-def test_a_server_killed_in_the_midst_of_rejections_has_each_message_once(
-    kind_of_bench: type[RedisBench],
+def test_a_server_killed_in_the_midst_of_verdicts_has_each_message_once(
+    kind_of_bench: type[RedisBench], verdict: str
 ) -> None:
-    from contextlib import ExitStack
-
     with Redis(append_fsync="always") as server, ExitStack() as stack:
         bench = kind_of_bench(server, stack)
         consumer = bench.consumer()
         bench.post(*map(str, range(300)))
         messages = receive(consumer, 300)
-        rejecting = threading.Event()
+        settling = threading.Event()
 
-        def reject() -> None:
+        def settle() -> None:
             for number, message in enumerate(messages):
                 if number == 100:
-                    rejecting.set()
+                    settling.set()
                 try:
-                    consumer.reject(message, REJECTED)
+                    if verdict == "reject":
+                        consumer.reject(message, REJECTED)
+                    else:
+                        consumer.requeue(message, 60.0, 1)
                 except PumpError:
                     return
 
-        thread = threading.Thread(target=reject)
+        thread = threading.Thread(target=settle)
         thread.start()
-        rejecting.wait(30.0)
+        settling.wait(30.0)
         server.kill()
         thread.join(30.0)
         server.start()
 
         bench.client = stack.enter_context(server.client())
-        graves, rest = bench.depth(bench.grave), bench.in_hand
-        assert graves >= 100
-        assert graves + rest == 300
+        moved = bench.depth(bench.grave) if verdict == "reject" else bench.client.zcard(bench.key("due"))
+        assert moved >= 100
+        assert moved + bench.in_hand == 300
+        if verdict == "requeue" and isinstance(bench, StreamBench):
+            assert bench.depth(bench.key("later")) == moved
 
 
 @pytest.mark.requirement("Z-12")
 def test_a_dead_letter_outlives_what_is_removed_from_its_topic(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pump.transports import redis_streams
-
     monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
     consumer = streams.consumer()
     streams.post("1")

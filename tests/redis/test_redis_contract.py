@@ -5,15 +5,23 @@ import pytest
 from brokers.redis import Redis
 from pump.testing_contract import TransportContract
 from pump.transport import Transport
-from pump.transports.redis import RedisListTransport, RedisTransport
-from pump.transports.redis_envelopes import MAGIC
-from pump.transports.redis_server import Server
+from pump.transports import redis_consumer, redis_lists, redis_streams
+from pump.transports.redis import RedisListTransport, RedisTransport, Server
+from pump.transports.redis_entries import MAGIC
 
 
 class RedisContract(TransportContract):
-    """On a server that may be restarted."""
+    """On a server that may be restarted. What is looked for every so often is looked for more often than usual."""
 
     broker: Redis
+    silence_seconds = 0.25
+    delay_seconds = 0.4
+    lease_seconds = 0.6
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (redis_consumer, redis_lists, redis_streams):
+            monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
 
     @pytest.fixture(autouse=True)
     def _on(self, own_redis_server: Redis) -> None:
@@ -48,3 +56,25 @@ class TestLists(RedisContract):
         with self.broker.client() as client:
             client.rpush(topic, body)
         return body
+
+
+@pytest.mark.long
+class TestStreamsUnhurried(TestStreams):
+    silence_seconds = 0.6
+    delay_seconds = 1.0
+    lease_seconds = 2.0
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self) -> None:
+        """As it is."""
+
+
+@pytest.mark.long
+class TestListsUnhurried(TestLists):
+    silence_seconds = 0.6
+    delay_seconds = 1.0
+    lease_seconds = 2.0
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self) -> None:
+        """As it is."""

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pump.message import Header, Message
 from pump.transports import redis_entries as entries
-from pump.transports import redis_envelopes as envelopes
 from pump.transports.redis_entries import Reader, Receipt
 from support.redis_bench import REJECTED
 
@@ -28,7 +27,7 @@ HEADERS = st.builds(
     timestamp=st.floats(0, allow_infinity=False, allow_nan=False),
     headers=st.dictionaries(TEXT | st.sampled_from(["id", "body", "time", "header:x", "pump-identity"]), TEXT),
 )
-NAMES = st.sampled_from(["id", "kind", "headers", "timestamp", "attempts", "key", "identity", "x"])
+NAMES = st.sampled_from(["id", "kind", "time", "pump-attempts", "key", "pump-identity", "x"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner))
 READER = Reader("orders", "shop:orders", 7)
@@ -72,7 +71,7 @@ def test_any_entry_is_a_message(fields: list[bytes]) -> None:
 
     assert message.identity
     assert bool(message.fault) == (b"body" not in fields[::2])
-    for copied in (entries.copy(message, 2), entries.dead(message, REJECTED)):
+    for copied in (entries.copy(message, 2, 9.0), entries.dead(message, REJECTED)):
         again = entry(*encoded(copied))
         assert (again.body, bool(again.fault)) == (message.body, bool(message.fault))
 
@@ -118,12 +117,14 @@ def test_a_copy_says_how_many_attempts_are_behind_it_and_stays_itself() -> None:
     stranger = entry(b"body", b"x", b"pump-attempts", b"1")
     named = entry(b"body", b"x", b"id", b"a")
 
-    again = Reader("orders", "shop:orders", 7).read(Receipt(2, b"9-9", 1, encoded(entries.copy(stranger, 2))), 0.0)
+    again = Reader("orders", "shop:orders", 7).read(Receipt(2, b"9-9", 1, encoded(entries.copy(stranger, 2, 9.0))), 0.0)
 
     assert (stranger.attempts, again.attempts) == (1, 2)
     assert again.identity == stranger.identity == "shop:orders/5-1"
-    assert again.header == stranger.header
-    assert entries.copy(named, 2).count("pump-identity") == 0
+    assert again.header == stranger.header._replace(headers={"pump-first-failure": "9.000"})
+    later = entry(*encoded(entries.copy(again, 3, 99.0)))
+    assert (later.attempts, later.header.headers) == (3, {"pump-first-failure": "9.000"})
+    assert entries.copy(named, 2, 9.0).count("pump-identity") == 0
 
 
 def test_a_dead_letter_says_where_it_comes_from_and_nothing_of_earlier_deaths() -> None:
@@ -145,44 +146,44 @@ def encoded(fields: list[str | bytes]) -> list[bytes]:
 
 
 def envelope(header: Header, body: bytes = b"", **options: Any) -> Message:
-    return envelopes.read(envelopes.write(header, body, **options), topic="orders", generation=7)
+    return entries.unseal(entries.seal(header, body, topic="orders", **options), topic="orders", generation=7)
 
 
 @given(HEADERS, st.binary(), st.integers(0, 10**6))
 def test_an_envelope_is_read_as_it_was_written(header: Header, body: bytes, attempts: int) -> None:
-    message = envelope(header, body, attempts=attempts)
+    message = envelope(header, body, more={"pump-attempts": str(attempts)})
 
     assert (message.header, message.body, message.fault, message.attempts) == (header, body, "", attempts)
     assert message.generation == 7
 
 
 def test_no_envelope_is_equal_to_another_and_each_is_known_by_its_mark() -> None:
-    one, two = (envelopes.write(Header("1"), b"x") for _ in range(2))
+    one, two = (entries.seal(Header("1"), b"x", topic="orders") for _ in range(2))
 
     assert one != two
-    assert envelopes.mark(one) != envelopes.mark(two)
-    assert one.startswith(envelopes.mark(one))
-    assert len(envelopes.mark(one)) == envelopes.MARK
+    assert entries.mark(one) != entries.mark(two)
+    assert one.startswith(entries.mark(one))
+    assert len(entries.mark(one)) == entries.MARK
 
 
 @pytest.mark.requirement("P-17")
 @given(st.binary(), st.booleans())
 def test_any_element_is_a_message(element: bytes, begins: bool) -> None:
-    element = envelopes.MAGIC + element if begins else element
+    element = entries.MAGIC + element if begins else element
 
-    message = envelopes.read(element, topic="orders", generation=1)
+    message = entries.unseal(element, topic="orders", generation=1)
 
     assert message.identity
     assert message.fault or message.body == element or begins
-    assert message.receipt == envelopes.mark(element)
+    assert message.receipt == entries.mark(element)
 
 
 @given(JSON)
 def test_any_header_makes_a_message(said: object) -> None:
     text = json.dumps(said).encode()
-    element = envelopes.MAGIC + bytes(16) + len(text).to_bytes(4, "big") + text + b"body"
+    element = entries.MAGIC + bytes(16) + len(text).to_bytes(4, "big") + text + b"body"
 
-    message = envelopes.read(element, topic="orders", generation=1)
+    message = entries.unseal(element, topic="orders", generation=1)
 
     assert message.body in {b"body", element}
     assert bool(message.fault) == (message.body == element)
@@ -195,19 +196,20 @@ def test_any_header_makes_a_message(said: object) -> None:
         b"[]",
         b'{"id": 1}',
         b'{"kind": "liquid"}',
-        b'{"timestamp": NaN}',
-        b'{"timestamp": "noon"}',
+        b'{"time": NaN}',
+        b'{"time": "noon"}',
         b'{"headers": {"a": 1}}',
         b'{"headers": []}',
-        b'{"attempts": -1}',
-        b'{"attempts": true}',
+        b'{"pump-attempts": -1}',
+        b'{"pump-attempts": true}',
+        b'{"id": "\\ud800"}',
         b"[" * 5000,
     ],
 )
 def test_an_envelope_that_makes_no_sense_is_kept_whole(header: bytes) -> None:
-    element = envelopes.MAGIC + bytes(16) + len(header).to_bytes(4, "big") + header + b"body"
+    element = entries.MAGIC + bytes(16) + len(header).to_bytes(4, "big") + header + b"body"
 
-    message = envelopes.read(element, topic="orders", generation=1)
+    message = entries.unseal(element, topic="orders", generation=1)
 
     assert message.fault
     assert message.body == element
@@ -215,16 +217,19 @@ def test_an_envelope_that_makes_no_sense_is_kept_whole(header: bytes) -> None:
 
 
 def test_what_is_no_envelope_is_all_body() -> None:
-    message = envelopes.read(b'{"sku": "tea"}', topic="orders", generation=1)
+    message = entries.unseal(b'{"sku": "tea"}', topic="orders", generation=1)
 
     assert message.header == Header("", "orders")
     assert (message.body, message.fault, message.receipt) == (b'{"sku": "tea"}', "", b'{"sku": "tea"}')
-    assert message.identity == envelopes.read(b'{"sku": "tea"}', topic="orders", generation=2).identity
+    assert message.identity == entries.unseal(b'{"sku": "tea"}', topic="orders", generation=2).identity
 
 
 def test_a_copy_of_what_has_no_id_stays_itself() -> None:
-    first = envelopes.read(b"tea", topic="orders", generation=1)
+    first = entries.unseal(b"tea", topic="orders", generation=1)
 
-    again = envelope(first.header, first.body, attempts=1, identity=first.identity)
+    again = entries.unseal(entries.seal_copy(first, 1, 9.0, topic="orders"), topic="orders", generation=2)
+    later = entries.unseal(entries.seal_copy(again, 2, 99.0, topic="orders"), topic="orders", generation=3)
 
     assert (again.identity, again.attempts, again.body) == (first.identity, 1, b"tea")
+    assert (later.identity, later.attempts) == (first.identity, 2)
+    assert later.header.headers == {"pump-first-failure": "9.000"}

@@ -16,9 +16,9 @@ from brokers.proxy import Proxy
 from brokers.redis import Redis
 from pump import Dispatcher
 from pump.errors import PublishError
-from pump.transports.redis_server import Server
+from pump.transports.redis import Server
 from support.programs import Program
-from support.redis_bench import RedisBench, bodies, receive
+from support.redis_bench import RedisBench, bodies, dead, left, receive
 from support.redis_works import FAST, Job, Works, jobs, names
 from support.waiting import eventually
 
@@ -34,35 +34,12 @@ def url(server: Redis, scheme: str, **options: Any) -> str:
     return f"{scheme}://127.0.0.1:{server.port}/0?{words}"
 
 
-def left(server: Redis, works: Works) -> int:
-    """How many messages of the channel wait, are in hand, or come later."""
-    with server.client() as client:
-        found = 0
-        for key in client.keys(f"*{works.channel}*"):
-            kind, name = client.type(key), key.decode()
-            if kind == b"stream" and not name.endswith(".dead"):
-                group = client.xinfo_groups(key)
-                later = client.xlen(key) if name.endswith(":later") else 0
-                found += later + sum(each["pending"] + (each["lag"] or 0) for each in group)
-            elif kind == b"list" and not name.endswith(".dead"):
-                found += client.llen(key)
-            elif kind == b"zset":
-                found += client.zcard(key)
-        return found
-
-
-def dead(server: Redis, works: Works) -> int:
-    with server.client() as client:
-        name = f"{works.channel}.dead"
-        return int({b"stream": client.xlen, b"list": client.llen}.get(client.type(name), lambda _: 0)(name))
-
-
 def everything_was_done(server: Redis, works: Works, count: int, at_most_twice: int) -> None:
     eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
-    eventually(lambda: left(server, works) == 0, RECOVERY)
+    eventually(lambda: left(server, works.channel) == 0, RECOVERY)
     repeated = sum(times - 1 for times in Counter(works.runs).values())
     assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
-    assert dead(server, works) == 0
+    assert dead(server, works.channel) == 0
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -102,23 +79,23 @@ def test_what_was_confirmed_is_not_lost_when_the_server_is_killed(scheme: str, w
 
 
 @pytest.mark.requirement("P-12")
-def test_consumers_work_again_soon_after_an_outage(
-    own_redis_server: Redis, works: Works, running: Running, scheme: str
-) -> None:
-    address = url(own_redis_server, scheme)
-    blocking = running(works.dispatcher(address))
-    others = Works(works.folder)
-    awaiting = running(others.dispatcher(address, awaiting=True))
+def test_consumers_work_again_soon_after_an_outage(own_redis_server: Redis, tmp_path: Path, running: Running) -> None:
+    places = [
+        (Works(tmp_path), url(own_redis_server, scheme), awaiting)
+        for scheme in ("redis", "redis+list")
+        for awaiting in (False, True)
+    ]
+    dispatchers = [running(works.dispatcher(address, awaiting=awaiting)) for works, address, awaiting in places]
 
     own_redis_server.stop()
     time.sleep(10)
     own_redis_server.start()
     back = time.monotonic()
-    for dispatcher in (blocking, awaiting):
+    for dispatcher in dispatchers:
         dispatcher.post_many(jobs(3))
 
-    for each in (works, others):
-        eventually(lambda each=each: set(each.runs) == set(names(3)), 5.0)  # type: ignore[misc]
+    for works, _, _ in places:
+        eventually(lambda works=works: set(works.runs) == set(names(3)), 5.0)  # type: ignore[misc]
     assert time.monotonic() - back <= 5.0
 
 
@@ -204,9 +181,12 @@ def test_a_deferred_message_outlives_a_killed_consumer(redis_server: Redis, work
         program.send(signal.SIGKILL)
         program.ends()
 
+    works.post(address, Job("ready"))
     with Program(works.command(address), works.folder):
-        eventually(lambda: len(works.runs) > 1)
-        assert time.monotonic() - deferred < 2.5
+        eventually(lambda: "ready" in works.runs)
+        ready = time.monotonic()
+        eventually(lambda: works.runs.count("deferred") > 1)
+        assert time.monotonic() <= max(deferred + 1.0, ready) + 1.5
 
 
 @pytest.mark.requirement("P-11")
@@ -216,30 +196,33 @@ def test_a_stop_under_load_loses_nothing_and_repeats_nothing(
     address = url(redis_server, scheme)
     works.post(address, *jobs(300, 0.005))
     for done in (50, 150):
-        with Program(works.command(address, grace=2, awaiting=awaiting), works.folder) as program:
+        with Program(works.command(address, grace=5, awaiting=awaiting), works.folder) as program:
             eventually(lambda done=done: len(works.runs) > done)  # type: ignore[misc]
             began = time.monotonic()
             program.send(signal.SIGTERM)
             assert program.ends() == 0
-            assert time.monotonic() - began <= 4.0
+            assert time.monotonic() - began <= 7.0
 
     with Program(works.command(address, awaiting=awaiting), works.folder):
         everything_was_done(redis_server, works, 300, at_most_twice=0)
 
 
 @pytest.mark.requirement("P-03")
-def test_a_handler_of_five_leases_runs_once(
-    redis_server: Redis, works: Works, running: Running, scheme: str, awaiting: bool
-) -> None:
-    address = url(redis_server, scheme, lease=0.5)
-    running(works.dispatcher(address, awaiting=awaiting))
-    dispatcher = running(works.dispatcher(address, awaiting=awaiting))
+def test_a_handler_of_five_leases_runs_once(redis_server: Redis, tmp_path: Path, running: Running) -> None:
+    places = [
+        (Works(tmp_path), url(redis_server, scheme, lease=0.5), awaiting)
+        for scheme in ("redis", "redis+list")
+        for awaiting in (False, True)
+    ]
 
-    dispatcher.post_many([Job("slow", seconds=2.5), Job("next")])
+    for works, address, awaiting in places:
+        first, _ = (running(works.dispatcher(address, awaiting=awaiting)) for _ in range(2))
+        first.post_many([Job("slow", seconds=2.5), Job("next")])
 
-    eventually(lambda: set(works.runs) == {"slow", "next"})
-    eventually(lambda: left(redis_server, works) == 0)
-    assert Counter(works.runs) == {"slow": 1, "next": 1}
+    for works, _, _ in places:
+        eventually(lambda works=works: set(works.runs) == {"slow", "next"})  # type: ignore[misc]
+        eventually(lambda works=works: left(redis_server, works.channel) == 0)  # type: ignore[misc]
+        assert Counter(works.runs) == {"slow": 1, "next": 1}
 
 
 # -- the long form

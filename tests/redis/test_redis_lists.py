@@ -7,8 +7,9 @@ import pytest
 
 from pump.errors import LeaseLost, SetupError
 from pump.subscription import Publication
-from pump.transports import redis_envelopes as envelopes
+from pump.transports import redis_entries as entries
 from pump.transports.redis import RedisTransport
+from pump.transports.redis_consumer import RedisConsumer
 from support.redis_bench import REJECTED, ListBench, Sample, bodies, receive
 from support.waiting import eventually
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 def waiting(lists: ListBench) -> list[str]:
     """What waits in the channel."""
     elements = lists.client.lrange(lists.key("list"), 0, -1)
-    return bodies([envelopes.read(element, topic=lists.topic, generation=0) for element in elements])
+    return bodies([entries.unseal(element, topic=lists.topic, generation=0) for element in elements])
 
 
 def test_every_channel_has_a_copy_in_a_list_of_its_own(lists: ListBench) -> None:
-    billing, shipping = lists.consumer(), lists.consumer(channel="shipping")
+    billing, shipping = lists.consumer(), lists.consumer(channel=lists.shipping)
 
     lists.post("1", "2")
 
@@ -37,7 +38,7 @@ def test_what_was_sent_before_there_was_a_channel_is_the_first_ones(lists: ListB
     lists.post("3", delay=0.01)
 
     first = lists.consumer()
-    second = lists.consumer(channel="shipping")
+    second = lists.consumer(channel=lists.shipping)
     lists.post("4")
 
     assert bodies(receive(first, 4)) == ["1", "2", "4", "3"]
@@ -91,8 +92,10 @@ def test_a_closed_consumer_leaves_nothing_behind(lists: ListBench) -> None:
 
     assert waiting(lists) == ["1", "2"]
     assert not lists.client.keys(lists.key("held:*"))
-    assert not lists.client.keys(lists.key("alive:*"))
-    assert not lists.client.smembers(lists.key("consumers"))
+    eventually(lambda: not lists.client.keys(lists.key("alive:*")))
+    next_one = lists.consumer()
+    next_one.receive(1, 0.0)
+    assert len(lists.client.smembers(lists.key("consumers"))) == 1
 
 
 @pytest.mark.requirement("P-03")
@@ -102,7 +105,7 @@ def test_a_living_consumer_keeps_what_it_has_in_hand_however_long(lists: ListBen
     message = receive(holder, 1)[0]
     assert message.lease_expires is None
 
-    assert not other.receive(1, 2.5)
+    assert not other.receive(1, 1.5)
 
     holder.extend(message)
     holder.acknowledge(message)
@@ -111,7 +114,8 @@ def test_a_living_consumer_keeps_what_it_has_in_hand_however_long(lists: ListBen
 
 def die(lists: ListBench, name: str) -> None:
     """As if the consumer's process had ended, and some time had passed."""
-    lists.client.delete(lists.key(f"alive:{name}"))
+    (sign,) = lists.client.keys(lists.key(f"alive:{name}-1.*"))
+    lists.client.delete(sign)
 
 
 def test_what_a_dead_consumer_had_in_hand_goes_back_to_the_head_in_order(lists: ListBench) -> None:
@@ -121,10 +125,11 @@ def test_what_a_dead_consumer_had_in_hand_goes_back_to_the_head_in_order(lists: 
     assert bodies(receive(dead, 2)) == ["1", "2"]
     living = lists.consumer(lists.transport(consumer="living"))
 
-    die(lists, "dying-1")
+    die(lists, "dying")
 
     assert bodies(receive(living, 3)) == ["1", "2", "3"]
-    assert b"dying-1" not in lists.client.smembers(lists.key("consumers"))
+    names = lists.client.smembers(lists.key("consumers"))
+    assert not [name for name in names if name.startswith(b"dying-1.")]
 
 
 @pytest.mark.requirement("P-03")
@@ -135,7 +140,7 @@ def test_a_consumer_that_was_held_for_dead_can_settle_nothing(
     lists.post("1", "2")
     first, second = receive(late, 2)
     living = lists.consumer(lists.transport(consumer="living"))
-    die(lists, "late-1")
+    die(lists, "late")
     again = receive(living, 2)
 
     verdicts: list[Callable[[], None]] = [
@@ -166,7 +171,7 @@ def test_a_consumer_takes_over_what_its_own_name_had_before_a_crash(lists: ListB
 
 
 def test_a_deferred_copy_comes_to_this_channel_alone_when_it_is_due(lists: ListBench) -> None:
-    billing, shipping = lists.consumer(), lists.consumer(channel="shipping")
+    billing, shipping = lists.consumer(), lists.consumer(channel=lists.shipping)
     lists.post("1")
     receive(shipping, 1)
     deferred = time.monotonic()
@@ -175,7 +180,7 @@ def test_a_deferred_copy_comes_to_this_channel_alone_when_it_is_due(lists: ListB
 
     assert lists.client.zcard(lists.key("due")) == 1
     again = receive(billing, 1)[0]
-    assert 0.3 <= time.monotonic() - deferred <= 1.3
+    assert time.monotonic() - deferred >= 0.3
     assert (again.attempts, again.deliveries) == (2, 1)
     assert not shipping.receive(1, 0.6)
 
@@ -205,7 +210,7 @@ def test_a_channel_that_was_wiped_out_is_made_anew_and_misses_nothing(lists: Lis
 
 
 def test_a_purge_leaves_alone_what_others_have_in_hand_and_other_channels(lists: ListBench) -> None:
-    billing, other, shipping = lists.consumer(), lists.consumer(), lists.consumer(channel="shipping")
+    billing, other, shipping = lists.consumer(), lists.consumer(), lists.consumer(channel=lists.shipping)
     lists.post("1", "2", "3", "4")
     in_hand, later = receive(other, 2)
     other.requeue(later, 60.0, 1)
@@ -235,3 +240,21 @@ def test_lists_and_streams_do_not_share_a_channel(lists: ListBench) -> None:
 
     with pytest.raises(SetupError, match=lists.topic):
         RedisTransport(lists.address).prepare([lists.rules()], [])
+
+
+def test_what_comes_to_a_name_after_its_consumer_was_made_anew_is_not_stuck(lists: ListBench) -> None:
+    broken = lists.consumer(lists.transport(consumer="shop"), lease=1.0)
+    again = lists.consumer(lists.transport(consumer="shop"), lease=1.0)
+    broken.receive(1, 0.0)
+    lists.post("1")
+
+    assert bodies(broken.receive(1, 0.0)) == ["1"]  # as a read does that the server still holds for a dead connection
+    lists.stack.callback(again.close)
+    silence(broken)
+
+    assert bodies(receive(again, 1)) == ["1"]
+
+
+def silence(consumer: RedisConsumer) -> None:
+    """It gives no more signs of life."""
+    consumer._closed = True

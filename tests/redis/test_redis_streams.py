@@ -30,6 +30,20 @@ def test_a_group_that_is_made_later_gets_what_is_there(streams: StreamBench) -> 
     assert bodies(receive(consumer, 2)) == ["1", "2"]
 
 
+def test_a_batch_is_one_read(streams: StreamBench) -> None:
+    consumer = streams.consumer()
+    consumer.receive(1, 0.0)
+    streams.post(*map(str, range(50)))
+    before = streams.client.info("commandstats")["cmdstat_xreadgroup"]["calls"]
+
+    messages = consumer.receive(64, 5.0)
+
+    assert len(messages) == 50
+    assert (
+        streams.client.info("commandstats")["cmdstat_xreadgroup"]["calls"] - before <= 2
+    )  # ours, and the channel's own
+
+
 def test_no_more_is_pending_than_was_asked_for(streams: StreamBench) -> None:
     consumer = streams.consumer()
     streams.post(*"12345")
@@ -120,16 +134,6 @@ def test_an_acknowledgement_said_twice_changes_nothing_and_alarms_nobody(
     assert "too late" not in caplog.text
 
 
-def test_a_nack_says_nothing_and_the_message_stays_in_our_hands(streams: StreamBench) -> None:
-    consumer = streams.consumer()
-    streams.post("1")
-    message = receive(consumer, 1)[0]
-
-    consumer.nack(message)
-
-    assert sum(streams.pending().values()) == 1
-
-
 # -- coming again
 
 
@@ -157,7 +161,7 @@ def test_what_comes_later_waits_on_the_server_and_any_consumer_finds_it(streams:
 
     again = receive(second, 1)
 
-    assert 0.3 <= time.monotonic() - deferred <= 1.3
+    assert time.monotonic() - deferred >= 0.3
     assert bodies(again) == ["1"]
     assert streams.client.zcard(streams.key("due")) == 0
     assert streams.depth(streams.key("later")) == 0
@@ -174,7 +178,7 @@ def test_the_copies_of_a_strangers_entry_stay_the_same_message(streams: StreamBe
     third = receive(consumer, 1)[0]
 
     assert first.identity == second.identity == third.identity == f"{streams.topic}/{first.position}"
-    assert third.header.headers == {"colour": "red"}
+    assert third.header.headers["colour"] == "red"
     assert third.raw_headers == {"\\xff": b"\xfe"}
     assert third.attempts == 2
 
@@ -279,15 +283,16 @@ def test_what_every_channel_has_acknowledged_is_removed_and_nothing_else(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
-    billing, shipping = streams.consumer(), streams.consumer(channel="shipping")
+    billing, shipping = streams.consumer(), streams.consumer(channel=streams.shipping)
     streams.post(*"1234")
     for message in receive(billing, 3):
         billing.acknowledge(message)
     shipped = receive(shipping, 2)
     shipping.acknowledge(shipped[0])
 
-    eventually(lambda: sum(streams.pending().values()) == 0)
-    time.sleep(0.5)
+    eventually(lambda: streams.pending() == {})
+    eventually(lambda: streams.client.xpending(streams.topic, streams.shipping)["pending"] == 1)
+    shipping._look_again()
     rest = receive(shipping, 1)
 
     assert bodies(rest) == ["3"]
@@ -344,14 +349,13 @@ def test_a_closed_consumer_is_removed_unless_it_has_something_in_hand(streams: S
 def test_consumers_that_are_long_gone_are_removed_unless_they_have_something_pending(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_streams, "GONE_SECONDS", 0.05)
     living = streams.consumer()
     for name in ("gone", "with-something"):
         streams.client.xgroup_createconsumer(streams.topic, streams.channel, name)
     streams.post("1")
     streams.client.xreadgroup(streams.channel, "with-something", {streams.topic: ">"})
-    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
-    monkeypatch.setattr(redis_streams, "GONE_SECONDS", 0.05)
-    time.sleep(0.1)
 
     def consumers() -> set[bytes]:
         living.receive(1, 0.2)
@@ -422,7 +426,7 @@ def test_a_group_of_anothers_making_may_be_assumed(streams: StreamBench) -> None
 
 
 def test_a_purge_leaves_alone_what_others_have_in_hand_and_other_channels(streams: StreamBench) -> None:
-    billing, other, shipping = streams.consumer(), streams.consumer(), streams.consumer(channel="shipping")
+    billing, other, shipping = streams.consumer(), streams.consumer(), streams.consumer(channel=streams.shipping)
     streams.post("1", "2", "3", "4", "5")
     in_hand, later, again = receive(other, 3)
     other.requeue(later, 60.0, 1)
@@ -433,3 +437,16 @@ def test_a_purge_leaves_alone_what_others_have_in_hand_and_other_channels(stream
     assert list(streams.pending().values()) == [1]
     other.acknowledge(in_hand)
     assert bodies(receive(shipping, 5)) == ["1", "2", "3", "4", "5"]
+
+
+def test_what_comes_to_a_name_after_its_consumer_was_made_anew_is_soon_anybodys(
+    streams: StreamBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    broken = streams.consumer(streams.transport(consumer="shop"))
+    again = streams.consumer(streams.transport(consumer="shop"))
+    streams.post("1")
+
+    assert bodies(broken.receive(1, 0.0)) == ["1"]  # as a read does that the server still holds for a dead connection
+
+    assert bodies(receive(again, 1)) == ["1"]

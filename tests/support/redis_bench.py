@@ -11,9 +11,8 @@ from pump.dead_letter import Rejection
 from pump.message import Header, Message
 from pump.request import Command
 from pump.subscription import Publication, Subscription
-from pump.transports.redis import RedisListTransport, RedisTransport
+from pump.transports.redis import RedisListTransport, RedisTransport, Server
 from pump.transports.redis_consumer import RedisConsumer
-from pump.transports.redis_server import Server
 
 REJECTED = Rejection("delivery error", "OutOfTea", "no tea left")
 INVALID = Rejection("unacceptable", "Unreadable")
@@ -31,7 +30,7 @@ class RedisBench(ABC):
         self.stack = stack
         self.topic = f"topic-{uuid4().hex[:12]}"
         self.client: Any = stack.enter_context(server.client())
-        self.channel = f"billing-{uuid4().hex[:12]}"
+        self.channel, self.shipping = (f"{name}-{uuid4().hex[:12]}" for name in ("billing", "shipping"))
 
     @property
     def address(self) -> Server:
@@ -125,3 +124,27 @@ def receive(consumer: RedisConsumer, count: int, limit: int = 64) -> list[Messag
 
 def bodies(messages: Sequence[Message]) -> list[str]:
     return [message.body.decode() for message in messages]
+
+
+def left(server: Redis, channel: str) -> int:
+    """How many messages of the channel wait, are in hand, or come later."""
+    with server.client() as client:
+        found = 0
+        for key in client.keys(f"*{channel}*"):
+            kind, name = client.type(key), key.decode()
+            if kind == b"stream" and not name.endswith(".dead"):
+                group = client.xinfo_groups(key)
+                later = client.xlen(key) if name.endswith(":later") else 0
+                found += later + sum(each["pending"] + (each["lag"] or 0) for each in group)
+            elif kind == b"list" and not name.endswith(".dead"):
+                found += client.llen(key)
+            elif kind == b"zset":
+                found += client.zcard(key)
+        return found
+
+
+def dead(server: Redis, channel: str) -> int:
+    """How many dead letters the channel has."""
+    with server.client() as client:
+        name = f"{channel}.dead"
+        return int({b"stream": client.xlen, b"list": client.llen}.get(client.type(name), lambda _: 0)(name))
