@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import msgspec  # noqa: F401 - loaded before the tests' threads begin, not by two of them at once
 import nats
 import nats.js.errors
 from nats.js import api
