@@ -12,13 +12,14 @@ from pump.message import Message
 from pump.subscription import Publication, Subscription
 from pump.transports.rabbitmq_connection import Steps, outcome, run, run_async
 from pump.transports.rabbitmq_consumer import AsyncRabbitMQConsumer, RabbitMQConsumer, Verdicts
-from pump.transports.rabbitmq_desk import Copy, Desk
 from pump.transports.rabbitmq_feed import Feed
-from pump.transports.rabbitmq_publisher import Publisher
+from pump.transports.rabbitmq_publisher import Copy, Publisher
 from pump.transports.rabbitmq_settings import RabbitMQSettings
 from pump.transports.rabbitmq_stock import Spared
 from pump.transports.rabbitmq_topology import ASSUMED_LIMIT, NO_LIMIT, Ladder, Names, Topology, in_session
 from pump.transports.rabbitmq_wire import write_properties
+
+__all__ = ["RabbitMQSettings", "RabbitMQTransport"]
 
 LARGEST_BODY: Final = 16 * 1024 * 1024
 """What RabbitMQ 4 takes by default; earlier ones took more."""
@@ -60,10 +61,9 @@ class RabbitMQTransport:
         if self.settings.queue_type == "classic":
             self.capabilities = CLASSIC
         self._spared: Final = Spared()
-        self._known: Final[set[str]] = set()
         self._lock: Final = Lock()
         self._publisher: Publisher | None = None
-        self._desks = 0
+        self._consumers = 0
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -83,7 +83,7 @@ class RabbitMQTransport:
 
     def producer(self) -> "RabbitMQProducer":
         """A producer, which connects when it first sends."""
-        return RabbitMQProducer(self._sending(), _clock)
+        return RabbitMQProducer(Publisher(self.settings, "pump producer", _clock), _clock)
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """As prepare."""
@@ -95,7 +95,7 @@ class RabbitMQTransport:
 
     async def async_producer(self) -> "AsyncRabbitMQProducer":
         """As producer."""
-        return AsyncRabbitMQProducer(self._sending(), _clock)
+        return AsyncRabbitMQProducer(Publisher(self.settings, "pump producer", _clock), _clock)
 
     def _prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
         missing = {each.missing for each in subscriptions} | {each.missing for each in publications}
@@ -112,91 +112,72 @@ class RabbitMQTransport:
         except BaseException:
             feed.link.close()
             raise
-        desk = self._enter()
-        limit = self._limit(ours=ours)
-        return Verdicts(feed, names, desk, _clock, max_attempts=subscription.max_attempts, broker_limit=limit)
+        attempts, limit = subscription.max_attempts, self._limit(ours=ours)
+        publisher = self._enter()
+        return Verdicts(feed, names, publisher, self._leave, _clock, max_attempts=attempts, broker_limit=limit)
 
     def _limit(self, *, ours: bool) -> int | None:
         if self.settings.queue_type == "classic":
             return self.settings.broker_limit
         return NO_LIMIT if ours else self.settings.broker_limit or ASSUMED_LIMIT
 
-    def _enter(self) -> Desk:
-        """The desk of one consumer; all of them share a publisher, for as long as there is one of them."""
+    def _enter(self) -> Publisher:
+        """All consumers share a publisher, for as long as there is one of them."""
         with self._lock:
-            self._desks += 1
+            self._consumers += 1
             if self._publisher is None:
-                self._publisher = Publisher(self.settings, "pump copies and dead letters")
-            return Desk(self.settings, self._publisher, _clock, self._known, self._leave)
+                self._publisher = Publisher(self.settings, "pump copies and dead letters", _clock)
+            return self._publisher
 
     def _leave(self) -> Steps[None]:
         with self._lock:
-            self._desks -= 1
+            self._consumers -= 1
             publisher = None
-            if not self._desks:
+            if not self._consumers:
                 publisher, self._publisher = self._publisher, None
-        closing = None if publisher is None else publisher.close()
-        if closing is not None:
-            yield from outcome(closing)
-
-    def _sending(self) -> "Sending":
-        publisher = Publisher(self.settings, "pump producer")
-        return Sending(publisher, Desk(self.settings, publisher, _clock, self._known, _nothing))
-
-
-class Sending:
-    """How messages are sent, as steps for either colour."""
-
-    def __init__(self, publisher: Publisher, desk: Desk) -> None:
-        self._publisher: Final = publisher
-        self._desk: Final = desk
-
-    def send(self, messages: Sequence[Message], delay: float) -> Steps[None]:
-        """Store every message; a PublishError says what is known of those that were not confirmed."""
-        due = self._desk.due(delay)
-        copies: dict[str, list[Copy]] = {}
-        for message in messages:
-            copies.setdefault(message.header.topic, []).append(_encoded(message, due))
-        for topic, those in copies.items():
-            yield from self._desk.send_later(Ladder.to_topic(topic), those, delay)
-
-    def close(self) -> Steps[None]:
-        """Disconnect."""
-        closing = self._publisher.close()
-        if closing is not None:
-            yield from outcome(closing)
+        if publisher is not None:
+            yield from publisher.close()
 
 
 class RabbitMQProducer:
     """Sends messages to topics, on a connection of its own."""
 
-    def __init__(self, sending: Sending, clock: Clock) -> None:
-        self._sending: Final = sending
+    def __init__(self, publisher: Publisher, clock: Clock) -> None:
+        self._publisher: Final = publisher
         self._clock: Final = clock
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Store every message; a PublishError says what is known of those that were not confirmed."""
-        run(self._sending.send(messages, delay), self._clock)
+        run(_send(self._publisher, messages, delay), self._clock)
 
     def close(self) -> None:
         """Disconnect."""
-        run(self._sending.close(), self._clock)
+        run(self._publisher.close(), self._clock)
 
 
 class AsyncRabbitMQProducer:
     """The same, awaiting."""
 
-    def __init__(self, sending: Sending, clock: Clock) -> None:
-        self._sending: Final = sending
+    def __init__(self, publisher: Publisher, clock: Clock) -> None:
+        self._publisher: Final = publisher
         self._clock: Final = clock
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """As RabbitMQProducer's."""
-        await run_async(self._sending.send(messages, delay), self._clock)
+        await run_async(_send(self._publisher, messages, delay), self._clock)
 
     async def close(self) -> None:
         """As RabbitMQProducer's."""
-        await run_async(self._sending.close(), self._clock)
+        await run_async(self._publisher.close(), self._clock)
+
+
+def _send(publisher: Publisher, messages: Sequence[Message], delay: float) -> Steps[None]:
+    due = publisher.due(delay)
+    copies: dict[str, list[Copy]] = {}
+    for message in messages:
+        copies.setdefault(message.header.topic, []).append(_encoded(message, due))
+    for topic, those in copies.items():
+        yield from publisher.send(Ladder.to_topic(topic), those, delay)
 
 
 def _encoded(message: Message, due: float) -> Copy:
@@ -207,14 +188,10 @@ def _encoded(message: Message, due: float) -> Copy:
     if size > LARGEST_HEADERS:
         raise _refused(f"the headers of {message.id} have {size} bytes, and {LARGEST_HEADERS} are the most")
     try:
-        return header.id, write_properties(header, due=due), message.body
+        return Copy(header.id, write_properties(header, due=due), message.body)
     except ValueError as error:
         raise _refused(str(error)) from error
 
 
 def _refused(why: str) -> PublishError:
     return PublishError(f"nothing was sent: {why}", sent=False, retriable=False)
-
-
-def _nothing() -> Steps[None]:
-    yield from ()

@@ -23,6 +23,9 @@ from pump.errors import PumpError, SetupError, TransportError
 from pump.transports.rabbitmq_settings import RabbitMQSettings
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
+pikas_log: Final = logging.getLogger("pika")
+if pikas_log.level == logging.NOTSET:  # it tells of one lost connection up to five times, by tracebacks; we do, once
+    pikas_log.setLevel(logging.CRITICAL)
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -32,6 +35,8 @@ NOT_FOUND: Final = 404
 RESOURCE_LOCKED: Final = 405
 PRECONDITION_FAILED: Final = 406
 NOT_ALLOWED: Final = 530
+
+LAST_TURNS: Final = 4
 
 
 class Operation(Generic[Result]):
@@ -201,6 +206,10 @@ class Link:
                 log.exception("%s: the connection %s is given up", self._settings, self._name)
             self.drop(TransportError(f"{self._settings}: {type(error).__name__}: {error}"))
 
+    def explained(self, error: BaseException) -> PumpError:
+        """One of our errors for one of pika's."""
+        return explained(error, self._settings)
+
     def guarded(self, act: Callable[Arguments, object]) -> Callable[Arguments, None]:
         """The same as a callback."""
         return partial(self.guard, act)
@@ -215,9 +224,10 @@ class Link:
         channel.add_on_close_callback(self.guarded(on_close))
 
     def drop(self, error: PumpError) -> None:
-        """Give the connection up."""
+        """Give the connection up; a peer that does not say goodbye in time is left without one."""
         self._fail(error)
         self._close()
+        self._loop.call_later(self._timeout, self._abort)
 
     def _run(self) -> None:
         try:
@@ -236,6 +246,9 @@ class Link:
             self._abort()
         finally:
             self._fail(TransportError(f"{self._settings}: the connection is closed"))
+            with contextlib.suppress(Exception):
+                for _ in range(LAST_TURNS):  # a connection that was aborted closes its socket in one of them
+                    self._loop.process_timeouts()
             with contextlib.suppress(Exception):
                 self._loop.close()
             self._ended.succeed(None)

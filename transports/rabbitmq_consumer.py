@@ -2,20 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from pump.clock import Clock
 from pump.dead_letter import Rejection, dead_letter
-from pump.errors import PublishError, PumpError, TransportError
+from pump.errors import PublishError, PumpError
 from pump.message import FIRST_FAILURE_HEADER, Header, Message
 from pump.transports.rabbitmq_connection import Steps, outcome, run, run_async
-from pump.transports.rabbitmq_desk import Desk
 from pump.transports.rabbitmq_feed import Feed
-from pump.transports.rabbitmq_publisher import Outgoing
+from pump.transports.rabbitmq_publisher import Copy, Publisher
 from pump.transports.rabbitmq_stock import receipt_of
-from pump.transports.rabbitmq_topology import ASSUMED_LIMIT, Ladder, Names
+from pump.transports.rabbitmq_topology import ASSUMED_LIMIT, Ladder, Names, in_session
 from pump.transports.rabbitmq_wire import write_properties
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
@@ -26,14 +25,24 @@ MINIMAL: Final = ("pump-reason", "pump-origin")
 
 
 class Verdicts:
-    """How verdicts are carried out, as steps for either colour."""
+    """How verdicts are carried out, as steps for either colour. `leave` is called when the publisher is not needed."""
 
     def __init__(
-        self, feed: Feed, names: Names, desk: Desk, clock: Clock, *, max_attempts: int | None, broker_limit: int | None
+        self,
+        feed: Feed,
+        names: Names,
+        publisher: Publisher,
+        leave: Callable[[], Steps[None]],
+        clock: Clock,
+        *,
+        max_attempts: int | None,
+        broker_limit: int | None,
     ) -> None:
         self.feed: Final = feed
         self._names: Final = names
-        self._desk: Final = desk
+        self._publisher: Final = publisher
+        self._leave: Final = leave
+        self._left = False
         self._clock: Final = clock
         self._max_attempts: Final = max_attempts
         self._broker_limit: Final = broker_limit
@@ -55,19 +64,15 @@ class Verdicts:
         if FIRST_FAILURE_HEADER not in header.headers:
             first = {FIRST_FAILURE_HEADER: f"{self._clock.wall():.3f}"}
             header = header._replace(headers={**header.headers, **first})
-        due = self._desk.due(delay)
-        properties = write_properties(header, message, topic=header.topic, attempts=attempts, due=due)
-        yield from self._desk.send_later(self._ladder, [(header.id, properties, message.body)], delay)
+        yield from self._delay(header, message, delay, attempts, self._publisher.due(delay))
 
     def postpone(self) -> Steps[None]:
         """Let what came before its time wait for the rest of it."""
         for message in self.feed.take_postponed():
             when = receipt_of(message).due
             delay = max(0.0, when - self._clock.wall())
-            header = _identified(message)
-            due = when if self._desk.due(delay) else 0.0
-            properties = write_properties(header, message, topic=header.topic, attempts=message.attempts, due=due)
-            yield from self._desk.send_later(self._ladder, [(header.id, properties, message.body)], delay)
+            due = when if self._publisher.due(delay) else 0.0
+            yield from self._delay(_identified(message), message, delay, message.attempts, due)
             self.feed.settle(message)
 
     def reject(self, message: Message, rejection: Rejection) -> Steps[None]:
@@ -102,12 +107,13 @@ class Verdicts:
             minimal = full._replace(headers=least)
             yield from self._store(grave, minimal, message, write_properties(minimal, topic=header.topic))
 
+    def _delay(self, header: Header, message: Message, delay: float, attempts: int, due: float) -> Steps[None]:
+        """Store a copy that comes back after the delay."""
+        properties = write_properties(header, message, topic=header.topic, attempts=attempts, due=due)
+        yield from self._publisher.send(self._ladder, [Copy(header.id, properties, message.body)], delay)
+
     def _store(self, grave: str, header: Header, message: Message, properties: bytes) -> Steps[None]:
-        yield from outcome(
-            self._desk.publisher.publish(
-                [Outgoing("", grave, header.id, properties, message.body, f"the queue {grave!r}")]
-            )
-        )
+        yield from self._publisher.send(Ladder.to_queue(grave), [Copy(header.id, properties, message.body)], 0.0)
 
     def _remember(self, message: Message, rejection: Rejection) -> Steps[None]:
         """A message whose attempts are spent, and which cannot be given up, comes again as one that has none left.
@@ -128,20 +134,23 @@ class Verdicts:
     def purge(self) -> Steps[int]:
         """Remove what waits: here, in the queue, and in the delay queues that lead to it."""
         number: int = yield from outcome(self.feed.empty())
-        return number + (yield from self._desk.purge(self._names.channel))
+        queue = self._names.channel
+        return number + (yield from in_session(self._publisher.settings, lambda topology: topology.purge(queue)))
 
     def close(self) -> Steps[None]:
         """Let go of everything."""
         try:
-            with suppress(TransportError):  # then there is nothing to hand back any more
+            with suppress(PumpError):  # then there is nothing to hand back any more
                 yield from self.hand_back()
             yield from outcome(self.feed.close())
         finally:
-            yield from self._desk.leave()
+            if not self._left:
+                self._left = True
+                yield from self._leave()
 
 
-class RabbitMQConsumer:
-    """One consumer of one queue, blocking."""
+class _Consumer:
+    """What neither waits nor is awaited."""
 
     def __init__(self, verdicts: Verdicts, clock: Clock) -> None:
         self._verdicts: Final = verdicts
@@ -157,6 +166,14 @@ class RabbitMQConsumer:
     def broker_limit(self) -> int | None:
         """Deliveries of one message after which the queue gives it up; None is never."""
         return self._verdicts.broker_limit
+
+    def interrupt(self) -> None:
+        """Make a receive that is under way, or else the next one, return early."""
+        self._feed.interrupt()
+
+
+class RabbitMQConsumer(_Consumer):
+    """One consumer of one queue, blocking."""
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
@@ -199,32 +216,13 @@ class RabbitMQConsumer:
         """Remove everything that waits in the queue or is delayed; says how many messages that were."""
         return run(self._verdicts.purge(), self._clock)
 
-    def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early."""
-        self._feed.interrupt()
-
     def close(self) -> None:
         """Tell the broker what is settled, give back the rest, and disconnect."""
         run(self._verdicts.close(), self._clock)
 
 
-class AsyncRabbitMQConsumer:
+class AsyncRabbitMQConsumer(_Consumer):
     """The same, awaiting, on any loop."""
-
-    def __init__(self, verdicts: Verdicts, clock: Clock) -> None:
-        self._verdicts: Final = verdicts
-        self._feed: Final = verdicts.feed
-        self._clock: Final = clock
-
-    @property
-    def generation(self) -> int:
-        """As RabbitMQConsumer's."""
-        return self._feed.generation
-
-    @property
-    def broker_limit(self) -> int | None:
-        """As RabbitMQConsumer's."""
-        return self._verdicts.broker_limit
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         """As RabbitMQConsumer's; the loop's other tasks have their turn even when messages never run out."""
@@ -267,10 +265,6 @@ class AsyncRabbitMQConsumer:
     async def purge(self) -> int:
         """As RabbitMQConsumer's."""
         return await run_async(self._verdicts.purge(), self._clock)
-
-    def interrupt(self) -> None:
-        """As RabbitMQConsumer's."""
-        self._feed.interrupt()
 
     async def close(self) -> None:
         """As RabbitMQConsumer's."""

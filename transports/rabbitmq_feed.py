@@ -106,12 +106,15 @@ class Feed:
                 taken.append(message)
         except IndexError:  # they were given back in this moment
             pass
+        for message in taken:
+            if message.generation != self._stock.generation:  # the same; the channel above sees it as we do
+                handed.pop(message.receipt[0], None)  # type: ignore[index]
         return taken
 
     # -- settling
 
     def check(self, message: Message) -> int:
-        """The delivery tag of a message that may be settled; LeaseLost if it may not."""
+        """The delivery tag of a message that may be settled; LeaseLost if it may not be."""
         receipt = message.receipt
         if message.generation == self._stock.generation and isinstance(receipt, Receipt):
             tag = receipt.tag
@@ -131,7 +134,8 @@ class Feed:
     def acknowledge(self, message: Message) -> None:
         """The message is done; the broker is told soon, together with others."""
         stock, flow = self._stock, self._flow
-        stock.acks.append(self._claim(message))
+        self._claim(message)
+        stock.acks.append(message)
         if len(stock.acks) >= flow.threshold and (stock.handed or stock.inbox):
             self._flush_soon()
         elif not flow.watched:  # a take that finds nothing tells the broker at once, if one comes
@@ -139,7 +143,8 @@ class Feed:
 
     def settle(self, message: Message) -> None:
         """The message is done; the broker is told at once."""
-        self._stock.acks.append(self._claim(message))
+        self._claim(message)
+        self._stock.acks.append(message)
         self._flush_soon()
 
     def nack(self, message: Message) -> None:

@@ -10,18 +10,16 @@ quiet for as long as an answer takes; until then no acknowledgement is written t
 from itertools import count
 from typing import Any, Final
 
-from pika import spec
+from pika import exceptions, spec
 from pika.channel import Channel
 
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PumpError, TransportError
-from pump.transports.rabbitmq_acks import Acks
-from pump.transports.rabbitmq_connection import Link, Operation, refusal
-from pump.transports.rabbitmq_frames import DELIVER, ContentReader
-from pump.transports.rabbitmq_properties import Content
+from pump.transports.rabbitmq_amqp import DELIVER, Content, ContentReader
+from pump.transports.rabbitmq_connection import Link, Operation, Refused, refusal
 from pump.transports.rabbitmq_settings import RabbitMQSettings
-from pump.transports.rabbitmq_stock import Spared, Stock, receipt_of
+from pump.transports.rabbitmq_stock import Acks, Spared, Stock, receipt_of
 from pump.transports.rabbitmq_topology import Names
 from pump.transports.rabbitmq_wire import read_message
 
@@ -252,10 +250,12 @@ class Flow:
             self._write_acks(channel)
 
     def _write_acks(self, channel: Channel) -> None:
-        acks = self._stock.acks
-        tags = [acks.popleft() for _ in range(len(acks))]
-        if not tags or not channel.is_open:
+        acks, generation = self._stock.acks, self._stock.generation
+        if not acks or not channel.is_open:
             return
+        done = [acks.popleft() for _ in range(len(acks))]
+        # One that was settled in the moment when its AMQP channel was closed would hit another delivery here.
+        tags = [receipt_of(message).tag for message in done if message.generation == generation]
         self._moved = self._clock.monotonic()
         self._acknowledged += sum(tag > self._began_after for tag in tags)
         for tag, multiple in self._tracker.frames(tags):
@@ -310,7 +310,7 @@ class Flow:
     def _empty(self, channel: Channel) -> None:
         stock = self._stock
         number = len(stock.inbox)
-        stock.acks.extend(receipt_of(message).tag for message in stock.inbox)
+        stock.acks.extend(stock.inbox)
         stock.inbox.clear()
         self._write_acks(channel)
         self._emptying[0].succeed(number)
@@ -355,7 +355,6 @@ class Flow:
         self._channel = channel
         self._delivered = self._began_after = self._acknowledged = 0
         self._tracker = Acks()
-        self._stock.acks.clear()
         self._nacks.clear()
         if self._reader is not None:
             self._reader.channel = channel.channel_number
@@ -363,8 +362,10 @@ class Flow:
         self._go_on(None)
 
     def _channel_closed(self, reason: Exception) -> None:
-        if not self._closing:
-            self.link.drop(TransportError(f"RabbitMQ closed the channel of {self._names.channel}: {refusal(reason)}"))
+        if not self._closing or not isinstance(reason, exceptions.ChannelClosedByClient):
+            refused = refusal(reason)
+            said = f"RabbitMQ closed the channel of {self._names.channel}: {refused}"
+            self.link.drop(TransportError(said) if isinstance(refused, Refused) else self.link.explained(reason))
             return
         self._channel, self._closing, self._busy, self._consumer = None, False, False, ""
         self.window, self.threshold = 0, 1

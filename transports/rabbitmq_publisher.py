@@ -1,4 +1,7 @@
-"""Publishes over a connection of its own, many messages under way at a time, each one confirmed by the broker."""
+"""Publishes over a connection of its own, many messages under way at a time, each one confirmed by the broker.
+
+What is for later goes by a ladder of delay queues, which are made when they are first needed.
+"""
 
 import threading
 from collections import OrderedDict, deque
@@ -8,17 +11,35 @@ from typing import Any, Final, NamedTuple
 from pika.channel import Channel
 from pika.spec import Basic
 
+from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PublishError, PumpError, SetupError
-from pump.transports.rabbitmq_connection import NOT_FOUND, PRECONDITION_FAILED, Link, Operation, Refused, refusal
-from pump.transports.rabbitmq_frames import RETURN, ContentReader
-from pump.transports.rabbitmq_properties import MESSAGE_ID, Content, split
+from pump.transports.rabbitmq_amqp import MESSAGE_ID, RETURN, Content, ContentReader, split
+from pump.transports.rabbitmq_connection import (
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    Link,
+    Operation,
+    Refused,
+    Steps,
+    outcome,
+    refusal,
+)
 from pump.transports.rabbitmq_settings import RabbitMQSettings
+from pump.transports.rabbitmq_topology import RUNGS, Ladder, in_session, rung_for
 
 WINDOW: Final = 1000
 """So many messages may be under way without being confirmed."""
 HEADER_OVERHEAD: Final = 20
 """What a frame with properties holds beside them, in bytes."""
+
+
+class Copy(NamedTuple):
+    """A message to be sent, encoded."""
+
+    id: str
+    properties: bytes
+    body: bytes
 
 
 class Outgoing(NamedTuple):
@@ -87,10 +108,13 @@ class Batch(Operation[None]):
 class Publisher:
     """A connection that publishes: opened when it is first needed, and again after it was lost."""
 
-    def __init__(self, settings: RabbitMQSettings, name: str) -> None:
-        self._settings: Final = settings
+    def __init__(self, settings: RabbitMQSettings, name: str, clock: Clock) -> None:
+        self.settings: Final = settings
         self._name: Final = name
+        self._clock: Final = clock
         self._patience: Final = seconds(settings.timeout)
+        self._known: Final[set[str]] = set()
+        """Delay queues that are there, unless somebody has deleted them."""
         self._lock: Final = threading.Lock()
         self._line: _Line | None = None
         self._closed = False
@@ -104,7 +128,7 @@ class Publisher:
                 return batch
             line = self._line
             if line is None or line.death is not None:
-                line = self._line = _Line(self._settings, self._name)
+                line = self._line = _Line(self.settings, self._name)
                 line.link.open()
         if messages:
             line.submit(batch)
@@ -112,12 +136,45 @@ class Publisher:
             batch.succeed(None)
         return batch
 
-    def close(self) -> Operation[None] | None:
-        """Send nothing more; what to wait for until the connection is closed, if there is one."""
+    def due(self, delay: float) -> float:
+        """What a message has to say of when it is due, in seconds since the epoch: 0 if one queue is enough."""
+        return self._clock.wall() + delay if delay > RUNGS[-1] else 0.0
+
+    def send(self, ladder: Ladder, copies: Sequence[Copy], delay: float) -> Steps[None]:
+        """Store messages that reach the ladder's end after the delay, or at once if there is none."""
+        if delay <= 0:
+            yield from self._send(ladder.exchange, ladder.routing_key, copies)
+            return
+        rung = rung_for(delay)
+        queue = ladder.queue(rung)
+        yield from self._know(ladder, rung)
+        try:
+            yield from self._send("", queue, copies)
+        except PublishError as error:
+            if error.retriable or error.sent is not False:
+                raise
+            self._known.discard(queue)  # somebody deleted it
+            yield from self._know(ladder, rung)
+            yield from self._send("", queue, copies)
+
+    def _send(self, exchange: str, routing_key: str, copies: Sequence[Copy]) -> Steps[None]:
+        place = f"the topic {exchange!r}" if exchange else f"the queue {routing_key!r}"
+        yield from outcome(self.publish([Outgoing(exchange, routing_key, *copy, place) for copy in copies]))
+
+    def _know(self, ladder: Ladder, rung: int) -> Steps[None]:
+        queue = ladder.queue(rung)
+        if queue not in self._known:
+            arguments = ladder.arguments(rung, self.settings.queue_type)
+            yield from in_session(self.settings, lambda topology: topology.make_queue(queue, arguments))
+            self._known.add(queue)
+
+    def close(self) -> Steps[None]:
+        """Send nothing more, and disconnect."""
         with self._lock:
             self._closed = True
             line, self._line = self._line, None
-        return None if line is None else line.link.close()
+        if line is not None:
+            yield from outcome(line.link.close())
 
 
 class _Line:
@@ -189,8 +246,11 @@ class _Line:
     def _channel_closed(self, reason: Exception) -> None:
         """The broker closes it over a message that it cannot take: nothing is known then of the others under way."""
         refused = refusal(reason)
-        permanent = isinstance(refused, Refused) and refused.code in {NOT_FOUND, PRECONDITION_FAILED}
-        self.link.drop(PublishError(f"RabbitMQ: {refused}", sent=None, retriable=not permanent))
+        if isinstance(refused, Refused):
+            permanent = refused.code in {NOT_FOUND, PRECONDITION_FAILED}
+            self.link.drop(PublishError(f"RabbitMQ: {refused}", sent=None, retriable=not permanent))
+        else:
+            self.link.drop(self.link.explained(reason))
 
     def _block(self, *, blocked: bool) -> None:
         self.blocked = blocked

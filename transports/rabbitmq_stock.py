@@ -2,13 +2,15 @@
 
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from pump.clock import Signal
 from pump.message import Message
 from pump.transport import new_generation
 from pump.transports.rabbitmq_wire import Receipt
+from pump.watermark import Watermark
 
 REMEMBERED: Final = 10_000
 
@@ -33,8 +35,8 @@ class Stock:
     """Came before its time."""
     handed: dict[int, Message] = field(default_factory=dict)
     """Handed out and not settled, by delivery tag."""
-    acks: deque[int] = field(default_factory=deque)
-    """Settled, and the broker does not know yet."""
+    acks: deque[Message] = field(default_factory=deque)
+    """Done, and the broker does not know yet."""
     wanted: int = 0
     """How many messages may be unsettled now."""
     asking: bool = False
@@ -45,13 +47,13 @@ class Stock:
     """Set when there may be something to take, or a reason not to wait for it any longer."""
 
     def new_life(self) -> list[Message]:
-        """All receipts are void from now on; returns what nobody had begun to handle."""
+        """All receipts are void from now on; returns what comes again and has spent nothing: not begun, or done."""
         self.generation = new_generation()
         self.handed.clear()
-        unbegun = [*self.inbox, *self.postponed]
-        self.inbox.clear()
-        self.postponed.clear()
-        return unbegun
+        unspent = [*self.inbox, *self.postponed, *self.acks]
+        for each in (self.inbox, self.postponed, self.acks):
+            each.clear()
+        return unspent
 
     def unsettled(self) -> list[int]:
         """The delivery tags of all that is here."""
@@ -59,7 +61,7 @@ class Stock:
 
 
 class Spared:
-    """Which deliveries the consumers of this process gave back without anybody having begun to handle them."""
+    """Which deliveries come again though no run failed: nobody had begun one, or the broker was told too late."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
@@ -78,3 +80,40 @@ class Spared:
         """Take what is known of earlier deliveries off those that nobody can explain."""
         explained = self._explained.get(message.identity, 0)
         message.unexplained = max(0, message.unexplained - explained)
+
+
+class Frame(NamedTuple):
+    """One acknowledgement: of a delivery, or of it and of all before it that are not settled."""
+
+    tag: int
+    multiple: bool
+
+
+class Acks:
+    """What has been settled of one AMQP channel's deliveries, which are numbered from 1.
+
+    Promises: what it gives out acknowledges what it was asked for, each once, and never a delivery that is not settled.
+    """
+
+    def __init__(self) -> None:
+        self._mark: Final = Watermark()
+        self._received = 0
+
+    def settle(self, tag: int) -> None:
+        """A delivery was given back, or acknowledged."""
+        while self._received < tag:
+            self._received += 1
+            self._mark.received(self._received)
+        self._mark.settled(tag)
+
+    def frames(self, tags: Collection[int]) -> Sequence[Frame]:
+        """How to acknowledge these: all up to the first gap by one frame, those behind it one by one.
+
+        The one frame names the last of them, not the last settled: the broker knows nothing of those any more.
+        """
+        for tag in tags:
+            self.settle(tag)
+        prefix = self._mark.position or 0
+        covered = [tag for tag in tags if tag <= prefix]
+        islands = [Frame(tag, multiple=False) for tag in tags if tag > prefix]
+        return [Frame(max(covered), multiple=len(covered) > 1), *islands] if covered else islands

@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Any, Final, NamedTuple, cast
 
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
-from pump.transports import rabbitmq_properties as amqp
-from pump.transports.rabbitmq_properties import Content, Unreadable
+from pump.transports import rabbitmq_amqp as amqp
+from pump.transports.rabbitmq_amqp import Content, Unreadable
 
 KIND: Final = "pump-kind"
 VERSION: Final = "pump-version"
@@ -28,6 +29,8 @@ BROKERS_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 _KINDS: Final = frozenset({"command", "event", "document"})
 _OURS: Final = frozenset({KIND, VERSION, KEY, TOPIC, TIMESTAMP, DUE, ATTEMPTS_HEADER})
 _PERSISTENT: Final = b"\x02"
+_LATEST: Final = 2.0**53
+"""Whole seconds beyond this are no whole seconds any more."""
 _WHAT_BAD_BYTES_RAISE: Final = (ValueError, StructError, IndexError, OverflowError, ArithmeticError)
 
 
@@ -83,7 +86,7 @@ def _message(content: Content, topic: str, generation: int) -> Message:
         header,
         content.body,
         identity=header.id or _digest(content, _stable(header, headers)),
-        receipt=Receipt(content.tag, content.properties, float(ours[DUE]) if DUE in ours else 0.0),
+        receipt=Receipt(content.tag, content.properties, _moment(ours[DUE]) if DUE in ours else 0.0),
         generation=generation,
         deliveries=1 + count if isinstance(count, int) and count > 0 else 1,
         attempts=_count(ours[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in ours else 0,
@@ -106,7 +109,7 @@ def _header(parts: list[bytes | None], headers: _Headers, topic: str) -> Header:
         ours.get(KEY),
         None if correlation_id is None else correlation_id.decode(),
         None if reply_to is None else reply_to.decode(),
-        float(ours[TIMESTAMP]) if TIMESTAMP in ours else int.from_bytes(timestamp or b"", "big"),
+        _moment(ours[TIMESTAMP]) if TIMESTAMP in ours else float(int.from_bytes(timestamp or b"", "big")),
         said,
     )
     return _lengthened(header, ours) if headers.has_long else header
@@ -161,6 +164,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _moment(text: str) -> float:
+    moment = float(text)
+    if not isfinite(moment):
+        raise Unreadable(f"{text[:80]!r} is no moment")
+    return moment
+
+
 def _stable(header: Header, headers: _Headers) -> str:
     """What stays the same however often a message without an id is delivered."""
     raw = {name: value for name, value in headers.others.items() if not is_brokers(name)}
@@ -206,7 +216,7 @@ def write_properties(
                 said[LONG + name] = text
             else:
                 parts[place] = data
-    seconds = int(header.timestamp) if header.timestamp > 0 else 0
+    seconds = int(header.timestamp) if 0 < header.timestamp < _LATEST else 0
     if seconds:
         parts[amqp.TIMESTAMP] = amqp.U64.pack(seconds)
     parts[amqp.DELIVERY_MODE] = _PERSISTENT

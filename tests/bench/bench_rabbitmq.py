@@ -21,7 +21,7 @@ from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
 from pump.transports.rabbitmq import RabbitMQTransport
 
 COUNT = 20_000
-ROUNDS = 3
+ROUNDS = 5
 LONG = 120.0
 MOST_UNFLUSHED = 64
 

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from brokers.rabbitmq import RabbitMQ
 from pump import Dispatcher
 from support.rabbitmq_works import Works
+
+
+@pytest.fixture
+def rabbitmq(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """The one that may be restarted will do for everybody here, and one is started sooner than two."""
+    return own_rabbitmq
 
 
 @pytest.fixture

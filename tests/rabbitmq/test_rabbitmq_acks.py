@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pump.transports.rabbitmq_acks import Acks, Frame
+from pump.transports.rabbitmq_stock import Acks, Frame
 
 
 def test_a_contiguous_prefix_is_one_frame() -> None:

@@ -141,6 +141,23 @@ def test_refusals_spend_nothing(budget: Budget, *, restarted: bool) -> None:
     assert patience.runs == 50 + 3
 
 
+@pytest.mark.parametrize("limit", [None, 20, 1_000_000], ids=["absent", "20", "large"])
+def test_refusals_lose_nothing_on_a_queue_of_others(
+    rabbitmq: RabbitMQ, works: Works, colour: str, limit: int | None
+) -> None:
+    budget, patience = Budget(rabbitmq, "quorum", works.channel, colour=colour), Patience(refusals=50)
+    arguments = {"x-queue-type": "quorum", **({} if limit is None else {"x-delivery-limit": limit})}
+    with rabbitmq.connect() as connection:
+        connection.channel().queue_declare(works.channel, durable=True, arguments=arguments)
+
+    with budget.dispatcher(patience, may_block=True) as dispatcher:
+        dispatcher.post(Job("job"))
+        eventually(lambda: budget.dead == 1)
+
+    assert patience.runs == 50 + 3
+    assert budget.ready(works.channel) == 0
+
+
 class FullGrave:
     """A dead-letter queue that takes nothing more, until it is emptied."""
 

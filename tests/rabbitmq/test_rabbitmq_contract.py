@@ -8,21 +8,23 @@ from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from pump.testing_contract import TransportContract
 from pump.transport import Transport
+from pump.transports import rabbitmq_flow
 from pump.transports.rabbitmq import RabbitMQTransport
 
 
 class RabbitMQContract(TransportContract):
     """Through a proxy, which is the network that breaks."""
 
-    silence_seconds = 0.3
+    silence_seconds = 0.15
     lease_seconds = 0.5  # there are none
     queue_type: str
     broker: RabbitMQ
     proxy: Proxy
 
     @pytest.fixture(autouse=True)
-    def _on(self, own_rabbitmq: RabbitMQ, proxy_to: ProxyTo) -> None:
+    def _on(self, own_rabbitmq: RabbitMQ, proxy_to: ProxyTo, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker, self.proxy = own_rabbitmq, proxy_to(own_rabbitmq.port)
+        monkeypatch.setattr(rabbitmq_flow, "IDLE_SECONDS", 0.1)  # what is given back then shall break a silence
 
     @pytest.fixture
     def transport(self, _on: None) -> Transport:

@@ -5,14 +5,15 @@ from itertools import count
 from typing import Any
 
 import pytest
+from pika import exceptions
 
 from pump import Command, Subscription
 from pump.clock import ManualClock
 from pump.errors import LeaseLost, PumpError, TransportError
 from pump.message import Header, Message
 from pump.transports import rabbitmq_flow
+from pump.transports.rabbitmq_amqp import Content, entry, join
 from pump.transports.rabbitmq_feed import Feed
-from pump.transports.rabbitmq_properties import Content, entry, join
 from pump.transports.rabbitmq_settings import RabbitMQSettings
 from pump.transports.rabbitmq_stock import Spared
 from pump.transports.rabbitmq_topology import Names
@@ -100,7 +101,7 @@ class Channel:
 
     def close(self) -> None:
         self.asked.append(("close",))
-        self._answers.append(lambda _: self._closed(RuntimeError("closed by us")))
+        self._answers.append(lambda _: self._closed(exceptions.ChannelClosedByClient(0, "closed by us")))
 
     def answer(self) -> None:
         """Answer what was asked last and not answered yet."""
@@ -432,6 +433,26 @@ def test_handing_back_says_first_what_is_settled_and_voids_the_rest(make: Make) 
     assert consumer.said == [("qos", 1, False), ("consume", "queue")]
 
 
+def test_what_was_settled_too_late_hits_no_other_delivery(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (late,) = consumer.take(8)
+    consumer.feed.hand_back()
+    consumer.quiet()
+    consumer.answer()
+    consumer.answer()
+    consumer.take(8)
+    consumer.answer()
+    consumer.deliver()
+    consumer.take(8)
+
+    consumer.feed._stock.acks.append(late)  # as a thread does that was overtaken in the midst of it
+    consumer.take(8)
+
+    assert [said for said in consumer.said if said[0] == "ack"] == []
+
+
 def test_what_was_given_back_unbegun_has_spent_nothing(make: Make) -> None:
     consumer = make()
     consumer.consumes(8)
@@ -493,7 +514,7 @@ def test_a_channel_that_the_broker_closes_costs_the_connection(make: Make) -> No
     consumer.deliver()
     (message,) = consumer.take(8)
 
-    consumer.link.channel.closes(RuntimeError("consumer time-out"))
+    consumer.link.channel.closes(exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - time-out"))
 
     assert consumer.link.dropped is not None
     with pytest.raises(TransportError, match="closed the channel of queue"):

@@ -15,10 +15,9 @@ from brokers.rabbitmq import RabbitMQ
 from pump import Command, Publication, Subscription
 from pump.errors import PublishError
 from pump.message import Header, Message
-from pump.transports import rabbitmq_frames
+from pump.transports import rabbitmq_amqp
 from pump.transports.rabbitmq import RabbitMQTransport
-from pump.transports.rabbitmq_frames import DELIVER, RETURN, ContentReader
-from pump.transports.rabbitmq_properties import Content
+from pump.transports.rabbitmq_amqp import DELIVER, RETURN, Content, ContentReader
 
 CHANNEL = 7
 PROPERTIES = pika.BasicProperties(message_id="id", headers={"a": "b"})
@@ -119,7 +118,7 @@ class Job(Command):
 
 
 def test_a_pika_of_another_make_reads_by_itself(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rabbitmq_frames, "_HOOKS", ("_a_hook_that_is_not_there",))
+    monkeypatch.setattr(rabbitmq_amqp, "_HOOKS", ("_a_hook_that_is_not_there",))
     name = f"frames-{uuid4().hex[:8]}"
     rules = Subscription(Job, topic=name, channel=name)
     transport = RabbitMQTransport.from_url(rabbitmq.url)

@@ -16,8 +16,7 @@ from pump import Command, ConfigurationError, Publication, Subscription
 from pump.errors import SetupError, TransportError
 from pump.message import Header, Message
 from pump.transport import find_transport, transport_from
-from pump.transports.rabbitmq import RabbitMQTransport
-from pump.transports.rabbitmq_settings import RabbitMQSettings
+from pump.transports.rabbitmq import RabbitMQSettings, RabbitMQTransport
 from pump.transports.rabbitmq_topology import ASSUMED_LIMIT, NO_LIMIT
 
 SECRET = "s3cr/t:@%"
@@ -160,6 +159,7 @@ def test_a_wrong_password_is_told_in_a_sentence_and_nowhere_shown(
     settings: RabbitMQSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "pika")
 
     kind, text = errors_of(replace(settings, password="hunter2"))
 
@@ -168,11 +168,23 @@ def test_a_wrong_password_is_told_in_a_sentence_and_nowhere_shown(
     assert "hunter2" not in caplog.text + text
 
 
+@pytest.mark.parametrize("wrong", [{"password": "wrong"}, {"virtual_host": "nowhere"}, {"port": 1}])
+def test_what_is_wrong_is_told_once_and_not_by_pika(
+    settings: RabbitMQSettings, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    errors_of(replace(settings, **wrong))
+
+    assert [record.name for record in caplog.records if record.name.startswith("pika")] == []
+
+
 def test_a_password_is_shown_nowhere(rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    rabbitmq.add_user("setup-ann", SECRET)
-    rabbitmq.permit("setup-ann")
-    transport = RabbitMQTransport.from_url(rabbitmq.url_for(user="setup-ann", password=SECRET))
+    caplog.set_level(logging.DEBUG, "pika")
+    rabbitmq.add_user("ann", SECRET)
+    rabbitmq.permit("ann")
+    transport = RabbitMQTransport.from_url(rabbitmq.url_for(user="ann", password=SECRET))
     rules = subscription()
 
     transport.prepare([rules], [])
@@ -341,6 +353,28 @@ def test_the_limit_of_a_queue_of_others_may_be_told(rabbitmq: RabbitMQ) -> None:
 
     assert limit_of(RabbitMQTransport.from_url(f"{rabbitmq.url}?broker_limit=5"), rules) == 5
     assert limit_of(RabbitMQTransport.from_url(f"{rabbitmq.url}?queue_type=classic"), rules) is None
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_the_prefetch_is_as_the_url_says(rabbitmq: RabbitMQ, queue_type: str) -> None:
+    rules = subscription(buffer_size=100)
+    transport = RabbitMQTransport.from_url(f"{rabbitmq.url}?queue_type={queue_type}&prefetch=7")
+    transport.prepare([rules], [])
+    producer, consumer = transport.producer(), transport.consumer(rules)
+    try:
+        producer.send([Message(Header(str(number), rules.topic), b"body") for number in range(10)])
+
+        messages: list[Message] = []
+        while len(messages) < 7:
+            messages += consumer.receive(50, 5.0)
+
+        assert consumer.receive(50, 0.3) == []
+        assert len(messages) == 7
+        with rabbitmq.connect() as connection:
+            assert connection.channel().queue_declare(rules.channel, passive=True).method.message_count == 3
+    finally:
+        consumer.close()
+        producer.close()
 
 
 def test_an_exchange_of_another_type_is_used_as_it_is(rabbitmq: RabbitMQ, transport: RabbitMQTransport) -> None:

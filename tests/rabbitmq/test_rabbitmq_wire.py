@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pump.message import Header, Message
-from pump.transports.rabbitmq_properties import Content, entry, join, split
+from pump.transports.rabbitmq_amqp import Content, entry, join, split
 from pump.transports.rabbitmq_wire import read_message, write_properties
 
 texts = st.text(max_size=300)
@@ -72,6 +72,7 @@ def test_other_programs_can_read_what_we_write(header: Header) -> None:
     assert {name: (read.headers or {})[name] for name in header.headers} == header.headers
 
 
+@pytest.mark.requirement("P-17")
 @given(st.binary(max_size=200), st.binary(max_size=20))
 def test_any_bytes_make_a_message_with_its_body(properties: bytes, body: bytes) -> None:
     message = arrived(properties, body)
@@ -79,6 +80,32 @@ def test_any_bytes_make_a_message_with_its_body(properties: bytes, body: bytes) 
     assert message.body == body
     assert message.identity
     assert message.receipt is not None
+
+
+SIZES = {3: 1, 4: 1, 9: 8}
+parts_of_properties = st.tuples(
+    *(
+        st.none()
+        | (st.binary(min_size=SIZES[place], max_size=SIZES[place]) if place in SIZES else st.binary(max_size=9))
+        for place in range(14)
+    )
+)
+
+
+@given(
+    parts_of_properties, st.dictionaries(st.sampled_from(["pump-timestamp", "pump-due", "pump-long-id", "x"]), texts)
+)
+def test_whatever_came_can_be_sent_on(parts: tuple[bytes | None, ...], said: dict[str, str]) -> None:
+    numbers = ["inf", "nan", "-1", "1e300", "1e30"]
+    entries_of_ours = [entry("pump-timestamp", text) for text in numbers]
+    for extra in (*entries_of_ours, b"".join(entry(name, text) for name, text in said.items())):
+        properties = list(parts)
+        properties[2] = extra
+        message = arrived(join(properties))
+
+        copy = arrived(write_properties(message.header, message, topic="t", attempts=1))
+
+        assert copy.fault == ""
 
 
 @given(st.binary(max_size=120), st.data())
@@ -214,7 +241,7 @@ def test_a_header_whose_name_is_too_long_is_refused() -> None:
 
 @given(st.lists(st.none() | st.binary(max_size=8), min_size=14, max_size=14))
 def test_properties_taken_apart_are_put_together_again(parts: list[bytes | None]) -> None:
-    for place, size in ((3, 1), (4, 1), (9, 8)):
+    for place, size in SIZES.items():
         if parts[place] is not None:
             parts[place] = bytes(size)
 
