@@ -4,15 +4,11 @@ Everybody drains the same 20,000 stored messages of 200 bytes, from the first ha
 """
 
 import asyncio
-import gc
-import itertools
-import math
 import statistics
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -22,80 +18,23 @@ import pytest
 from faststream.nats import JStream, NatsBroker, PullSub
 from nats.js import api
 
+from bench.orders import COUNT, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain, span
 from bench.table import Row
 from brokers.nats import Nats
-from pump import Command, Dispatcher, Message, RequestHandler
+from pump import Dispatcher, Message, RequestHandler
 from pump.delivery import Settler
 from pump.message import Header
 from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription, NatsTransport
 from pump.transports.nats_consumer import Receipt
 from support.nats_slip import Slip
 
-COUNT = 20_000
 ROUNDS = 3
-LONG = 120.0
 BATCH = 100
 
 pytestmark = pytest.mark.requirement("P-01", "E-40")
 
 
-@dataclass(frozen=True)
-class PlaceOrder(Command):
-    """The body that everybody decodes: 200 bytes of JSON."""
-
-    order_id: str
-    sku: str
-    quantity: int
-    price: float
-    express: bool
-    note: str
-
-
-NOTE = "leave it with the neighbours at number seven, please, and ring twice, as the dog is deaf; thank you very"
-BODIES = [
-    msgspec.json.encode(
-        asdict(PlaceOrder(f"{number:06}", "earl-grey-100g", number % 7, 4.25, express=False, note=NOTE))
-    )
-    for number in range(COUNT)
-]
-assert len(BODIES[0]) == 200
-
-
-class _Span:
-    """From the first count to the last."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._began = 0.0
-        self.took = 0.0
-        self.done = threading.Event()
-
-    def count(self) -> None:
-        number = next(self._numbers)
-        if number == 1:
-            self._began = time.perf_counter()
-        elif number == COUNT:
-            self.took = time.perf_counter() - self._began
-            self.done.set()
-
-
-span = _Span()
-
-
-class Blocking(RequestHandler[PlaceOrder]):
-    """Does nothing but count."""
-
-    def handle(self, order: PlaceOrder) -> None:
-        """Count."""
-        span.count()
-
-
-class Awaiting(RequestHandler[PlaceOrder]):
-    """The same, async."""
-
-    async def handle(self, order: PlaceOrder) -> None:
-        """Count."""
-        span.count()
+BODIES = [msgspec.json.encode(asdict(order)) for order in ORDERS]
 
 
 class Settling(RequestHandler[AsyncNatsMessage[PlaceOrder]]):
@@ -142,14 +81,8 @@ class Bench:
 
     def drain(self, handler: type, **options: Any) -> float:
         """With a pump."""
-        global span  # noqa: PLW0603 - handlers are made by class, so what they share is here
         rules = NatsSubscription(PlaceOrder, stream=self._stream, consumer=self.durable(), **options)
-        dispatcher = Dispatcher(NatsTransport(self._server.url), handlers=[handler], subscriptions=[rules])
-        span = _Span()
-        with dispatcher:
-            if not span.done.wait(LONG):
-                raise TimeoutError("the orders were not handled in time")
-        return span.took
+        return drain(Dispatcher(NatsTransport(self._server.url), handlers=[handler], subscriptions=[rules]))
 
     def drain_bare(self, batch: int) -> float:
         """By hand: fetch, decode, acknowledge."""
@@ -197,16 +130,6 @@ class Bench:
         return took
 
 
-def best(measures: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
-    figures = dict.fromkeys(measures, math.inf)
-    for _ in range(ROUNDS):
-        for name, measure in measures.items():
-            gc.collect()
-            figures[name] = min(figures[name], measure())
-    return figures
-
-
 def drains(bench: Bench) -> Iterator[Row]:
     """Both pumps beside the others: with as large a buffer as they have, and with the default one."""
     figures = best(
@@ -219,7 +142,8 @@ def drains(bench: Bench) -> Iterator[Row]:
             "nats-py, fetch(10) and ack": lambda: bench.drain_bare(10),
             "reactor": lambda: bench.drain(Blocking),
             "proactor": lambda: bench.drain(Awaiting),
-        }
+        },
+        ROUNDS,
     )
     for name, figure in figures.items():
         yield Row(name, COUNT / figure, "msg/s")

@@ -1,12 +1,8 @@
 """Draining a RabbitMQ queue: against bare pika with the same prefetch and the same coalesced acks, and FastStream."""
 
 import asyncio
-import gc
-import math
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 from uuid import uuid4
 
@@ -15,69 +11,18 @@ import pika
 import pytest
 from faststream.rabbit import RabbitBroker, RabbitQueue
 
+from bench.orders import COUNT, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain
 from bench.table import Row
 from brokers.rabbitmq import RabbitMQ
-from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
+from pump import Dispatcher, Publication, Subscription
 from pump.transports.rabbitmq import RabbitMQTransport
 
-COUNT = 20_000
 ROUNDS = 5
-LONG = 120.0
 MOST_UNFLUSHED = 64
 
 QueueType = Literal["quorum", "classic"]
 
 pytestmark = pytest.mark.requirement("P-01")
-
-
-@dataclass(frozen=True)
-class PlaceOrder(Command):
-    """The body that everybody decodes: 200 bytes of JSON."""
-
-    order_id: str
-    sku: str
-    quantity: int
-    price: float
-    express: bool
-    note: str
-
-
-NOTE = "leave it with the neighbours at number seven, please, and ring twice, as the dog is deaf; thank you very"
-ORDERS = [
-    PlaceOrder(f"{number:06}", "earl-grey-100g", number % 7, 4.25, express=False, note=NOTE) for number in range(COUNT)
-]
-assert len(msgspec.json.encode(asdict(ORDERS[0]))) == 200
-
-
-class _Countdown:
-    """Set once so many have been counted; counting costs as little as can be."""
-
-    def __init__(self, count: int) -> None:
-        self._numbers = iter(range(count - 1))
-        self.done = threading.Event()
-
-    def count(self) -> None:
-        if next(self._numbers, None) is None:
-            self.done.set()
-
-
-countdown = _Countdown(COUNT)
-
-
-class Blocking(RequestHandler[PlaceOrder]):
-    """Does nothing but count."""
-
-    def handle(self, order: PlaceOrder) -> None:
-        """Count."""
-        countdown.count()
-
-
-class Awaiting(RequestHandler[PlaceOrder]):
-    """The same, async."""
-
-    async def handle(self, order: PlaceOrder) -> None:
-        """Count."""
-        countdown.count()
 
 
 class Bench:
@@ -100,25 +45,8 @@ class Bench:
         return dispatcher
 
     def drain(self, queue_type: QueueType, handler: type, **options: Any) -> float:
-        """Seconds from the first order to the last; connecting is not measured, for nobody."""
-        global countdown  # noqa: PLW0603 - handlers are made by class, so what they share is here
-        dispatcher = self.stored(queue_type, handler, **options)
-        countdown = _Countdown(COUNT)
-        first = _Countdown(1)
-        began = 0.0
-
-        def count() -> None:
-            nonlocal began
-            began = time.perf_counter()
-            first.done.set()
-            del countdown.count  # from now on, it is the method of its class
-            countdown.count()
-
-        countdown.count = count  # type: ignore[method-assign]
-        with dispatcher:
-            if not countdown.done.wait(LONG):
-                raise TimeoutError("the orders were not handled in time")
-            return time.perf_counter() - began
+        """Seconds from the first order to the last, in our pump."""
+        return drain(self.stored(queue_type, handler, **options))
 
     def drain_pika(self, queue_type: QueueType, prefetch: int) -> float:
         """The same by hand."""
@@ -175,16 +103,6 @@ class Bench:
         return took
 
 
-def best(measures: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
-    figures = dict.fromkeys(measures, math.inf)
-    for _ in range(ROUNDS):
-        for name, measure in measures.items():
-            gc.collect()
-            figures[name] = min(figures[name], measure())
-    return figures
-
-
 def compared(bench: Bench, queue_type: QueueType, buffer: int, bound: float | None) -> Iterator[Row]:
     """Both pumps beside bare pika. With a small buffer everybody waits for the broker, and we for a thread more."""
     figures = best(
@@ -192,7 +110,8 @@ def compared(bench: Bench, queue_type: QueueType, buffer: int, bound: float | No
             "bare pika": lambda: bench.drain_pika(queue_type, buffer),
             "reactor": lambda: bench.drain(queue_type, Blocking, buffer_size=buffer),
             "proactor": lambda: bench.drain(queue_type, Awaiting, buffer_size=buffer),
-        }
+        },
+        ROUNDS,
     )
     bare = figures["bare pika"]
     for name, figure in figures.items():
@@ -213,7 +132,8 @@ def rows() -> Iterator[Row]:
                 "FastStream": lambda: bench.drain_faststream("quorum"),
                 "reactor": lambda: bench.drain("quorum", Blocking, buffer_size=128),
                 "proactor": lambda: bench.drain("quorum", Awaiting, buffer_size=128),
-            }
+            },
+            ROUNDS,
         )
         yield Row("FastStream, quorum", COUNT / figures["FastStream"], "msg/s")
         for name in ("reactor", "proactor"):

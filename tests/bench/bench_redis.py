@@ -1,12 +1,9 @@
 """Draining a Redis stream or list: against a bare loop of redis-py on the same messages, and against FastStream."""
 
 import asyncio
-import gc
-import math
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -14,66 +11,15 @@ import msgspec
 import pytest
 from faststream.redis import RedisBroker, StreamSub
 
+from bench.orders import COUNT, LONG, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain
 from bench.table import Row
 from brokers.redis import Redis
-from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
+from pump import Dispatcher, Publication, Subscription
 
-COUNT = 20_000
 ROUNDS = 5
-LONG = 120.0
 BATCH = 100
 
 pytestmark = pytest.mark.requirement("P-01")
-
-
-@dataclass(frozen=True)
-class PlaceOrder(Command):
-    """The body that everybody decodes: 200 bytes of JSON."""
-
-    order_id: str
-    sku: str
-    quantity: int
-    price: float
-    express: bool
-    note: str
-
-
-NOTE = "leave it with the neighbours at number seven, please, and ring twice, as the dog is deaf; thank you very"
-ORDERS = [
-    PlaceOrder(f"{number:06}", "earl-grey-100g", number % 7, 4.25, express=False, note=NOTE) for number in range(COUNT)
-]
-assert len(msgspec.json.encode(asdict(ORDERS[0]))) == 200
-
-
-class _Countdown:
-    """Set once so many have been counted; counting costs as little as can be."""
-
-    def __init__(self, count: int) -> None:
-        self._numbers = iter(range(count - 1))
-        self.done = threading.Event()
-
-    def count(self) -> None:
-        if next(self._numbers, None) is None:
-            self.done.set()
-
-
-countdown = _Countdown(COUNT)
-
-
-class Blocking(RequestHandler[PlaceOrder]):
-    """Does nothing but count."""
-
-    def handle(self, order: PlaceOrder) -> None:
-        """Count."""
-        countdown.count()
-
-
-class Awaiting(RequestHandler[PlaceOrder]):
-    """The same, async."""
-
-    async def handle(self, order: PlaceOrder) -> None:
-        """Count."""
-        countdown.count()
 
 
 class Bench:
@@ -97,23 +43,8 @@ class Bench:
         return name, dispatcher
 
     def drain(self, scheme: str, handler: type, **options: Any) -> float:
-        """Seconds from the first order to the last; connecting is not measured, for nobody."""
-        global countdown  # noqa: PLW0603 - handlers are made by class, so what they share is here
-        _, dispatcher = self.stored(scheme, handler, **options)
-        countdown = _Countdown(COUNT)
-        began = 0.0
-
-        def count() -> None:
-            nonlocal began
-            began = time.perf_counter()
-            del countdown.count  # from now on, it is the method of its class
-            countdown.count()
-
-        countdown.count = count  # type: ignore[method-assign]
-        with dispatcher:
-            if not countdown.done.wait(LONG):
-                raise TimeoutError("the orders were not handled in time")
-            return time.perf_counter() - began
+        """Seconds from the first order to the last, in our pump."""
+        return drain(self.stored(scheme, handler, **options)[1])
 
     def drain_bare(self) -> float:
         """A loop by hand: XREADGROUP of a hundred, each decoded, XACK of the hundred."""
@@ -166,16 +97,6 @@ class Bench:
             client.flushall()
 
 
-def best(measures: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
-    figures = dict.fromkeys(measures, math.inf)
-    for _ in range(ROUNDS):
-        for name, measure in measures.items():
-            gc.collect()
-            figures[name] = min(figures[name], measure())
-    return figures
-
-
 def rows() -> Iterator[Row]:
     """Every figure."""
     pumps = {"reactor": Blocking, "proactor": Awaiting}
@@ -194,7 +115,7 @@ def rows() -> Iterator[Row]:
                             scheme, handler, buffer_size=buffer
                         )
                     )
-        figures = best(measures)
+        figures = best(measures, ROUNDS)
     for name, figure in figures.items():
         yield Row(name, COUNT / figure, "msg/s")
     rival = min(figure for name, figure in figures.items() if name.startswith("FastStream"))

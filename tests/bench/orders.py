@@ -1,0 +1,98 @@
+"""The orders that every broker's benchmark drains, the handlers that count them, and the best of several rounds."""
+
+import gc
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import msgspec
+
+from pump import Command, Dispatcher, RequestHandler
+
+COUNT: Final = 20_000
+LONG: Final = 120.0
+
+
+@dataclass(frozen=True)
+class PlaceOrder(Command):
+    """The body that everybody decodes: 200 bytes of JSON."""
+
+    order_id: str
+    sku: str
+    quantity: int
+    price: float
+    express: bool
+    note: str
+
+
+NOTE = "leave it with the neighbours at number seven, please, and ring twice, as the dog is deaf; thank you very"
+ORDERS: Final = [
+    PlaceOrder(f"{number:06}", "earl-grey-100g", number % 7, 4.25, express=False, note=NOTE) for number in range(COUNT)
+]
+assert len(msgspec.json.encode(asdict(ORDERS[0]))) == 200
+
+
+class Span:
+    """From the first count to the last; connecting is not measured, for nobody. Counting costs as little as can be."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from the first one again."""
+        self._numbers = itertools.count(1)
+        self._began = 0.0
+        self.took = 0.0
+        self.done = threading.Event()
+
+    def count(self) -> None:
+        """One more was handled."""
+        number = next(self._numbers)
+        if number == 1:
+            self._began = time.perf_counter()
+        elif number == COUNT:
+            self.took = time.perf_counter() - self._began
+            self.done.set()
+
+
+span: Final = Span()
+"""Handlers are made by class, so what they share is here."""
+
+
+class Blocking(RequestHandler[PlaceOrder]):
+    """Does nothing but count."""
+
+    def handle(self, order: PlaceOrder) -> None:
+        """Count."""
+        span.count()
+
+
+class Awaiting(RequestHandler[PlaceOrder]):
+    """The same, async."""
+
+    async def handle(self, order: PlaceOrder) -> None:
+        """Count."""
+        span.count()
+
+
+def drain(dispatcher: Dispatcher) -> float:
+    """Seconds from the first order handled to the last."""
+    span.begin()
+    with dispatcher:
+        if not span.done.wait(LONG):
+            raise TimeoutError("the orders were not handled in time")
+        return span.took
+
+
+def best(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
+    figures = dict.fromkeys(measures, math.inf)
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            gc.collect()
+            figures[name] = min(figures[name], measure())
+    return figures
