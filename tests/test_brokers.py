@@ -22,13 +22,19 @@ from brokers import processes
 from brokers.nats import Nats
 from brokers.peer import BrokerFailed, Peer
 from brokers.ports import LOCAL_RANGE, Port, is_open
+from brokers.postgres import Postgres
 from brokers.processes import Process, is_loopback
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
 from brokers.waiting import LONG, wait_until
 
-NAMES = ["nats_server", "rabbitmq", "redis_server"]
-GREETINGS = {"nats": b"", "rabbitmq": b"AMQP\0\0\x09\x01", "redis": b"PING\r\n"}
+NAMES = ["nats_server", "postgres", "rabbitmq", "redis_server"]
+GREETINGS = {
+    "nats": b"",
+    "postgres": b"\0\0\0\x08\x04\xd2\x16\x2f",
+    "rabbitmq": b"AMQP\0\0\x09\x01",
+    "redis": b"PING\r\n",
+}
 TESTS = Path(__file__).parent
 
 CHILD = """
@@ -73,6 +79,8 @@ class Kept:
             case Redis():
                 with self._peer.client() as client:
                     client.rpush(self._place, *self._messages)
+            case Postgres():
+                self._put_into_table(self._peer)
             case Nats():
                 asyncio.run(self._put_into_stream(self._peer))
             case _:
@@ -91,6 +99,10 @@ class Kept:
             case Redis():
                 with self._peer.client() as client:
                     return list(client.lrange(self._place, 0, -1))
+            case Postgres():
+                with self._peer.connect() as connection:
+                    rows = connection.execute(f'select body from "{self._place}" order by number').fetchall()  # noqa: S608
+                    return [body for (body,) in rows]
             case Nats():
                 return asyncio.run(self._read_stream(self._peer))
             case _:
@@ -105,6 +117,12 @@ class Kept:
             channel.confirm_delivery()
             for message in self._messages:
                 channel.basic_publish("", self._place, message, pika.BasicProperties(delivery_mode=2))
+
+    def _put_into_table(self, server: Postgres) -> None:
+        with server.connect() as connection:
+            connection.execute(f'create table "{self._place}" (number int generated always as identity, body bytea)')
+            for message in self._messages:
+                connection.execute(f'insert into "{self._place}" (body) values (%s)', (message,))  # noqa: S608
 
     async def _put_into_stream(self, broker: Nats) -> None:
         connection = await broker.connect()

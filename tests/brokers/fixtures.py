@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from brokers.nats import Nats
+from brokers.postgres import Postgres
 from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
@@ -28,6 +29,17 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 def nats_server() -> Iterator[Nats]:
     with Nats() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres: Postgres) -> str:
+    return postgres.url
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +61,12 @@ def own_nats_server(second_nats_server: Nats) -> Nats:
 
 
 @pytest.fixture
+def own_postgres(second_postgres: Postgres) -> Postgres:
+    second_postgres.revive()
+    return second_postgres
+
+
+@pytest.fixture
 def own_redis_server(second_redis_server: Redis) -> Redis:
     second_redis_server.revive()
     return second_redis_server
@@ -64,6 +82,12 @@ def second_rabbitmq() -> Iterator[RabbitMQ]:
 def second_nats_server() -> Iterator[Nats]:
     with Nats() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def second_postgres() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

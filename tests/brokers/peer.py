@@ -29,6 +29,8 @@ class Peer(ABC):
     """
 
     name: ClassVar[str]
+    stop_signal: ClassVar[int] = signal.SIGTERM
+    """What asks it to end gracefully."""
     port: int
 
     def __init__(self) -> None:
@@ -81,7 +83,7 @@ class Peer(ABC):
         """End it gracefully, as its operator would."""
         self.unpause()
         if self._main is not None:
-            self._main.signal(signal.SIGTERM)
+            self._main.signal(self.stop_signal)
         self._wait(lambda: not self.is_running, "stopped")
         self.kill()  # its helpers
 

@@ -1,0 +1,190 @@
+"""What a queue, partition, group, transaction id, trace id or payload may be: both engines ask here first.
+
+Whatever passes is text that every database stores as it is, so that no item can fail later than here.
+"""
+
+import unicodedata
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from pump.queue.errors import BadRequest
+from pump.queue.vocabulary import Filter, Push, Settlement, Step, Trace, Want
+
+LONGEST_NAME: Final = 255
+LONGEST_ID_BYTES: Final = 255
+"""Of a transaction id as UTF-8: an index must be able to hold it."""
+LONGEST_ERROR: Final = 8192
+"""Longer error texts are cut."""
+LARGEST_PAYLOAD_BYTES: Final = 1_000_000
+MOST_ITEMS: Final = 10_000
+MOST_POPPED: Final = 10_000
+MOST_PARTITIONS: Final = 100_000
+"""Of one queue."""
+LONGEST_LEASE_SECONDS: Final = 7 * 86_400.0
+"""No lease is longer; one that ends later from now was made before the clock was put back, and counts as expired."""
+
+
+def check_name(what: str, name: str) -> str:
+    """The name, or BadRequest saying what is wrong with `what`."""
+    if not isinstance(name, str):
+        raise BadRequest(f"{what} must be a string")
+    if not name:
+        raise BadRequest(f"{what} must not be empty")
+    if len(name) > LONGEST_NAME:
+        raise BadRequest(f"{what} must not be longer than {LONGEST_NAME} characters")
+    check_text(what, name)
+    return name
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse what not every database can store: control characters and lone surrogates."""
+    if text.isascii() and text.isprintable():
+        return
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise BadRequest(f"{what} must not contain control characters")
+    if not is_text(text):
+        raise BadRequest(f"{what} must not contain lone surrogates")
+
+
+def check_transaction_id(transaction_id: str) -> str:
+    """The transaction id, or BadRequest."""
+    if not isinstance(transaction_id, str):
+        raise BadRequest("TransactionId must be a string")
+    if not transaction_id:
+        raise BadRequest("TransactionId must not be empty")
+    check_text("TransactionId", transaction_id)
+    if len(transaction_id) * 4 > LONGEST_ID_BYTES and len(transaction_id.encode()) > LONGEST_ID_BYTES:
+        raise BadRequest(f"TransactionId must not be longer than {LONGEST_ID_BYTES} bytes")
+    return transaction_id
+
+
+def check_trace_id(trace_id: str) -> str:
+    """The trace id, or BadRequest: it is a UUID."""
+    if uuid_or_none(trace_id) is None:
+        raise BadRequest("TraceId must be a UUID")
+    return trace_id
+
+
+def is_text(text: str) -> bool:
+    """Whether a database could know the text at all: a lone surrogate is none."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def uuid_or_none(text: str) -> str | None:
+    """The text as a UUID is written; None where it is not one."""
+    try:
+        return str(uuid.UUID(text))
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
+def checked_text(text: str | None) -> str | None:
+    """An error text that any database can store: cut, and without what cannot be stored."""
+    if text is None:
+        return None
+    return text[:LONGEST_ERROR].replace("\0", "�").encode("utf-8", "replace").decode()
+
+
+def check_push(item: Push) -> None:
+    """Refuse a Push that no queue could take."""
+    check_name("Queue", item.queue)
+    check_name("Partition", item.partition)
+    if item.transaction_id:
+        check_transaction_id(item.transaction_id)
+    if item.trace_id is not None:
+        check_trace_id(item.trace_id)
+    if item.producer is not None:
+        check_name("Producer", item.producer)
+    if not isinstance(item.payload, bytes):
+        raise BadRequest("payload must be bytes")
+    if len(item.payload) > LARGEST_PAYLOAD_BYTES:
+        raise BadRequest(f"payload must not be larger than {LARGEST_PAYLOAD_BYTES} bytes")
+    check_seconds("not_before", item.not_before)
+    check_seconds("delay", item.delay)
+
+
+def check_seconds(what: str, seconds: float) -> float:
+    """The number, or BadRequest where it is negative, infinite or none."""
+    if not 0 <= seconds < float("inf"):
+        raise BadRequest(f"{what} must be a number of seconds, 0 or more")
+    return seconds
+
+
+def check_pushes(items: Sequence[Push]) -> None:
+    """Refuse the whole where one item could not be taken, naming it."""
+    check_number(items)
+    for index, item in enumerate(items):
+        check_indexed(index, item)
+
+
+def check_steps(steps: Sequence[Step]) -> None:
+    """The same for a transaction."""
+    check_number(steps)
+    for index, step in enumerate(steps):
+        check_indexed(index, step)
+
+
+def check_number(items: Sequence[object]) -> None:
+    """Refuse more at once than one transaction should carry."""
+    if len(items) > MOST_ITEMS:
+        raise BadRequest(f"at most {MOST_ITEMS} items at once")
+
+
+def check_indexed(index: int, step: Step) -> None:
+    """Refuse a step, naming its place."""
+    try:
+        if isinstance(step, Push):
+            check_push(step)
+        else:
+            check_settlement(step)
+    except BadRequest as wrong:
+        raise BadRequest(f"item {index}: {wrong}") from None
+
+
+def check_settlement(settlement: Settlement) -> None:
+    """Refuse numbers that are none; ids that name nothing are answered, not refused."""
+    if settlement.delay is not None:
+        check_seconds("delay", settlement.delay)
+    if settlement.retries is not None and settlement.retries < 0:
+        raise BadRequest("retries must be 0 or more")
+
+
+def check_want(want: Want) -> None:
+    """Refuse a Want that no queue could answer."""
+    check_name("Queue", want.queue)
+    check_name("Consumer group", want.group)
+    if want.partition is not None:
+        check_name("Partition", want.partition)
+    if want.limit < 1 or want.partitions < 1:
+        raise BadRequest("batch and partitions must be 1 or more")
+    if want.lease_time is not None:
+        check_seconds("lease time", want.lease_time)
+    check_start(want.subscribe_from)
+
+
+def check_start(start: float | str) -> None:
+    """Refuse what is no beginning of a group."""
+    if isinstance(start, str):
+        if start not in {"all", "new"}:
+            raise BadRequest('a group begins at "all", "new" or a time')
+    else:
+        check_seconds("the time where a group begins", start)
+
+
+def check_filter(which: Filter) -> None:
+    """Refuse a page that is none."""
+    if which.limit < 0 or which.offset < 0:
+        raise BadRequest("limit and offset must be 0 or more")
+
+
+def check_trace(trace: Trace) -> None:
+    """Refuse a note that could not be found again."""
+    check_transaction_id(trace.transaction_id)
+    if uuid_or_none(trace.partition_id) is None:
+        raise BadRequest("partitionId must be a UUID")
+    check_name("eventType", trace.event)
+    for name in trace.names:
+        check_name("traceNames", name)
+    if trace.group is not None:
+        check_name("Consumer group", trace.group)

@@ -1,0 +1,71 @@
+"""Payloads encrypted at rest: AES-256-GCM, with the id of the key in front so that keys can be changed.
+
+A sealed payload opens only in the partition and under the transaction id that it was sealed for.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pump.errors import ConfigurationError, SetupError
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+LONGEST_KEY_ID: Final = 255
+
+
+class Sealing:
+    """Seals with one key, opens with any: an old key stays here until nothing is left that it sealed."""
+
+    def __init__(self, keys: Mapping[str, bytes], use: str | None = None) -> None:
+        """`use` is the id of the key to seal with; the last of `keys` where it is not given."""
+        if not keys:
+            raise ConfigurationError("sealing needs a key")
+        self._use = next(reversed(list(keys))) if use is None else use
+        if self._use not in keys:
+            raise ConfigurationError(f"there is no key {self._use!r} to seal with")
+        self._ciphers = {key_id: cipher_of(key_id, key) for key_id, key in keys.items()}
+
+    def seal(self, payload: bytes, partition_id: str, transaction_id: str) -> bytes:
+        """The payload for the database."""
+        key_id = self._use.encode()
+        nonce = os.urandom(NONCE_BYTES)
+        sealed: bytes = self._ciphers[self._use].encrypt(nonce, payload, bound_to(partition_id, transaction_id))
+        return bytes([len(key_id)]) + key_id + nonce + sealed
+
+    def open(self, sealed: bytes, partition_id: str, transaction_id: str) -> bytes | None:
+        """The payload as it was pushed; None where its key is not here, or it was not sealed for this message."""
+        length = sealed[0]
+        key_id, rest = sealed[1 : 1 + length].decode(), sealed[1 + length :]
+        if key_id not in self._ciphers:
+            return None
+        return opened(self._ciphers[key_id], rest, bound_to(partition_id, transaction_id))
+
+
+def opened(cipher: Any, rest: bytes, bound: bytes) -> bytes | None:  # noqa: ANN401 - a vendor's class, imported lazily
+    """What the cipher makes of nonce and text; None where they were tampered with."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
+
+    try:
+        payload: bytes = cipher.decrypt(rest[:NONCE_BYTES], rest[NONCE_BYTES:], bound)
+    except InvalidTag:
+        return None
+    return payload
+
+
+def bound_to(partition_id: str, transaction_id: str) -> bytes:
+    """What a sealed payload is tied to; partition ids are all of one length."""
+    return f"{partition_id}{transaction_id}".encode()
+
+
+def cipher_of(key_id: str, key: bytes) -> Any:  # noqa: ANN401 - a vendor's class, imported lazily
+    """The cipher of a key that is one."""
+    if not 0 < len(key_id.encode()) <= LONGEST_KEY_ID:
+        raise ConfigurationError(f"a key's id has 1 to {LONGEST_KEY_ID} bytes")
+    if len(key) != KEY_BYTES:
+        raise ConfigurationError(f"key {key_id!r} has {len(key)} bytes; AES-256 needs {KEY_BYTES}")
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - an extra
+    except ImportError as missing:
+        raise SetupError("encryption at rest needs the package `cryptography`") from missing
+    return AESGCM(key)

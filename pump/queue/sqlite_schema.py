@@ -1,0 +1,90 @@
+"""The tables of the queue in a SQLite file, and how a file comes by them.
+
+What state a message is in for a group is read off, never stored. Beyond `claimed`: pending. Up to it: a delivery row
+means leased or pending again, a dead row dead, neither completed. So `claimed` only grows when a message gets its
+delivery row (or is done with in that same transaction), and no counter can disagree with the rows.
+"""
+
+import sqlite3
+from typing import Final
+
+from pump.errors import SetupError
+
+VERSION: Final = 1
+
+# Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is null where nothing
+# waits; it is scheduler, expiry, delay and fairness in one. `gap` holds places beyond some claim whose message an
+# operator removed, so that a lag stays a subtraction. A delivery's `visible_at` is the end of its lease where each
+# message has its own, and else of its delay. `budget` is the retry limit that its consumer named: -1 the queue's,
+# null none.
+TABLES: Final = """
+CREATE TABLE queue (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, name TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL,
+    task TEXT NOT NULL, ordered INTEGER, options TEXT NOT NULL, partitions INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL);
+CREATE TABLE partition (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, queue_id INTEGER NOT NULL, name TEXT NOT NULL,
+    last_seq INTEGER NOT NULL DEFAULT 0, last_at REAL NOT NULL DEFAULT 0, created_at REAL NOT NULL,
+    UNIQUE (queue_id, name));
+CREATE TABLE consumer_group (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, queue_id INTEGER NOT NULL, name TEXT NOT NULL, subscription TEXT NOT NULL,
+    subscription_from REAL, created_at REAL NOT NULL, UNIQUE (queue_id, name));
+CREATE INDEX consumer_group_by_name ON consumer_group (name);
+CREATE TABLE message (
+    part_id INTEGER NOT NULL, seq INTEGER NOT NULL, id TEXT NOT NULL, transaction_id TEXT NOT NULL, trace_id TEXT,
+    producer TEXT, at REAL NOT NULL, sealed INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (part_id, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX message_by_transaction_id ON message (part_id, transaction_id);
+CREATE TABLE gap (part_id INTEGER NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (part_id, seq)) WITHOUT ROWID;
+CREATE TABLE scheduled (
+    part_id INTEGER NOT NULL, transaction_id TEXT NOT NULL, queue_id INTEGER NOT NULL, due_at REAL NOT NULL,
+    id TEXT NOT NULL, trace_id TEXT, producer TEXT, at REAL NOT NULL, sealed INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (part_id, transaction_id)) WITHOUT ROWID;
+CREATE INDEX scheduled_by_due ON scheduled (queue_id, due_at);
+CREATE TABLE progress (
+    group_id INTEGER NOT NULL, part_id INTEGER NOT NULL, claimed INTEGER NOT NULL, ready_at REAL, lease_id TEXT,
+    lease_until REAL, total INTEGER NOT NULL DEFAULT 0, last_consumed_at REAL,
+    PRIMARY KEY (group_id, part_id)) WITHOUT ROWID;
+CREATE INDEX progress_by_ready ON progress (group_id, ready_at) WHERE ready_at IS NOT NULL;
+CREATE INDEX progress_by_partition ON progress (part_id);
+CREATE TABLE delivery (
+    group_id INTEGER NOT NULL, part_id INTEGER NOT NULL, seq INTEGER NOT NULL, lease_id TEXT,
+    deliveries INTEGER NOT NULL, retries INTEGER NOT NULL, crashes INTEGER NOT NULL, budget INTEGER, visible_at REAL,
+    error TEXT, PRIMARY KEY (group_id, part_id, seq)) WITHOUT ROWID;
+CREATE INDEX delivery_by_visible ON delivery (group_id, part_id, visible_at) WHERE visible_at IS NOT NULL;
+CREATE TABLE lease (id TEXT PRIMARY KEY, group_id INTEGER NOT NULL, parts TEXT NOT NULL, until REAL NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE dead (
+    id TEXT PRIMARY KEY, message_id TEXT NOT NULL, group_name TEXT NOT NULL, group_id INTEGER, part_id INTEGER,
+    seq INTEGER, queue TEXT NOT NULL, partition TEXT NOT NULL, partition_uid TEXT NOT NULL,
+    transaction_id TEXT NOT NULL, trace_id TEXT, producer TEXT, sealed INTEGER NOT NULL, payload BLOB NOT NULL,
+    reason TEXT NOT NULL, error TEXT NOT NULL, retries INTEGER NOT NULL, crashes INTEGER NOT NULL,
+    deliveries INTEGER NOT NULL, created_at REAL NOT NULL, moved_at REAL NOT NULL, redriven_at REAL,
+    UNIQUE (message_id, group_name)) WITHOUT ROWID;
+CREATE INDEX dead_in_place ON dead (part_id, seq, group_id) WHERE seq IS NOT NULL;
+CREATE INDEX dead_by_time ON dead (moved_at);
+CREATE TABLE trace (
+    id TEXT PRIMARY KEY, partition_uid TEXT NOT NULL, transaction_id TEXT NOT NULL, group_name TEXT,
+    event TEXT NOT NULL, names TEXT NOT NULL, data BLOB NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID;
+CREATE INDEX trace_by_message ON trace (partition_uid, transaction_id);
+CREATE TABLE trace_name (name TEXT NOT NULL, trace_id TEXT NOT NULL, PRIMARY KEY (name, trace_id)) WITHOUT ROWID;
+"""
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Make the tables where there are none; refuse a file that a newer version of this code has changed."""
+    found = version_of(connection)
+    if found == VERSION:
+        return
+    if found > VERSION:
+        raise SetupError(f"the queue's tables have version {found}; this code knows up to {VERSION}: update it")
+    for statement in TABLES.split(";\n"):
+        if statement.strip():
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The version of the tables in the file; 0 where it has none."""
+    row: tuple[int] = connection.execute("PRAGMA user_version").fetchone()
+    return row[0]

@@ -1,0 +1,141 @@
+"""What comes with time: due messages get their places, the longest waits end, what is old enough goes.
+
+Nothing goes that a group has not settled: it becomes that group's dead letter in the same transaction.
+"""
+
+from typing import Final
+
+from pump.queue.names import LONGEST_LEASE_SECONDS
+from pump.queue.sqlite_dead import RETENTION, WAITED, Fate, bury
+from pump.queue.sqlite_infos import cursor
+from pump.queue.sqlite_pop import last_before, subscribe
+from pump.queue.sqlite_progress import Progress, is_held, progress_of, ready_again
+from pump.queue.sqlite_push import place_due
+from pump.queue.sqlite_work import Group, Partition, Queue, Work
+from pump.queue.vocabulary import DEFAULT_GROUP
+
+AT_ONCE: Final = 1000
+"""So many messages a call and partition, so that nobody waits long for the file."""
+IDLE_SECONDS: Final = 60.0
+FORGET_LEASES_SECONDS: Final = 3600.0
+
+
+def maintain(work: Work) -> float:
+    """Do what is to be done; returns the seconds until there is more."""
+    names = [name for (name,) in work.execute("SELECT name FROM queue")]
+    more = [keep(work, queue) for queue in map(work.queue, names) if queue is not None]
+    work.execute("DELETE FROM lease WHERE until < ?", (work.now - FORGET_LEASES_SECONDS,))
+    mend(work)
+    if any(more):
+        return 0.0
+    due = work.execute("SELECT min(due_at) FROM scheduled").fetchone()[0]
+    return IDLE_SECONDS if due is None else max(0.0, min(IDLE_SECONDS, due - work.now))
+
+
+def keep(work: Work, queue: Queue) -> bool:
+    """Do what is to be done in one queue; whether there is more at once."""
+    more = [place_due(work, queue)]
+    options = queue.options
+    retention = options.retention if options.retention_enabled else 0.0
+    completed = options.completed_retention if options.retention_enabled else 0.0
+    if options.max_wait_time:
+        more += [wait_no_longer(work, queue, *pair) for pair in pairs(work, queue)]
+    if retention:
+        more += [retire(work, queue, each) for each in work.partitions(queue.id)]
+    if completed:
+        more += [sweep(work, queue, each) for each in work.partitions(queue.id)]
+    return any(more)
+
+
+def pairs(work: Work, queue: Queue) -> list[tuple[Group, Partition]]:
+    """All groups with all partitions."""
+    return [(group, each) for group in somebody(work, queue) for each in work.partitions(queue.id)]
+
+
+def somebody(work: Work, queue: Queue) -> list[Group]:
+    """The groups; where there is none yet, the default one, so that what nobody took is somebody's dead letter."""
+    return work.groups(queue.id) or [subscribe(work, queue, DEFAULT_GROUP, "all")]
+
+
+def wait_no_longer(work: Work, queue: Queue, group: Group, partition: Partition) -> bool:
+    """Make dead letters of what has been pending for too long; whoever has a message keeps it."""
+    last = last_before(work, partition, work.now - queue.options.max_wait_time)
+    progress = progress_of(work, group.id, partition.id)
+    return give_up_to(work, queue, progress, last, Fate(WAITED, "nobody settled it in time"))
+
+
+def give_up_to(work: Work, queue: Queue, progress: Progress, last: int, fate: Fate) -> bool:
+    """Make dead letters of what a group has pending up to a place; whether there may be more."""
+    held = is_held(work, queue, progress)
+    where = (progress.group_id, progress.part_id)
+    back = work.execute(
+        PENDING_AGAIN, (*where, last, progress.lease_id if held else "", work.now, queue.ordered, AT_ONCE)
+    ).fetchall()
+    fresh = [
+        seq
+        for (seq,) in work.execute(
+            "SELECT seq FROM message WHERE part_id = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+            (progress.part_id, progress.claimed, last, AT_ONCE),
+        )
+    ]
+    for seq, *counts in back:
+        bury(work, *where, seq, fate._replace(retries=counts[0], crashes=counts[1], deliveries=counts[2]))
+    for seq in fresh:
+        bury(work, *where, seq, fate)
+    if not back and not fresh:
+        return False
+    claimed = fresh[-1] if fresh else progress.claimed
+    work.execute("UPDATE progress SET claimed = ? WHERE group_id = ? AND part_id = ?", (claimed, *where))
+    if not held:
+        ready_again(work, queue, progress._replace(claimed=claimed))
+    return AT_ONCE in {len(back), len(fresh)}
+
+
+PENDING_AGAIN: Final = """
+SELECT seq, retries, crashes, deliveries FROM delivery WHERE group_id = ?1 AND part_id = ?2 AND seq <= ?3
+AND (lease_id IS NULL OR CASE WHEN ?6 THEN lease_id <> ?4 ELSE visible_at <= ?5 END) ORDER BY seq LIMIT ?7
+"""
+
+
+def retire(work: Work, queue: Queue, partition: Partition) -> bool:
+    """Remove what is too old; where it is pending for a group, as that group's dead letter; nothing that is leased."""
+    last = last_before(work, partition, work.now - queue.options.retention)
+    fate = Fate(RETENTION, "it was kept as long as the queue keeps messages")
+    groups = somebody(work, queue)
+    places = [progress_of(work, group.id, partition.id) for group in groups]
+    more = [give_up_to(work, queue, place, last, fate) for place in places]
+    return remove_to(work, partition, groups, last) or any(more)
+
+
+def sweep(work: Work, queue: Queue, partition: Partition) -> bool:
+    """Remove what all groups are done with, and is old enough."""
+    groups = work.groups(queue.id)
+    last = last_before(work, partition, work.now - queue.options.completed_retention)
+    return remove_to(work, partition, groups, last) if groups else False
+
+
+def remove_to(work: Work, partition: Partition, groups: list[Group], last: int) -> bool:
+    """Remove messages up to a place, but none that a group has not settled; whether there may be more."""
+    settled = min(cursor(work, progress_of(work, group.id, partition.id)) for group in groups)
+    end = min(last, settled)
+    removed = work.execute(
+        "DELETE FROM message WHERE part_id = ?1 AND seq IN"
+        " (SELECT seq FROM message WHERE part_id = ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
+        (partition.id, end, AT_ONCE),
+    ).rowcount
+    work.execute("DELETE FROM gap WHERE part_id = ? AND seq <= ?", (partition.id, end))
+    return bool(removed == AT_ONCE)
+
+
+def mend(work: Work) -> None:
+    """Make up for a clock that was put back: what was ready is ready still, and no lease lasts longer than any may."""
+    latest = work.now + LONGEST_LEASE_SECONDS
+    work.execute(
+        "UPDATE delivery SET visible_at = ?1 WHERE lease_id IS NOT NULL AND visible_at > ?2", (work.now, latest)
+    )
+    ahead = work.execute("SELECT group_id, part_id FROM progress WHERE ready_at > ?", (work.now,)).fetchall()
+    for group_id, part_id in ahead:
+        queue = work.queue_of(work.partition_of(part_id).queue_id)
+        progress = progress_of(work, group_id, part_id)
+        if not is_held(work, queue, progress):
+            ready_again(work, queue, progress)

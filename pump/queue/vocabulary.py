@@ -1,0 +1,319 @@
+"""The words that callers and the engines of the queue exchange: plain values, no behaviour.
+
+Times are seconds since the epoch by the database's clock. Ids are strings. Nothing here knows JSON or SQL.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+DEFAULT_PARTITION: Final = "Default"
+DEFAULT_GROUP: Final = "__QUEUE_MODE__"
+
+
+class Status(StrEnum):
+    """What a consumer says of a message that it has leased."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """It counts as a retry; past the limit the message is a dead letter."""
+    RETRY = "retry"
+    """Given back, uncounted: the pump's nack."""
+    DEAD = "dlq"
+
+
+class State(StrEnum):
+    """Where a message is, for one group; read off, never stored."""
+
+    PENDING = "pending"
+    LEASED = "processing"
+    COMPLETED = "completed"
+    DEAD = "dead_letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One message to store. The same transaction id in the same partition is the same message."""
+
+    queue: str
+    payload: bytes
+    partition: str = DEFAULT_PARTITION
+    transaction_id: str = ""
+    """Minted where empty."""
+    trace_id: str | None = None
+    not_before: float = 0.0
+    """When it is due; until then it waits without a place in its partition."""
+    delay: float = 0.0
+    """The same, from the database's now; the later of the two counts."""
+    producer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of one Push."""
+
+    queue: str
+    partition: str
+    partition_id: str
+    message_id: str
+    transaction_id: str
+    duplicate: bool = False
+    """It was there already; `message_id` is the one that it has."""
+    refused: str = ""
+    """Why it was not stored, such as "queue is full"; then there is no message id."""
+    scheduled: bool = False
+    trace_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a consumer asks for."""
+
+    queue: str
+    partition: str | None = None
+    """None is whichever has waited longest."""
+    group: str = DEFAULT_GROUP
+    limit: int = 1
+    partitions: int = 1
+    """From how many partitions at most, all under one lease; `limit` is for all together."""
+    lease_time: float | None = None
+    """None is the queue's."""
+    auto_ack: bool = False
+    subscribe_from: float | str = "all"
+    """Where a group begins that is new: "all", "new", or a time. An old group keeps its place."""
+    ordered: bool | None = None
+    """The mode of a queue that this creates or is the first to consume; a contradiction is a Conflict."""
+    retry_limit: int | None = -1
+    """-1 is the queue's; None: this consumer decides itself when to give up."""
+    create_group: bool = True
+    largest_reply: int = 10_000_000
+    """In bytes of payload; one message comes in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """One message in the hand of a consumer."""
+
+    id: str
+    transaction_id: str
+    partition_id: str
+    partition: str
+    queue: str
+    payload: bytes
+    created_at: float
+    sequence: int
+    deliveries: int
+    """This one included."""
+    retries: int
+    crashes: int
+    lease_id: str
+    trace_id: str | None = None
+    producer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer to a Want."""
+
+    messages: Sequence[Leased] = ()
+    lease_id: str = ""
+    expires_at: float = 0.0
+    partitions: int = 0
+    why_empty: str = ""
+    """"no_available_partition", "lease_held", "partition_not_found" or "window_buffer"."""
+    due_in: float | None = None
+    """Seconds until something of this group becomes ready by time alone, where nothing is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a consumer says of one message."""
+
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+    """Required, unless the engine is lenient, or `leases` of the transaction covers it."""
+    status: Status = Status.COMPLETED
+    group: str = DEFAULT_GROUP
+    error: str | None = None
+    delay: float | None = None
+    """For FAILED and RETRY: seconds until it is due again; None is the queue's retry delay, or at once for RETRY."""
+    reason: str = ""
+    """For DEAD: the kind of reason, kept beside the error."""
+    retries: int | None = None
+    """For FAILED: the number of retries to store, where the consumer counts by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of one Settlement."""
+
+    transaction_id: str
+    success: bool
+    message: str
+    """One of: acknowledged, already_acknowledged, failed_retry, failed_dlq, released, invalid_lease, not_found."""
+    error: str | None = None
+    queue: str | None = None
+    partition: str | None = None
+    lease_released: bool = False
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """What became of a wish to renew a lease."""
+
+    lease_id: str
+    success: bool
+    expires_at: float | None = None
+    error: str = ""
+    """Empty, "Lease not found" or "Lease already expired"."""
+
+
+Step: TypeAlias = Push | Settlement
+Result: TypeAlias = Pushed | Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a transaction: everything or, with `success` False, nothing."""
+
+    success: bool
+    results: Sequence[Result]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """One queue and where its messages are, for all groups together and for each."""
+
+    id: str
+    name: str
+    namespace: str
+    task: str
+    ordered: bool | None
+    """None: not decided yet, since nobody has consumed from it."""
+    created_at: float
+    partitions: Sequence["PartitionInfo"] = ()
+    groups: Sequence["GroupInfo"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """One partition: what it holds, and how far every group is in it."""
+
+    id: str
+    name: str
+    messages: int
+    last_sequence: int
+    created_at: float
+    progress: Sequence["ProgressInfo"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressInfo:
+    """How far one group is in one partition. `cursor` never passes a message that is not settled."""
+
+    group: str
+    cursor: int
+    pending: int
+    leased: int
+    completed: int
+    """In all, also those that retention has removed."""
+    dead: int
+    lag_seconds: float
+    lease_id: str | None
+    lease_until: float | None
+    last_consumed_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One consumer group of one queue."""
+
+    name: str
+    queue: str
+    partitions: int
+    partitions_with_lag: int
+    lag: int
+    lag_seconds: float
+    subscription: str
+    """ "all", "new" or "timestamp"."""
+    subscription_from: float | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One stored message as an operator sees it, with its state for each group."""
+
+    id: str
+    transaction_id: str
+    partition_id: str
+    partition: str
+    queue: str
+    payload: bytes | None
+    """None in lists, and where it is encrypted with a key that is not here."""
+    created_at: float
+    sequence: int | None
+    """None while it is scheduled."""
+    trace_id: str | None
+    producer: str | None
+    states: dict[str, State] = field(default_factory=dict)
+    retries: int = 0
+    error: str | None = None
+    lease_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that one group has given up; it outlives its source."""
+
+    id: str
+    """The dead letter's own."""
+    message_id: str
+    transaction_id: str
+    partition_id: str
+    partition: str
+    queue: str
+    group: str
+    payload: bytes | None
+    reason: str
+    error: str
+    retries: int
+    crashes: int
+    deliveries: int
+    producer: str | None
+    created_at: float
+    moved_at: float
+    redriven_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which stored messages or dead letters; None is any."""
+
+    queue: str | None = None
+    partition: str | None = None
+    group: str | None = None
+    state: State | None = None
+    since: float | None = None
+    until: float | None = None
+    limit: int = 100
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What somebody noted about a message."""
+
+    transaction_id: str
+    partition_id: str
+    data: bytes
+    """JSON."""
+    group: str | None = None
+    event: str = "info"
+    names: Sequence[str] = ()
+    id: str = ""
+    created_at: float = 0.0

@@ -1,0 +1,382 @@
+"""For every group each message is in exactly one state, whatever anybody does, and whoever asks gets what is ready."""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from pump.queue.options import QueueOptions
+from pump.queue.vocabulary import Filter, Leased, Push, Settlement, State, Status, Step, Want
+from support.queue_model import MAX_WAIT_SECONDS, RETRY_LIMIT, Key, Model
+from support.queue_rig import TimedEngine
+
+EngineMaker = Callable[..., TimedEngine]
+
+LEASE_SECONDS = 1000.0
+DELAY_SECONDS = 1500.0
+PARTITIONS = st.sampled_from(["A", "B"])
+GROUPS = st.sampled_from(["one", "two"])
+NAMES = st.sampled_from([str(number) for number in range(30)])
+STATUSES = st.sampled_from([*Status, *[Status.COMPLETED] * 4])
+
+PICKS = st.integers(0, 20)
+
+Held = tuple[Leased, str]
+"""A message and the group that got it."""
+T = TypeVar("T")
+
+numbers = itertools.count()
+
+
+class Machine(RuleBasedStateMachine):
+    """Producers, consumers, operators and the clock, in any order."""
+
+    make: EngineMaker
+    ordered: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = self.make()
+        self.engine.clock_offset = 0.0
+        self.queue = f"q{next(numbers)}"
+        self.model = Model(ordered=self.ordered)
+        self.uids: dict[str, str] = {}
+        self.handed_out: list[Held] = []
+        """All that anybody ever got, newest last."""
+        self.latest = 0.0
+        """While the clock shows less than it did, what became ready later than this may come late."""
+        self.engine.configure(
+            self.queue,
+            QueueOptions(
+                ordered=self.ordered,
+                lease_time=LEASE_SECONDS,
+                retry_limit=RETRY_LIMIT,
+                retry_delay=0.0,
+                max_wait_time=MAX_WAIT_SECONDS,
+            ),
+        )
+
+    @property
+    def now(self) -> float:
+        return time.time() + self.engine.clock_offset
+
+    # -- producers and consumers
+
+    @initialize(names=st.lists(NAMES, min_size=2, max_size=5, unique=True))
+    def begin(self, names: list[str]) -> None:
+        for partition in ("A", "B"):
+            self.push(partition=partition, names=names, delay=0.0)
+
+    @rule(
+        partition=PARTITIONS,
+        names=st.lists(NAMES, min_size=1, max_size=4),
+        delay=st.sampled_from([0.0, 0.0, DELAY_SECONDS]),
+    )
+    def push(self, partition: str, names: list[str], delay: float) -> None:
+        items = [Push(self.queue, name.encode(), partition, name, delay=delay) for name in names]
+
+        answers = self.engine.push(items)
+
+        for name, answer in zip(names, answers, strict=True):
+            key = (partition, name)
+            assert answer.duplicate == (key in self.model.messages)
+            self.uids[answer.partition_id] = partition
+            self.model.push(key, self.now + delay if delay else 0.0 + self.now)
+
+    @rule(
+        group=GROUPS,
+        limit=st.integers(1, 6),
+        partition=st.none() | PARTITIONS,
+        partitions=st.integers(1, 2),
+        auto_ack=st.sampled_from([False, False, True]),
+    )
+    def pop(self, group: str, limit: int, partition: str | None, partitions: int, auto_ack: bool) -> None:
+        self.take(group, limit, partition, partitions, auto_ack=auto_ack)
+
+    def take(self, group: str, limit: int, partition: str | None, partitions: int, *, auto_ack: bool) -> list[Held]:
+        """What a pop gets, which has to be right."""
+        want = Want(
+            queue=self.queue, group=group, limit=limit, partition=partition, partitions=partitions, auto_ack=auto_ack
+        )
+        self.states()
+        now = self.now
+        taken = self.engine.pop(want)
+        if partition is None or taken.why_empty != "partition_not_found":
+            self.model.groups.add(group)
+        self.model.groups.update(each.name for each in self.engine.groups() if each.queue == self.queue)
+
+        self.model.taken(group, taken, now + LEASE_SECONDS, now)
+        self.learn_of_the_spent(group)
+        assert len(taken.messages) <= limit
+        assert len({each.partition for each in taken.messages}) <= partitions
+        if not taken.messages and now >= self.latest:
+            assert not list(self.model.ready(group, now, partition)), "something was ready, and was not handed out"
+        if self.ordered:
+            self.check_order(group, list(taken.messages))
+        mine = [(each, group) for each in taken.messages]
+        self.handed_out += mine
+        return mine
+
+    def check_order(self, group: str, messages: list[Leased]) -> None:
+        """What is handed out is the beginning of what is pending."""
+        for partition in {each.partition for each in messages}:
+            got = [each.sequence for each in messages if each.partition == partition]
+            assert got == sorted(got)
+            earlier = [
+                each.transaction_id
+                for each in self.engine.stored(Filter(queue=self.queue, partition=partition, state=State.PENDING))
+                if each.states[group] is State.PENDING and each.sequence is not None and each.sequence < got[-1]
+            ]
+            assert not earlier
+
+    def learn_of_the_spent(self, group: str) -> None:
+        """A pop makes dead letters of what it looks at and finds spent; which it looks at is its own affair."""
+        stored = self.states()
+        for key in self.model.messages:
+            if self.model.is_spent(group, key, self.now) and stored[key].get(group) is State.DEAD:
+                standing = self.model.messages[key].of(group)
+                standing.settled, standing.lease = State.DEAD, None
+
+    @rule(group=GROUPS, limit=st.integers(1, 10), statuses=st.lists(STATUSES, min_size=1, max_size=6))
+    def consume(self, group: str, limit: int, statuses: list[Status]) -> None:
+        """Take some and settle as many as there are statuses."""
+        mine = self.take(group, limit, None, 2, auto_ack=False)
+
+        self.settle_all([as_settlement(*each, status) for each, status in zip(mine, statuses, strict=False)])
+
+    @rule(said=st.lists(st.tuples(PICKS, STATUSES), min_size=1, max_size=5), live=st.booleans())
+    def settle(self, said: list[tuple[int, Status]], live: bool) -> None:
+        self.settle_all([as_settlement(*each, status) for each, status in self.picked(said, live=live)])
+
+    def picked(self, said: list[tuple[int, T]], *, live: bool) -> list[tuple[Held, T]]:
+        """Messages that somebody had or still has, with what is said of each."""
+        choice = [each for each in self.handed_out if not live or self.is_live(each)]
+        return [(choice[-1 - number % len(choice)], word) for number, word in said] if choice else []
+
+    def is_live(self, each: Held) -> bool:
+        message, group = each
+        return self.is_allowed(as_settlement(message, group, Status.COMPLETED), frozenset({message.lease_id}))
+
+    def settle_all(self, settlements: list[Settlement]) -> None:
+        answers = self.engine.settle(settlements)
+
+        expected = self.model.settle(settlements, self.uids, self.now)
+        for answer, allowed, settlement in zip(answers, expected, settlements, strict=True):
+            benign = answer.message == "already_acknowledged"
+            assert (answer.success and not benign) == allowed
+            if benign:
+                key = (self.uids[settlement.partition_id], settlement.transaction_id)
+                assert self.model.state(settlement.group, key, self.now) is State.COMPLETED
+
+    @rule(
+        said=st.lists(st.tuples(PICKS, st.tuples(STATUSES, st.booleans())), max_size=3),
+        pushed=st.lists(st.tuples(PARTITIONS, NAMES), max_size=2),
+        live=st.booleans(),
+    )
+    def transact(
+        self,
+        said: list[tuple[int, tuple[Status, bool]]],
+        pushed: list[tuple[str, str]],
+        live: bool,
+    ) -> None:
+        picked = self.picked(said, live=live)
+        settlements = [as_settlement(*each, status, named=named) for each, (status, named) in picked]
+        leases = frozenset(message.lease_id for (message, _), _ in picked)
+        pushes = [Push(self.queue, name.encode(), partition, name) for partition, name in pushed]
+        steps: list[Step] = [*settlements, *pushes]
+        fresh = len(set(pushed)) == len(pushed) and not any(key in self.model.messages for key in pushed)
+        right = fresh and self.all_allowed(settlements, leases)
+
+        committed = self.engine.transaction(steps, leases)
+
+        assert committed.success == right, committed.error
+        if right:
+            self.model.settle(settlements, self.uids, self.now, leases)
+            for (partition, name), answer in zip(pushed, committed.results[len(settlements) :], strict=True):
+                self.model.push((partition, name), self.now)
+                self.uids[getattr(answer, "partition_id", "")] = partition
+
+    def all_allowed(self, settlements: list[Settlement], leases: frozenset[str]) -> bool:
+        """Whether each settlement is somebody's to say, and none is said twice."""
+        keys = [(each.group, self.uids[each.partition_id], each.transaction_id) for each in settlements]
+        return len(set(keys)) == len(keys) and all(
+            self.is_allowed(each, leases if each.lease_id is None else frozenset({each.lease_id}))
+            for each in settlements
+        )
+
+    def is_allowed(self, said: Settlement, named: frozenset[str]) -> bool:
+        key = (self.uids[said.partition_id], said.transaction_id)
+        if key not in self.model.messages or not self.model.is_held(said.group, key, self.now):
+            return False
+        return self.model.messages[key].of(said.group).lease in named
+
+    @rule(pick=PICKS, seconds=st.sampled_from([1.0, 5000.0]))
+    def extend(self, pick: int, seconds: float) -> None:
+        lease_id = next((message.lease_id for (message, _), _ in self.picked([(pick, None)], live=False)), "")
+
+        extended = self.engine.extend(lease_id, seconds) if lease_id else None
+
+        if extended is not None:
+            assert extended.success == self.model.extend(lease_id, self.now + seconds, self.now)
+
+    # -- time, crashes and operators
+
+    @rule(seconds=st.sampled_from([400.0, 1600.0, 400.0, 1600.0, -700.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.latest = max(self.latest, self.now)
+        self.engine.clock_offset += seconds
+
+    @rule(act=st.integers(0, 7), group=GROUPS, partition=PARTITIONS, name=NAMES)
+    def operate(self, act: int, group: str, partition: str, name: str) -> None:
+        """What does not happen all the time."""
+        acts: list[Callable[[], None]] = [
+            self.start_again,
+            self.maintain,
+            self.redrive,
+            lambda: self.seek(group, to_end=False),
+            lambda: self.seek(group, to_end=True),
+            lambda: self.delete_group(group),
+            lambda: self.delete_message(partition, name),
+            lambda: self.retry(partition, name),
+        ]
+        acts[act]()
+
+    def start_again(self) -> None:
+        """Everybody who had a message is gone; nobody says so."""
+        offset = self.engine.clock_offset
+        self.engine.close()
+        self.engine = self.make()
+        self.engine.clock_offset = offset
+
+    def maintain(self) -> None:
+        had_groups = bool(self.model.groups)
+        self.engine.maintain()
+
+        stored = self.states()
+        if not had_groups:
+            self.model.groups.update(each.name for each in self.engine.groups() if each.queue == self.queue)
+        for key, group in itertools.product(self.model.messages, self.model.groups):
+            pending = self.model.state(group, key, self.now) is State.PENDING
+            if pending and self.model.is_overdue(key, self.now) and stored[key][group] is State.DEAD:
+                standing = self.model.messages[key].of(group)
+                standing.settled, standing.lease = State.DEAD, None
+
+    def seek(self, group: str, *, to_end: bool) -> None:
+        if group in self.model.groups:
+            self.maintain()
+
+            self.engine.seek(group, self.queue, None if to_end else 0.0)
+
+            self.model.seek(group, to_end=to_end)
+
+    def delete_group(self, group: str) -> None:
+        assert self.engine.delete_group(group, self.queue) == (group in self.model.groups)
+
+        self.model.forget(group)
+
+    def delete_message(self, partition: str, name: str) -> None:
+        uid = self.uid_of(partition)
+        if uid is not None:
+            key = (partition, name)
+
+            assert self.engine.delete_message(uid, name) == (key in self.model.messages)
+
+            if key in self.model.messages:
+                self.model.remove(key)
+
+    def retry(self, partition: str, name: str) -> None:
+        uid = self.uid_of(partition)
+        if uid is not None and (partition, name) in self.model.messages:
+            assert self.engine.retry(uid, name) == self.model.retry((partition, name))
+
+    def redrive(self) -> None:
+        letters, _ = self.engine.dead_letters(Filter(queue=self.queue, limit=1))
+        for letter in letters:
+            (pushed,) = self.engine.redrive([letter.id])
+            assert (pushed is None) == (letter.redriven_at is not None)
+            if pushed is not None and not pushed.duplicate:
+                self.engine.delete_message(pushed.partition_id, pushed.transaction_id)
+
+    def uid_of(self, partition: str) -> str | None:
+        return next((uid for uid, name in self.uids.items() if name == partition), None)
+
+    # -- what always holds
+
+    def states(self) -> dict[Key, dict[str, State]]:
+        stored = self.engine.stored(Filter(queue=self.queue, limit=1000))
+        assert len({each.id for each in stored}) == len(stored)
+        for each in stored:
+            known = self.model.messages.get((each.partition, each.transaction_id))
+            if known is not None:
+                known.placed = each.sequence is not None
+        return {(each.partition, each.transaction_id): each.states for each in stored}
+
+    @invariant()
+    def every_message_is_where_it_should_be(self) -> None:
+        stored = self.states()
+        assert set(stored) == set(self.model.messages)
+        for key, group in itertools.product(self.model.messages, self.model.groups):
+            assert stored[key][group] is self.model.state(group, key, self.now), (key, group)
+
+    @invariant()
+    def there_is_one_dead_letter_a_message_and_group(self) -> None:
+        letters, total = self.engine.dead_letters(Filter(queue=self.queue, limit=1000))
+        assert total == len(letters)
+        assert not [each for each, count in Counter((x.message_id, x.group) for x in letters).items() if count > 1]
+        names = {(each.partition, each.transaction_id, each.group) for each in letters}
+        for key, group in itertools.product(self.model.messages, self.model.groups):
+            if self.model.state(group, key, self.now) is State.DEAD:
+                assert (*key, group) in names
+
+    @invariant()
+    def lags_are_what_is_not_settled(self) -> None:
+        open_states = {State.PENDING, State.LEASED}
+        now = self.now
+        infos = {each.name: each for each in self.engine.groups() if each.queue == self.queue}
+        assert set(infos) == self.model.groups
+        stored = self.engine.stored(Filter(queue=self.queue, limit=1000))
+        placed = {(each.partition, each.transaction_id) for each in stored if each.sequence is not None}
+        for group, info in infos.items():
+            lag = sum(self.model.state(group, key, now) in open_states for key in placed)
+            assert info.lag == lag
+
+    def teardown(self) -> None:
+        self.engine.close()
+
+
+def as_settlement(message: Leased, group: str, status: Status, *, named: bool = True) -> Settlement:
+    lease_id = message.lease_id if named else None
+    return Settlement(message.transaction_id, message.partition_id, lease_id, status, group)
+
+
+def run(make_engine: EngineMaker, *, ordered: bool, examples: int, steps: int) -> None:
+    machine = type("BoundMachine", (Machine,), {"make": staticmethod(make_engine), "ordered": ordered})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
+
+
+@pytest.mark.requirement("Z-01", "Z-02", "Z-03", "Z-04", "Z-05", "Z-06", "Z-08", "Z-09", "Z-13", "Q-39")
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+def test_nothing_is_lost_whatever_anybody_does(make_engine: EngineMaker, ordered: bool) -> None:
+    run(make_engine, ordered=ordered, examples=25, steps=30)
+
+
+@pytest.mark.long
+@pytest.mark.requirement("Z-01")
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+def test_nothing_is_lost_whatever_anybody_does_for_long(make_engine: EngineMaker, ordered: bool) -> None:
+    run(make_engine, ordered=ordered, examples=1000, steps=80)
