@@ -1,0 +1,179 @@
+-- The tables of the queue. What state a message is in is read off them, never stored:
+-- a sequence above `claimed` is pending; a delivery is leased while its lease lives, else pending; at or below
+-- `claimed` without a delivery it is dead where a dead letter names its place, else completed.
+-- `message_pump` stands for the schema, whatever its name is.
+
+create table message_pump.queue (
+    id bigint generated always as identity primary key,
+    uid uuid not null unique default gen_random_uuid(),
+    name text collate "C" not null unique,
+    namespace text not null,
+    task text not null,
+    created_at timestamptz not null,
+    partitions integer not null default 0,
+    ordered boolean, -- null until somebody consumes
+    lease_time double precision not null default 300,
+    retry_limit integer default 3,
+    retry_delay double precision not null default 1,
+    max_size bigint not null default 0,
+    ttl double precision not null default 3600,
+    priority integer not null default 0,
+    delayed_processing double precision not null default 0,
+    window_buffer double precision not null default 0,
+    dead_letter_queue boolean not null default true,
+    dead_letter_after_max_retries boolean not null default true,
+    max_wait_time double precision not null default 0,
+    retention_enabled boolean not null default false,
+    retention double precision not null default 0,
+    completed_retention double precision not null default 0,
+    encryption boolean not null default false
+);
+
+-- No index on what a push changes, and room on the page: then a push rewrites one page and no index.
+create table message_pump.partition (
+    id bigint generated always as identity primary key,
+    uid uuid not null unique default gen_random_uuid(),
+    queue_id bigint not null,
+    name text collate "C" not null,
+    created_at timestamptz not null,
+    first_seq bigint not null default 1,
+    last_seq bigint not null default 0,
+    last_at timestamptz not null,
+    unique (queue_id, name)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+create table message_pump.consumer_group (
+    id bigint generated always as identity primary key,
+    queue_id bigint not null,
+    name text collate "C" not null,
+    epoch integer not null default 0,
+    subscription text not null,
+    subscribed_from timestamptz,
+    created_at timestamptz not null,
+    unique (queue_id, name)
+);
+create index consumer_group_name on message_pump.consumer_group (name);
+
+create table message_pump.message (
+    part_id bigint not null,
+    seq bigint not null,
+    at timestamptz not null,
+    id uuid not null,
+    trace_id uuid,
+    transaction_id text collate "C" not null,
+    producer text,
+    sealed boolean not null,
+    payload bytea not null,
+    primary key (part_id, seq),
+    unique (part_id, transaction_id)
+);
+
+-- What is not due yet has no place in its partition.
+create table message_pump.scheduled (
+    id uuid primary key,
+    part_id bigint not null,
+    queue_id bigint not null,
+    due_at timestamptz not null,
+    pushed_at timestamptz not null,
+    ordinal bigint generated always as identity,
+    trace_id uuid,
+    transaction_id text collate "C" not null,
+    producer text,
+    sealed boolean not null,
+    payload bytea not null,
+    unique (part_id, transaction_id)
+);
+create index scheduled_due on message_pump.scheduled (queue_id, due_at, ordinal);
+
+-- `ready_at` is when a consumer should look at the partition next: at once, when its lease ends, when its head is
+-- due, or, where there is nothing to give, 'infinity' until a push. The line of partitions is in its order.
+create table message_pump.progress (
+    group_id bigint not null,
+    part_id bigint not null,
+    claimed bigint not null, -- the highest sequence that was ever handed out
+    floor bigint not null default 0, -- no open delivery is below it
+    base bigint not null, -- what of `claimed` was not completed but skipped
+    ready_at timestamptz not null default 'infinity',
+    lease_id uuid,
+    lease_until timestamptz,
+    lease_open integer not null default 0, -- how many of the lease are not settled
+    open_rows integer not null default 0, -- how many deliveries an ordered partition has
+    consumed_at timestamptz,
+    primary key (group_id, part_id)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+create index progress_ready on message_pump.progress (group_id, ready_at) where ready_at < 'infinity';
+create index progress_part on message_pump.progress (part_id);
+create index progress_lease on message_pump.progress (lease_id) where lease_id is not null;
+
+-- One row per message that was handed out and is not settled. In an ordered partition `visible_at` is set only
+-- while the message waits; in an unordered one always, and it is where the lease ends.
+create table message_pump.delivery (
+    group_id bigint not null,
+    part_id bigint not null,
+    seq bigint not null,
+    lease_id uuid,
+    visible_at timestamptz,
+    deliveries integer not null default 1,
+    retries integer not null default 0,
+    crashes integer not null default 0,
+    retry_limit integer default -1, -- of whoever has it; -1 is the queue's, null none
+    error text,
+    primary key (group_id, part_id, seq)
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+create index delivery_due on message_pump.delivery (group_id, visible_at, part_id, seq) where visible_at is not null;
+create index delivery_lease on message_pump.delivery (lease_id) where lease_id is not null and visible_at is not null;
+
+-- It outlives its message, its queue and its group; `seq` is null once it says nothing about a message's state.
+create table message_pump.dead (
+    id uuid primary key default gen_random_uuid(),
+    group_id bigint not null,
+    part_id bigint not null,
+    seq bigint,
+    message_id uuid not null,
+    transaction_id text collate "C" not null,
+    trace_id uuid,
+    partition_uid uuid not null,
+    partition_name text collate "C" not null,
+    queue_name text collate "C" not null,
+    group_name text collate "C" not null,
+    sealed boolean not null,
+    payload bytea not null,
+    producer text,
+    reason text not null,
+    error text not null,
+    retries integer not null,
+    crashes integer not null,
+    deliveries integer not null,
+    created_at timestamptz not null,
+    moved_at timestamptz not null,
+    redriven_at timestamptz,
+    unique (message_id, group_name)
+);
+create index dead_place on message_pump.dead (part_id, seq, group_id) where seq is not null;
+create index dead_moved on message_pump.dead (moved_at, id);
+
+-- The places of messages that an operator removed, so that counting by sequences stays right.
+create table message_pump.removed (
+    part_id bigint not null,
+    seq bigint not null,
+    primary key (part_id, seq)
+);
+
+create table message_pump.trace (
+    id uuid primary key default gen_random_uuid(),
+    ordinal bigint generated always as identity unique,
+    partition_uid uuid not null,
+    transaction_id text collate "C" not null,
+    group_name text,
+    event text not null,
+    data bytea not null,
+    at timestamptz not null
+);
+create index trace_message on message_pump.trace (partition_uid, transaction_id, ordinal);
+
+create table message_pump.trace_name (
+    name text collate "C" not null,
+    trace_ordinal bigint not null,
+    primary key (name, trace_ordinal)
+);
+create index trace_name_trace on message_pump.trace_name (trace_ordinal);

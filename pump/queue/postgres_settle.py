@@ -1,0 +1,169 @@
+"""What consumers say of what they have leased: a statement for all that is completed, another for the rest."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from pump.queue.names import checked_text, is_text, uuid_or_none
+from pump.queue.postgres_work import Row, Work
+from pump.queue.vocabulary import Extended, Settled, Settlement, Status
+
+NO_LEASE: Final = "Invalid or expired lease"
+NO_MESSAGE: Final = "Message not found"
+ACKNOWLEDGED: Final = 0
+AGAIN: Final = 1
+REFUSED: Final = 2
+MISSING: Final = 3
+FAILED: Final = 4
+DEAD: Final = 5
+GIVEN_BACK: Final = 6
+OVER: Final = 16
+"""Added to the code of what ended its lease."""
+WORDS: Final = {
+    ACKNOWLEDGED: "acknowledged",
+    AGAIN: "already_acknowledged",
+    REFUSED: "invalid_lease",
+    MISSING: "not_found",
+    FAILED: "failed_retry",
+    DEAD: "failed_dlq",
+    GIVEN_BACK: "released",
+}
+ERRORS: Final = {REFUSED: NO_LEASE, MISSING: NO_MESSAGE}
+
+
+class Verdict(NamedTuple):
+    """What became of one settlement."""
+
+    code: int
+    over: bool = False
+    queue: str | None = None
+    partition: str | None = None
+
+
+def settle(
+    work: Work, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
+) -> list[Settled]:
+    """Carry out each; `benign` says whether a message that is completed already counts as a success."""
+    verdicts: dict[int, Verdict] = {}
+    calls = list(calls_for(settlements))
+    if len(calls) == 1:
+        verdicts.update(call(work, settlements, calls[0], leases))
+    elif calls:
+        with work.together():
+            for each in calls:
+                verdicts.update(call(work, settlements, each, leases))
+    over = {
+        (each.group, each.partition_id) for index, each in enumerate(settlements) if verdicts.get(index, NOWHERE).over
+    }
+    return [
+        answer(each, verdicts.get(index, NOWHERE), benign=benign, over=(each.group, each.partition_id) in over)
+        for index, each in enumerate(settlements)
+    ]
+
+
+NOWHERE: Final = Verdict(MISSING)
+
+
+def calls_for(settlements: Sequence[Settlement]) -> Iterator[list[int]]:
+    """Which go together: those of one group that are completed, or are not, and no message twice."""
+    bundles: dict[tuple[int, str, bool], list[int]] = {}
+    seen: dict[tuple[str, str, str], int] = {}
+    uids = {uid for uid in {each.partition_id for each in settlements} if uuid_or_none(uid) is not None}
+    for index, each in enumerate(settlements):
+        if each.partition_id not in uids or not is_possible(each):
+            continue
+        message = (each.group, each.partition_id, each.transaction_id)
+        turn = seen[message] = seen.get(message, -1) + 1
+        bundles.setdefault((turn, each.group, each.status is not Status.COMPLETED), []).append(index)
+    for key in sorted(bundles):
+        yield bundles[key]
+
+
+def is_possible(each: Settlement) -> bool:
+    """Whether the settlement can name a message at all."""
+    return all(is_text(text) and "\0" not in text for text in (each.transaction_id, each.group))
+
+
+def call(
+    work: Work, settlements: Sequence[Settlement], indexes: Sequence[int], leases: frozenset[str]
+) -> dict[int, Verdict]:
+    """Carry out one bundle."""
+    items = [settlements[index] for index in indexes]
+    numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
+    head = (
+        items[0].group,
+        list(numbers),
+        [numbers[item.partition_id] for item in items],
+        [item.transaction_id for item in items],
+        lease_ids(items),
+    )
+    tail = ([lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset)
+    if items[0].status is Status.COMPLETED:
+        row = work.row(COMPLETE, *head, *tail)
+    else:
+        row = work.row(SETTLE, *head, *others(items), *tail)
+    return dict(zip(indexes, verdicts(work, items, numbers, row), strict=True))
+
+
+def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
+    """The lease of each; one that cannot be a lease is none that there is."""
+    given = {item.lease_id for item in items}
+    known = {lease: None if lease is None else uuid_or_none(lease) or NO_SUCH_LEASE for lease in given}
+    return [known[item.lease_id] for item in items]
+
+
+NO_SUCH_LEASE: Final = "00000000-0000-0000-0000-000000000000"
+
+
+def others(items: Sequence[Settlement]) -> tuple[object, ...]:
+    """What is said besides."""
+    return (
+        [item.status.value for item in items],
+        [item.delay for item in items],
+        [checked_text(item.error) for item in items],
+        [checked_text(item.reason) for item in items],
+        [item.retries for item in items],
+    )
+
+
+def verdicts(work: Work, items: Sequence[Settlement], numbers: dict[str, int], row: Row | None) -> Iterator[Verdict]:
+    """What the database says of each."""
+    codes, queues, names = row or ([], [], [])
+    for item, code in zip(items, codes, strict=True):
+        place = numbers[item.partition_id] - 1
+        over, plain = code >= OVER, code % OVER
+        if queues[place] and (over or plain in {FAILED, GIVEN_BACK}):
+            work.rung.add(queues[place])
+        yield Verdict(plain, over, queues[place], names[place]) if plain != MISSING else NOWHERE
+
+
+def answer(each: Settlement, verdict: Verdict, *, benign: bool, over: bool) -> Settled:
+    """The same in words."""
+    code = verdict.code
+    if code == AGAIN and not benign:
+        code = REFUSED
+    success = code not in ERRORS
+    return Settled(
+        each.transaction_id, success, WORDS[code], ERRORS.get(code), verdict.queue, verdict.partition,
+        over and success and code != AGAIN, code == DEAD,
+    )  # fmt: skip
+
+
+def extend(work: Work, lease_id: str, seconds: float | None) -> Extended:
+    """Let a lease end no earlier than so many seconds from now."""
+    rows = work.rows(EXTEND, lease_id, seconds, work.offset) if uuid_or_none(lease_id) else []
+    if not rows:
+        return Extended(lease_id, success=False, error="Lease not found")
+    if rows[0][0] is None:
+        return Extended(lease_id, success=False, error="Lease already expired")
+    return Extended(lease_id, success=True, expires_at=rows[0][0])
+
+
+COMPLETE: Final = (
+    "select * from message_pump.complete(%s::text, %b::text[]::uuid[], %b::integer[], %b::text[], %b::text[]::uuid[],"
+    " %s::text[]::uuid[], %s::boolean, %s::float8)"
+)
+SETTLE: Final = (
+    "select * from message_pump.settle(%s::text, %s::text[]::uuid[], %s::integer[], %s::text[], %s::text[]::uuid[],"
+    " %s::text[], %s::float8[], %s::text[], %s::text[], %s::integer[], %s::text[]::uuid[], %s::boolean, %s::float8)"
+)
+EXTEND: Final = "select * from message_pump.extend(%s::text::uuid, %s::float8, %s::float8)"
