@@ -1,0 +1,142 @@
+"""What a consumer has in hand, lease by lease, and when what goes back may go."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from pump.message import Message
+from pump.queue.vocabulary import Leased, Settlement, Status
+
+Key: TypeAlias = tuple[str, str, str]
+"""Partition, transaction id and lease."""
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """One lease, and the messages under it that are not settled."""
+
+    id: str
+    expires: float
+    """On the monotonic clock."""
+    open: set[Key] = field(default_factory=set)
+    returned: list[Settlement] = field(default_factory=list)
+    """What is to go back together with the last of the others."""
+
+
+class Receipt(NamedTuple):
+    """The handle on one delivery."""
+
+    transaction_id: str
+    partition_id: str
+    lease: Lease
+    retries: int
+    """What the queue knows of its attempts."""
+
+    @property
+    def key(self) -> Key:
+        """What the delivery is known by."""
+        return self.partition_id, self.transaction_id, self.lease.id
+
+
+class Hand:
+    """The deliveries of one consumer. From any thread.
+
+    Where order is kept, giving back one message of a lease ends the whole lease. What goes back waits there until
+    nothing else of its lease is being handled, so that nobody's verdict comes too late by it.
+    """
+
+    def __init__(self, group: str, *, ordered: bool) -> None:
+        self._group: Final = group
+        self._ordered: Final = ordered
+        self._lock: Final = threading.Lock()
+        self._leases: Final[dict[str, Lease]] = {}
+
+    def take(self, messages: Iterable[Leased], expires: float) -> Sequence[Receipt]:
+        """Receipts for what was leased just now."""
+        with self._lock:
+            return [self._receipt(each, expires) for each in messages]
+
+    def _receipt(self, leased: Leased, expires: float) -> Receipt:
+        lease = self._leases.get(leased.lease_id)
+        if lease is None:
+            lease = self._leases[leased.lease_id] = Lease(leased.lease_id, expires)
+        receipt = Receipt(leased.transaction_id, leased.partition_id, lease, leased.retries)
+        lease.open.add(receipt.key)
+        return receipt
+
+    def say(
+        self,
+        message: Message,
+        status: Status,
+        *,
+        delay: float | None = None,
+        retries: int | None = None,
+        reason: str = "",
+        error: str | None = None,
+    ) -> Settlement:
+        """What is to be said of a message."""
+        receipt = receipt_of(message)
+        return Settlement(
+            receipt.transaction_id,
+            receipt.partition_id,
+            receipt.lease.id,
+            status,
+            self._group,
+            error=error,
+            delay=delay,
+            reason=reason,
+            retries=retries,
+        )
+
+    def close(self, message: Message) -> Sequence[Settlement]:
+        """The message is settled; returns what of its lease goes back together with it."""
+        receipt = receipt_of(message)
+        with self._lock:
+            receipt.lease.open.discard(receipt.key)
+            return self._ready(receipt.lease)
+
+    def give_back(self, messages: Iterable[Message]) -> Sequence[Settlement]:
+        """These go back; returns all that may do so now."""
+        ready: list[Settlement] = []
+        with self._lock:
+            for message in messages:
+                receipt = receipt_of(message)
+                receipt.lease.open.discard(receipt.key)
+                receipt.lease.returned.append(self._returned(message, receipt))
+                ready += self._ready(receipt.lease)
+        return ready
+
+    def _returned(self, message: Message, receipt: Receipt) -> Settlement:
+        """Uncounted; but attempts that it had here, being held, must not be forgotten."""
+        if message.attempts > receipt.retries:
+            return self.say(message, Status.FAILED, delay=0.0, retries=message.attempts)
+        return self._back(receipt.key)
+
+    def _ready(self, lease: Lease) -> Sequence[Settlement]:
+        ready: Sequence[Settlement] = ()
+        if not (self._ordered and lease.open):
+            ready, lease.returned = lease.returned, []
+        if not lease.open:
+            self._leases.pop(lease.id, None)
+        return ready
+
+    def leave(self, *, everything: bool) -> Sequence[Settlement]:
+        """What waited to go back, which now goes in any case; or everything that is not settled."""
+        with self._lock:
+            leases = list(self._leases.values())
+            self._leases.clear()
+        waiting = [settlement for lease in leases for settlement in lease.returned]
+        if everything:
+            waiting += [self._back(key) for lease in leases for key in lease.open]
+        return waiting
+
+    def _back(self, key: Key) -> Settlement:
+        partition_id, transaction_id, lease_id = key
+        return Settlement(transaction_id, partition_id, lease_id, Status.RETRY, self._group)
+
+
+def receipt_of(message: Message) -> Receipt:
+    """The handle that the consumer has put on the message."""
+    assert isinstance(message.receipt, Receipt)  # noqa: S101 - a consumer is given its own messages
+    return message.receipt

@@ -1,0 +1,74 @@
+"""PostgreSQL: the durable queue in a database, for many machines. docs/queue.md says what it keeps and how."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from pump.capabilities import Capabilities
+from pump.duration import Duration
+from pump.errors import ConfigurationError
+from pump.queue.door import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
+from pump.queue.postgres_engine import PostgresEngine
+
+SCHEMA: Final = "message_pump"
+POOL_SIZE: Final = 10
+
+_OPTIONS: Final[Mapping[str, Callable[[str], object]]] = {
+    "lease": float,
+    "keep": float,
+    "schema": str,
+    "pool_size": int,
+    "listen_url": str,
+}
+
+
+class PostgresTransport(QueueTransport):
+    """The queue in a schema of a database, for any number of processes and machines. Making one opens nothing.
+
+    `url` is the database's as psycopg takes it. Behind a pooler that shares sessions `listen_url` leads past it.
+    """
+
+    capabilities: Capabilities = replace(CAPABILITIES, system="postgresql")
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease: Duration = LEASE,
+        keep: Duration = KEEP,
+        schema: str = SCHEMA,
+        pool_size: int = POOL_SIZE,
+        listen_url: str | None = None,
+    ) -> None:
+        self._url: Final = url
+        self._schema: Final = schema
+        self._pool_size: Final = pool_size
+        self._listen_url: Final = listen_url
+        super().__init__(lease=lease, keep=keep)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The transport of postgres://user:password@host:port/database?schema=name; the constructor has the options.
+
+        What else stands in the query is the database client's, such as sslmode.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in {"postgres", "postgresql"} or parts.fragment:
+            raise ConfigurationError("a database's URL is postgres://user:password@host:port/database?option=value")
+        try:
+            given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        except ValueError:
+            raise ConfigurationError("postgres: the URL's options are name=value&name=value") from None
+        ours = {name: given.pop(name) for name in _OPTIONS if name in given}
+        options: Any = options_of(ours, _OPTIONS)
+        return cls(urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(given), "")), **options)
+
+    @property
+    def place(self) -> str:
+        """The database and the schema, without user and password."""
+        parts = urlsplit(self._url)
+        return f"postgres://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}?schema={self._schema}"
+
+    def _open(self) -> PostgresEngine:
+        return PostgresEngine(self._url, schema=self._schema, pool_size=self._pool_size, listen_url=self._listen_url)
