@@ -23,6 +23,7 @@ from pump.dispatcher import Dispatcher
 from pump.duration import seconds
 from pump.errors import ConfigurationError, SetupError, TransportError
 from pump.loading import load_dispatcher
+from pump.queue.command import add_command as add_queue
 from pump.validation import Problem
 from pump.workers import Leash, Supervisor
 
@@ -180,6 +181,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
     "check": (_add_check, "look for problems, without connecting to anything"),
     "describe": (_add_describe, "say what a dispatcher is going to do"),
     "demo": (_add_demo, "show a small shop on the in-memory bus, live"),
+    "queue": (add_queue, "serve the durable queue over HTTP"),
 }
 
 

@@ -4,4 +4,4 @@ import pytest
 
 pytest.register_assert_rewrite("brokers", "support", "pump.testing_contract", "pump.testing_rig")
 
-pytest_plugins = ["brokers.fixtures", "support.pump_fixtures"]
+pytest_plugins = ["brokers.fixtures", "support.pump_fixtures", "support.queue_http_fixtures"]
