@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
-from uuid import uuid4
 
 import pytest
 
 from support.queue_http import InProcess, data
 
-UNKNOWN = str(uuid4())
+UNKNOWN = "018f0000-0000-7000-8000-000000000000"
 
 
 def iso(seconds: float) -> str:
