@@ -1,5 +1,6 @@
 """Pumps on the durable queue: budgets, order, dead letters, and processes that die, on both databases alike."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -291,7 +292,8 @@ def test_the_program_of_the_introduction_runs_as_it_stands_but_for_its_url(door:
 
     with Program((sys.executable, "-m", "pump", "run", "shop:dispatcher"), tmp_path) as consuming:
         consuming.says("starting shop:dispatcher")
-        subprocess.run([sys.executable, "-c", SELLING], cwd=tmp_path, check=True, timeout=DEADLINE)
+        here = {**os.environ, "PYTHONPATH": str(tmp_path)}  # tox keeps a program's folder off its path
+        subprocess.run([sys.executable, "-c", SELLING], env=here, check=True, timeout=DEADLINE)
         consuming.says("2 × tea")
         consuming.send(signal.SIGTERM)
         assert consuming.ends() == 0

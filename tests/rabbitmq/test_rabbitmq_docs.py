@@ -1,5 +1,6 @@
 """The documentation on RabbitMQ: its examples are run as they stand, on a broker of the tests."""
 
+import os
 import re
 import signal
 import subprocess
@@ -32,8 +33,9 @@ def shop(folder: Path) -> Iterator[Program]:
 
 
 def runs(name: str, folder: Path) -> None:
+    here = {**os.environ, "PYTHONPATH": str(folder)}  # tox keeps the folder of a program off its path
     ran = subprocess.run(
-        [sys.executable, name], cwd=folder, check=False, capture_output=True, text=True, timeout=DEADLINE
+        [sys.executable, name], cwd=folder, env=here, check=False, capture_output=True, text=True, timeout=DEADLINE
     )
     assert (ran.returncode, ran.stderr) == (0, "")
 
