@@ -42,9 +42,10 @@ class Span:
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self) -> None:
-        """Count from the first one again."""
+    def begin(self, count: int = COUNT) -> None:
+        """Count from the first one again, to so many."""
         self._numbers = itertools.count(1)
+        self._last = count
         self._began = 0.0
         self.took = 0.0
         self.done = threading.Event()
@@ -54,7 +55,7 @@ class Span:
         number = next(self._numbers)
         if number == 1:
             self._began = time.perf_counter()
-        elif number == COUNT:
+        elif number == self._last:
             self.took = time.perf_counter() - self._began
             self.done.set()
 
