@@ -1,7 +1,5 @@
 """The durable queue as a transport: what `sqlite://` and `postgres://` share, whatever the engine."""
 
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,10 +9,11 @@ from math import inf
 from typing import Final
 
 from pump.capabilities import Capabilities
-from pump.clock import Clock, Signal, SystemClock
+from pump.clock import Clock, SystemClock
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, SetupError
 from pump.queue.door_consumer import QueueConsumer
+from pump.queue.door_engine import SharedEngine
 from pump.queue.door_producer import QueueProducer
 from pump.queue.engine import Engine
 from pump.queue.errors import QueueError
@@ -22,7 +21,6 @@ from pump.queue.options import QueueOptions
 from pump.queue.routes import DEAD_ROWS, Route
 from pump.queue.vocabulary import QueueInfo, Settlement
 from pump.subscription import Publication, Subscription
-from pump.telemetry import log
 
 LEASE: Final = 30.0
 """Seconds for which a delivery is its consumer's alone, unless it is extended."""
@@ -31,7 +29,6 @@ KEEP: Final = 3600.0
 LARGEST_BODY: Final = 600_000
 LARGEST_HEADERS: Final = 16 * 1024
 """With both, and all that is to be said about it, the dead letter of a message still fits."""
-LONGEST_REST: Final = 60.0
 
 CAPABILITIES: Final = Capabilities(
     system="sql",
@@ -55,65 +52,6 @@ CAPABILITIES: Final = Capabilities(
 def _clock(_place: str) -> Clock:
     """One for each database: one that does not answer holds up what is timed for it, and nothing else."""
     return SystemClock()
-
-
-class SharedEngine:
-    """One engine for all consumers and producers of a transport, open for as long as there is one of them."""
-
-    def __init__(self, make: Callable[[], Engine], clock: Clock) -> None:
-        self._make: Final = make
-        self._clock: Final = clock
-        self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._users = 0
-        self._process = 0
-        self._resting = Signal()
-
-    @contextmanager
-    def use(self) -> Iterator[Engine]:
-        """The engine, for a while."""
-        engine = self.take()
-        try:
-            yield engine
-        finally:
-            self.leave()
-
-    def take(self) -> Engine:
-        """The engine, until `leave`."""
-        if self._process != os.getpid():  # a child made by fork has nothing open
-            self._process = os.getpid()
-            self._lock, self._engine, self._users = threading.Lock(), None, 0
-        with self._lock:
-            if self._engine is None:
-                self._engine = self._make()
-                self._resting = Signal()
-                threading.Thread(
-                    target=self._maintain, args=(self._engine, self._resting), name="pump-queue-keeper", daemon=True
-                ).start()
-            self._users += 1
-            return self._engine
-
-    def leave(self) -> None:
-        """It is not needed by one who took it."""
-        with self._lock:
-            self._users -= 1
-            if self._users or self._engine is None:
-                return
-            engine, self._engine = self._engine, None
-            self._resting.set()
-        engine.close()
-
-    def _maintain(self, engine: Engine, ended: Signal) -> None:
-        """Remove what need not be kept, now and then."""
-        rest = 1.0
-        while not self._clock.wait(ended, rest):
-            try:
-                rest = min(max(engine.maintain(), 1.0), LONGEST_REST)
-            except Exception as error:  # another round may do better; nothing is lost by it
-                if ended.is_set():
-                    return
-                rest = LONGEST_REST
-                log.warning("the queue could not be tidied: %s", error)
 
 
 class QueueTransport(ABC):
@@ -191,12 +129,12 @@ class QueueTransport(ABC):
         """Open a consumer of the subscription's channel, created or validated as the subscription says."""
         lease = self._lease if subscription.lease is None else seconds(subscription.lease)
         _check_lease(lease)
-        engine = self._shared.take()
+        opened = self._shared.take()
         try:
             self.prepare([subscription], [])
             route = Route(subscription)
             unsaid = self._unsaid.setdefault((route.topic, route.channel), [])
-            consumer = QueueConsumer(engine, self._clock, route, subscription, lease, unsaid)
+            consumer = QueueConsumer(opened, self._clock, route, subscription, lease, unsaid)
             consumer.ended = self._shared.leave
             consumer.say_what_was_left()
         except BaseException:

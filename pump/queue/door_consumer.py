@@ -8,7 +8,7 @@ from pump.clock import Clock, Signal
 from pump.dead_letter import Rejection, dead_letter, provenance
 from pump.errors import LeaseLost, PumpError, TransportError
 from pump.message import Message
-from pump.queue.engine import Engine
+from pump.queue.door_engine import OpenEngine
 from pump.queue.envelope import read, write
 from pump.queue.errors import BadRequest, NotFound
 from pump.queue.hand import Hand, Key, Lease, receipt_of
@@ -37,12 +37,19 @@ class QueueConsumer:
     broker_limit: int | None = None
 
     def __init__(  # noqa: PLR0917 - made in one place, from what that place has
-        self, engine: Engine, clock: Clock, route: Route, rules: Subscription, lease: float, unsaid: list[Settlement]
+        self,
+        opened: OpenEngine,
+        clock: Clock,
+        route: Route,
+        rules: Subscription,
+        lease: float,
+        unsaid: list[Settlement],
     ) -> None:
         self.generation: Final = new_generation()
         self.ended: Callable[[], None] = lambda: None
         """Is told when the engine is not needed any more."""
-        self._engine: Final = engine
+        self._engine: Final = opened.engine
+        self._opened: Final = opened
         self._clock: Final = clock
         self._route: Final = route
         self._ordered: Final = rules.ordered
@@ -60,7 +67,8 @@ class QueueConsumer:
         self._broken = False
         """Whether the database did not answer when it was asked last."""
         self._closed = False
-        self._end_listening: Final = engine.listen(route.topic, self._woken.set)
+        self._turns: Final = opened.turns(route.topic, route.channel)
+        """Of all consumers of the channel here: a message wakes one of them."""
 
     # -- receiving
 
@@ -68,8 +76,17 @@ class QueueConsumer:
         """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
         deadline = self._clock.monotonic() + timeout
         self._say()
+        messages: Sequence[Message] = ()
+        try:
+            messages = self._receive(limit, deadline)
+        finally:
+            self._turns.leave(self._woken, found=bool(messages))
+        return messages
+
+    def _receive(self, limit: int, deadline: float) -> Sequence[Message]:
         while True:
             self._woken.clear()  # before the looks at the queue and at _interrupted, which precede its being set
+            self._turns.enter(self._woken)
             messages, due_in = self._look(limit)
             left = deadline - self._clock.monotonic()
             if messages or self._interrupted or left <= 0:
@@ -165,7 +182,7 @@ class QueueConsumer:
         if not unsaid:
             return {}
         try:
-            results = dict(zip(unsaid, self._engine.settle(list(unsaid.values())), strict=True))
+            results = dict(zip(unsaid, self._opened.settle(list(unsaid.values())), strict=True))
         except TransportError:
             self._broken = True
             with self._unsaid_lock:
@@ -324,7 +341,6 @@ class QueueConsumer:
             log.warning("channel %s: closing: %s", self._route.channel, error)
             self._unsaid_before.extend(self._unsaid.values())
         finally:
-            self._end_listening()
             self.ended()
 
     def _must_be_open(self) -> None:

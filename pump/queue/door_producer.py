@@ -6,7 +6,7 @@ from typing import Final
 from pump.capabilities import Capabilities
 from pump.errors import PublishError, PumpError
 from pump.message import Message
-from pump.queue.engine import Engine
+from pump.queue.door_engine import OpenEngine
 from pump.queue.envelope import write
 from pump.queue.errors import QueueError
 from pump.queue.ids import mint
@@ -26,8 +26,8 @@ class _Sent(str):
 class QueueProducer:
     """Sends to the topics in the messages' headers. From any thread."""
 
-    def __init__(self, engine: Engine, capabilities: Capabilities, ended: Callable[[], None]) -> None:
-        self._engine: Final = engine
+    def __init__(self, opened: OpenEngine, capabilities: Capabilities, ended: Callable[[], None]) -> None:
+        self._opened: Final = opened
         self._capabilities: Final = capabilities
         self._ended: Final = ended
         self._closed = False
@@ -63,7 +63,7 @@ class QueueProducer:
 
     def _store(self, pushes: Sequence[Push], *, nothing_before: bool) -> None:
         try:
-            results = self._engine.push(pushes)
+            results = self._opened.push(pushes)
         except QueueError as error:
             raise _failure(error, sent=False if nothing_before else None, retriable=False) from error
         except PumpError as error:

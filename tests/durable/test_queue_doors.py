@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -204,8 +205,6 @@ def test_a_nack_raises_the_deliveries_and_not_the_retries(bench: Bench) -> None:
 
 @pytest.mark.requirement("B-24")
 def test_a_nacked_message_is_anothers_within_a_tenth_of_a_second(bench: Bench) -> None:
-    import threading
-
     first, second = bench.consumer(), bench.consumer(bench.door.transport())
     bench.send("1")
     (message,) = first.receive(10, 5.0)
@@ -223,6 +222,62 @@ def test_a_nacked_message_is_anothers_within_a_tenth_of_a_second(bench: Bench) -
     waiting.join()
 
     assert got[0] - released < 0.1
+
+
+# -- waiting
+
+
+def waiters(consumers: Sequence[QueueConsumer], got: list[str], limit: int) -> list[threading.Thread]:
+    """Each consumer in a receive of its own, all of them waiting."""
+    threads = [
+        threading.Thread(target=lambda each=each: got.extend(bodies(each.receive(limit, 20.0)))) for each in consumers
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: all(each._woken._callbacks for each in consumers))
+    return threads
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[QueueConsumer]:
+    """Who looked for messages, from now on; nobody does so just because time passes."""
+    found: list[QueueConsumer] = []
+    look = QueueConsumer._look
+
+    def counted(consumer: QueueConsumer, limit: int) -> tuple[Sequence[Message], float]:
+        found.append(consumer)
+        return look(consumer, limit)[0], 60.0
+
+    monkeypatch.setattr(door_consumer, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(QueueConsumer, "_look", counted)
+    return found
+
+
+def test_a_message_wakes_one_of_those_who_wait_and_not_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, got = looks(monkeypatch), list[str]()
+    consumers = [bench.consumer() for _ in range(8)]
+    threads = waiters(consumers, got, 1)
+    at_rest = len(looked)
+
+    bench.send("1")
+    eventually(lambda: got == ["1"])
+
+    assert len(looked) - at_rest <= 1 + 3  # its own, and each announcement of the one message
+    for each in consumers:
+        each.interrupt()
+    for thread in threads:
+        thread.join()
+
+
+def test_each_of_those_who_wait_has_one_of_as_many_messages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks(monkeypatch)
+    got = list[str]()
+    threads = waiters([bench.consumer() for _ in range(8)], got, 1)
+
+    bench.send(*(str(number) for number in range(8)))
+    for thread in threads:
+        thread.join(10.0)
+
+    assert sorted(got) == [str(number) for number in range(8)]
 
 
 # -- processes that die
@@ -619,14 +674,14 @@ def test_a_message_that_is_sent_again_after_an_outage_is_there_once(
 ) -> None:
     consumer, message = bench.consumer(), bench.message("1")
     with closing(bench.transport.producer()) as producer:
-        push = producer._engine.push
+        push = producer._opened.engine.push
 
         def lose_the_answer(items: Sequence[Push]) -> Any:
             push(items)
             raise QueueUnavailable("gone")
 
         with monkeypatch.context() as broken:
-            broken.setattr(producer._engine, "push", lose_the_answer)
+            broken.setattr(producer._opened.engine, "push", lose_the_answer)
             with pytest.raises(PublishError) as failed:
                 producer.send([message])
         assert failed.value.sent is None
