@@ -29,6 +29,9 @@ from pump.transport import (
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
+SENDS_AT_A_TIME: Final = 8
+"""Of one producer: each waits for the broker to confirm, which takes longer than all else about it."""
+
 
 def blocking(transport: Transport) -> BlockingTransport:
     """The transport for blocking callers: itself, or bridged."""
@@ -53,10 +56,10 @@ def awaiting(transport: Transport) -> AwaitingTransport:
 
 
 class _Thread:
-    """One thread that does one thing after another for awaiting callers."""
+    """A thread that does one thing after another for awaiting callers, or several that do so side by side."""
 
-    def __init__(self, name: str) -> None:
-        self._executor: Final = ThreadPoolExecutor(1, thread_name_prefix=name)
+    def __init__(self, name: str, number: int = 1) -> None:
+        self._executor: Final = ThreadPoolExecutor(number, thread_name_prefix=name)
 
     def submit(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
@@ -70,6 +73,10 @@ class _Thread:
         future = self.submit(call, *args, **options)
         await _ended(future)
         return future.result()
+
+    def finish(self) -> None:
+        """Block until all that was begun is over."""
+        self._executor.shutdown()
 
     def close(self) -> None:
         self._executor.shutdown(wait=False)
@@ -98,13 +105,13 @@ class _AwaitingBridge:
         return _AwaitingConsumer(consumer, settling)
 
     async def async_producer(self) -> AsyncProducer:
-        thread = _Thread("pump-publish")
+        threads = _Thread("pump-publish", SENDS_AT_A_TIME)
         try:
-            producer = await thread.run(self._transport.producer)
+            producer = await threads.run(self._transport.producer)
         except BaseException:
-            thread.close()
+            threads.close()
             raise
-        return _AwaitingProducer(producer, thread)
+        return _AwaitingProducer(producer, threads)
 
 
 class _AwaitingConsumer:
@@ -182,20 +189,25 @@ def _cannot_note(_: Message) -> bool:
 
 
 class _AwaitingProducer:
-    """A blocking producer for awaiting callers."""
+    """A blocking producer for awaiting callers. Who waits for the broker's word holds up no other."""
 
-    def __init__(self, producer: Producer, thread: _Thread) -> None:
+    def __init__(self, producer: Producer, threads: _Thread) -> None:
         self._producer: Final = producer
-        self._thread: Final = thread
+        self._threads: Final = threads
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        await self._thread.run(self._producer.send, messages, delay)
+        await self._threads.run(self._producer.send, messages, delay)
 
     async def close(self) -> None:
-        closing = self._thread.submit(self._producer.close)
-        self._thread.close()
-        await _ended(closing)
-        closing.result()
+        last = _Thread("pump-publish")
+        try:
+            await last.run(self._finish)
+        finally:
+            last.close()
+
+    def _finish(self) -> None:
+        self._threads.finish()
+        self._producer.close()
 
 
 async def _ended(future: Future[Result]) -> None:

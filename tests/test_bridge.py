@@ -122,6 +122,27 @@ def test_preparing_and_publishing_go_through_too() -> None:
     assert block.calls[2] == wait.calls[2] == ("send", "1", "2", 4.0)
 
 
+def test_a_send_that_waits_for_its_broker_holds_up_no_other_and_is_over_before_the_producer_closes() -> None:
+    together = threading.Barrier(3)
+
+    class Slow(BlockingPeer):
+        def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+            together.wait(LIMIT)
+            super().send(messages, delay)
+
+    async def use(peer: Slow) -> None:
+        producer = await awaiting(peer).async_producer()
+        sends = [asyncio.create_task(producer.send([message(str(number))])) for number in range(3)]
+        await asyncio.sleep(0)  # each has begun
+        await producer.close()
+        await asyncio.gather(*sends)
+
+    peer = Slow()
+    asyncio.run(use(peer))
+
+    assert peer.names() == ["producer", "send", "send", "send", "close"]
+
+
 @pytest.mark.parametrize("failing", ["prepare", "consumer", "producer", "send", "close"])
 def test_what_fails_is_told_and_leaves_no_thread(failing: str) -> None:
     async def use_awaiting(transport: Transport) -> None:
