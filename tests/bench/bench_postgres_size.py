@@ -1,37 +1,44 @@
-"""The queue on PostgreSQL as it grows from half a million to five million messages, analysed at each size."""
+"""The queue on PostgreSQL with half a million and with five million messages, side by side, analysed at each size."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
-from bench.bench_postgres_queue import Bench, Measured, measure
+from bench.bench_postgres_queue import PostgresBench
+from bench.queues import BATCH
 from bench.table import Row
+from bench.turns import Measured, side_by_side
 from brokers.postgres import Postgres
 
 SIZES = (500_000, 5_000_000)
+ROUNDS, TURNS = 9, 100
+"""Ten thousand messages a round: the sizes stay nearly what they are."""
 
 
 def rows() -> Iterator[Row]:
     """Every figure."""
-    with Postgres() as server:
-        bench = Bench(server)
-        try:
-            figures = list(grown(bench))
-        finally:
-            bench.engine.close()
-    for size, pushed, popped in figures:
-        yield Row(f"push by 100 at {size:,}", pushed.per_second, "msg/s", note=f"p99 {pushed.p99_ms:.2f} ms")
-        yield Row(f"pop and ack by 100 at {size:,}", popped.per_second, "msg/s", note=f"p99 {popped.p99_ms:.2f} ms")
-    (_, pushed, popped), (_, pushed_later, popped_later) = figures
-    yield Row("push, at the larger size against the smaller", pushed_later.per_second / pushed.per_second, "×", 1 / 1.5)
-    yield Row("pop and ack, the same", popped_later.per_second / popped.per_second, "×", 1 / 1.5)
+    with Postgres() as server, ExitStack() as stack:
+        benches = [PostgresBench(server) for _ in SIZES]
+        for bench in benches:
+            stack.enter_context(closing(bench.engine))
+        pushed, popped = grown(server, benches)
+    for what, figures in (("push", pushed), ("pop and ack", popped)):
+        small, large = figures
+        for size, figure in zip(SIZES, figures, strict=True):
+            yield Row(f"{what} by {BATCH} at {size:,}", figure.per_second, "msg/s", note=f"p99 {figure.p99_ms:.2f} ms")
+        yield Row(f"{what}, the larger against the smaller", large.per_second / small.per_second, "×", 1 / 1.5)
 
 
-def grown(bench: Bench) -> Iterator[tuple[int, Measured, Measured]]:
-    """At each size, how fast messages go in, and out."""
-    queue, messages = bench.queue(ordered=True), 0
-    for size in SIZES:
-        bench.fill(queue, size - messages)
-        messages = size
-        with bench.server.connect() as connection:
-            connection.execute("analyze")
-        pushed = measure(lambda _: bench.push(queue), threads=4)
-        yield size, pushed, measure(lambda _: bench.pop_and_ack(queue))
+def grown(server: Postgres, benches: list[PostgresBench]) -> tuple[list[Measured], list[Measured]]:
+    """How fast messages go in, and out, for each size."""
+    queues = [bench.queue(ordered=True) for bench in benches]
+    for bench, queue, size in zip(benches, queues, SIZES, strict=True):
+        bench.fill(queue, size)
+    with server.connect() as connection:
+        connection.execute("analyze")
+    pairs = list(zip(benches, queues, strict=True))
+    pushed = [lambda _, bench=bench, queue=queue: bench.push(queue) for bench, queue in pairs]
+    popped = [lambda _, bench=bench, queue=queue: bench.pop_and_ack(queue) for bench, queue in pairs]
+    return (
+        side_by_side(*pushed, rounds=ROUNDS, each=TURNS, threads=4),
+        side_by_side(*popped, rounds=ROUNDS, each=TURNS),
+    )

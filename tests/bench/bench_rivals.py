@@ -6,10 +6,8 @@ FastStream stands in each broker's own benchmark.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +21,7 @@ from taskiq_aio_pika import AioPikaBroker
 from taskiq_redis import ListQueueBroker
 
 from bench import bench_rabbitmq, bench_redis
+from bench.alone import alone
 from bench.orders import LONG, ORDERS, Awaiting, Blocking, PlaceOrder, best, span
 from bench.table import Row
 from brokers.rabbitmq import RabbitMQ
@@ -31,12 +30,6 @@ from brokers.redis import Redis
 FEWER = 5_000
 """Of the orders: the others take so much longer."""
 ROUNDS = 3
-
-
-def alone(drain: Callable[[str, str], float], kind: str, url: str) -> float:
-    """What it measures, in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(drain, kind, url).result()
 
 
 def handle(**fields: Any) -> None:

@@ -46,7 +46,7 @@ class Span:
         """Count from the first one again, to so many."""
         self._numbers = itertools.count(1)
         self._last = count
-        self._began = 0.0
+        self.began = 0.0
         self.took = 0.0
         self.done = threading.Event()
 
@@ -54,9 +54,9 @@ class Span:
         """One more was handled."""
         number = next(self._numbers)
         if number == 1:
-            self._began = time.perf_counter()
+            self.began = time.perf_counter()
         elif number == self._last:
-            self.took = time.perf_counter() - self._began
+            self.took = time.perf_counter() - self.began
             self.done.set()
 
 

@@ -23,7 +23,7 @@ class Postgres(Peer):
     stop_signal: ClassVar[int] = signal.SIGINT  # SIGTERM would wait until every client has gone
 
     def __init__(self, **settings: str) -> None:
-        self._client = install.client("psycopg", wheel="psycopg[binary,pool]")
+        self._client = install.client("psycopg", wheel="psycopg[binary]")
         self._program = install.program(install.POSTGRES)
         super().__init__()
         self.port = self._reserve()
