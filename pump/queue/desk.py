@@ -64,10 +64,12 @@ class Desk:
         self._threads: Final = ThreadPoolExecutor(threads, thread_name_prefix="queue-desk")
         self._merged: Final = ThreadPoolExecutor(2, thread_name_prefix="queue-merged")
         self._pushes: Final = Merger[Push, Pushed](
-            lambda items: self._on(self._merged, engine.push, items), lambda push: len(push.payload)
+            lambda items: self._on(self._merged, engine.push, items),
+            lambda items: self.call(engine.push, items),
+            lambda push: len(push.payload),
         )
         self._settlements: Final = Merger[Settlement, Settled](
-            lambda items: self._on(self._merged, engine.settle, items)
+            lambda items: self._on(self._merged, engine.settle, items), lambda items: self.call(engine.settle, items)
         )
         self._halls: Final[dict[str, _Hall]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

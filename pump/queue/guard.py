@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from pump.queue.errors import QueueError
 
 SHORTEST_SECRET: Final = 16
 _NAME: Final = re.compile(r"[\w.@-]{1,100}", re.ASCII)
+_REMEMBERED_HOSTS: Final = 64
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -112,6 +114,8 @@ class Guard:
         self._hosts: Final = frozenset({bound_to.lower(), *(host.lower() for host in hosts)})
         self._origins: Final = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._tokens: Final = tuple(tokens)
+        self._is_ours: Final = lru_cache(_REMEMBERED_HOSTS)(self._decide)
+        """Most requests of a server have the same `Host`."""
 
     def look(self, headers: Mapping[str, str]) -> None:
         """Refuse what may be the work of somebody else's web page."""
@@ -134,7 +138,7 @@ class Guard:
             raise Refused(f"the token of {token.name} does not open this: it needs the level {level.name.lower()}")
         return token.name
 
-    def _is_ours(self, host: str) -> bool:
+    def _decide(self, host: str) -> bool:
         name = _host_name(host)
         if name is None:
             return False

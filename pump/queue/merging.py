@@ -41,9 +41,13 @@ class Merger(Generic[Item, Answer]):
     """
 
     def __init__(
-        self, run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], weigh: Callable[[Item], int] = lambda _: 0
+        self,
+        run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        run_alone: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        weigh: Callable[[Item], int] = lambda _: 0,
     ) -> None:
         self._run: Final = run
+        self._run_alone: Final = run_alone
         self._weigh: Final = weigh
         self._waiting: Final[deque[_Parcel[Item, Answer]]] = deque()
         self._work: asyncio.Task[None] | None = None
@@ -53,7 +57,7 @@ class Merger(Generic[Item, Answer]):
         if not items:
             return ()
         if len(items) >= LARGE:
-            return await self._run(items)
+            return await self._run_alone(items)
         parcel = _Parcel[Item, Answer](items, sum(map(self._weigh, items)))
         self._waiting.append(parcel)
         if self._work is None:

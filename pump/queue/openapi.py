@@ -27,6 +27,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
     401: "A valid token is needed",
     403: "Whoever asks may not",
     404: "There is no such thing",
+    408: "The body did not come in time; nothing was done, and the connection is closed",
     409: "It contradicts what is there",
     413: "The request is too large",
     429: "The queue is full; nothing was stored",
@@ -98,7 +99,11 @@ def _operation(entry: Entry) -> Mapping[str, object]:
 
 
 def _statuses(entry: Entry) -> Sequence[int]:
-    others = {*_ALWAYS, *([401] if entry.level is not Level.PUBLIC else []), *([413] if entry.body is not None else [])}
+    others = {
+        *_ALWAYS,
+        *([401] if entry.level is not Level.PUBLIC else []),
+        *([408, 413] if entry.body is not None else []),
+    }
     return sorted({*entry.statuses, *others})
 
 

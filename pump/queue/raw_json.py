@@ -12,9 +12,12 @@ DEEPEST: Final = 500
 """Levels of a carried value: whoever receives it, inside of something else, must be able to read it too."""
 _ENVELOPE_DEEPEST: Final = 12
 
+_SPACES: Final = " \t\n\r"
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-_PLAIN_NAME: Final = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
-_PLAIN_STRING: Final = re.compile(r'"([^"\\\x00-\x1f]*)"')
+_PLAIN: Final = r'"([^"\\\x00-\x1f]*+)"'
+_PLAIN_NAME: Final = re.compile(_PLAIN + r"[ \t\n\r]*+:[ \t\n\r]*+")
+_MEMBER: Final = re.compile(rf"{_PLAIN_NAME.pattern}(?:(?:{_PLAIN}|null)[ \t\n\r]*+(,[ \t\n\r]*+|}}))?+")
+"""A name; where its value is a string or null, as most are, that too, and what follows."""
 _MARK: Final = re.compile(r"[ \t\n\r]*([,:\]}])[ \t\n\r]*")
 _SHORTEST_DEEP: Final = 2 * DEEPEST
 _OPENING: Final = re.compile(r"[\[{]")
@@ -66,14 +69,19 @@ def parse(body: bytes, carried: AbstractSet[str] = frozenset()) -> object:
 
 def is_json(body: bytes) -> bool:
     """Whether the bytes can be carried in a JSON text as they are."""
+    return json_text(body) is not None
+
+
+def json_text(body: bytes) -> str | None:
+    """The same bytes as text, where they can be carried in a JSON text as they are; else None."""
     try:
         text = _text(body)
-        _, end = _decode(text, _after_space(text, 0))
+        _, end = _decode(text, 0 if text[0] not in _SPACES else _after_space(text, 0))
         if _HALF_PAIR.search(text):
             _refuse_halves(text)
     except (BadRequest, ValueError, RecursionError):
-        return False
-    return _after_space(text, end) == len(text)
+        return None
+    return text if end == len(text) or _after_space(text, end) == len(text) else None
 
 
 def _text(body: bytes) -> str:
@@ -99,7 +107,7 @@ def _refuse_halves(text: str) -> None:
 
 def _refuse_depth(text: str, start: int, end: int) -> None:
     """Count levels only where there could be too many."""
-    if end - start < _SHORTEST_DEEP or sum(1 for _ in _OPENING.finditer(text, start, end)) <= DEEPEST:
+    if sum(1 for _ in _OPENING.finditer(text, start, end)) <= DEEPEST:
         return
     depth = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text[start:end])):
@@ -124,16 +132,25 @@ class _Reader:
         return _decode(self._text, start)
 
     def _object(self, start: int, depth: int) -> tuple[dict[str, object], int]:
-        text, members = self._text, dict[str, object]()
+        text, carried, members = self._text, self._carried, dict[str, object]()
         here = _after_space(text, start)
         if text[here : here + 1] == "}":
             return members, here + 1
         while True:
-            name, here = self._name(here)
+            match = _MEMBER.match(text, here)
+            if match is None:
+                (name, here), plain, mark = self._name(here), None, None
+            else:
+                (name, plain, mark), here = match.groups(), match.end()
             if name in members:
                 raise BadRequest(f"Invalid JSON: {name!r} stands twice in one object")
-            members[name], here = self._member(name, here, depth)
-            mark, here = self._mark(here, ",}")
+            if mark is None:
+                members[name], here = self._carry(here) if name in carried else self.value(here, depth)
+                mark, here = self._mark(here, ",}")
+            elif name in carried:
+                members[name] = Raw("null" if plain is None else f'"{plain}"')
+            else:
+                members[name] = plain
             if mark == "}":
                 return members, here
 
@@ -158,12 +175,10 @@ class _Reader:
         name, end = _decode(self._text, start)
         return str(name), self._mark(end, ":")[1]
 
-    def _member(self, name: str, start: int, depth: int) -> tuple[object, int]:
-        if name not in self._carried:
-            match = _PLAIN_STRING.match(self._text, start)
-            return self.value(start, depth) if match is None else (match[1], match.end())
+    def _carry(self, start: int) -> tuple[Raw, int]:
         _, end = _decode(self._text, start)
-        _refuse_depth(self._text, start, end)
+        if end - start >= _SHORTEST_DEEP:
+            _refuse_depth(self._text, start, end)
         return Raw(self._text[start:end]), end
 
     def _mark(self, start: int, marks: str) -> tuple[str, int]:

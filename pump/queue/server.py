@@ -24,7 +24,7 @@ from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull
 from pump.queue.guard import Guard, Refused
 from pump.queue.openapi import Entry
-from pump.queue.server_call import Call, House, HungUp, TooLarge, log, nothing, refusal
+from pump.queue.server_call import Call, House, HungUp, TooLarge, TooSlow, log, nothing, refusal
 from pump.queue.server_routes import ROUTES
 
 UNAVAILABLE: Final = "database connection unavailable"
@@ -40,9 +40,11 @@ _STATUSES: Final[Mapping[type[Exception], int]] = {
     Conflict: 409,
     SetupError: 409,
     TooLarge: 413,
+    TooSlow: 408,
     QueueFull: 429,
 }
 _LATER: Final[Mapping[str, str]] = {"Retry-After": "1"}
+_HEADERS: Final[Mapping[type[Exception], Mapping[str, str]]] = {QueueFull: _LATER, TooSlow: {"Connection": "close"}}
 _WHO: Final[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 _POP: Final = "/api/v1/pop/"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
@@ -60,9 +62,9 @@ class Server:
         origins: Iterable[str] = (),
         clock: Clock | None = None,
     ) -> None:
-        self._house: Final = House(engine, create_groups=create_groups)
-        self._guard: Final = Guard() if guard is None else guard
         self._clock: Final = SystemClock() if clock is None else clock
+        self._house: Final = House(engine, clock=self._clock, create_groups=create_groups)
+        self._guard: Final = Guard() if guard is None else guard
         self._app: Final = self._application(list(origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,6 +169,7 @@ class _Endpoint:
 
     async def _answer(self, request: Request) -> Response:
         try:
+            _refuse_two_hosts(request)
             self._guard.look(request.headers)
             producer = self._guard.admit(request.headers.get("authorization"), self._entry.level)
             return await self._entry.act(Call(self._house, request, producer))
@@ -183,7 +186,7 @@ class _Endpoint:
             return refusal(str(error), error.status, _WHO if error.status == HTTPStatus.UNAUTHORIZED else None)
         for kind, status in _STATUSES.items():
             if isinstance(error, kind):
-                return refusal(str(error), status, _LATER if kind is QueueFull else None)
+                return refusal(str(error), status, _HEADERS.get(kind))
         return self._defect(error)
 
     def _defect(self, error: Exception) -> Response:
@@ -191,6 +194,12 @@ class _Endpoint:
         if self._entry.path.startswith(_POP):  # a consumer of old ends at a 500, though the next try may succeed
             return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _LATER)
         return refusal("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _refuse_two_hosts(request: Request) -> None:
+    """Not every parser of HTTP does: whoever stands between might have looked at the other one."""
+    if len(request.headers.getlist("host")) > 1:
+        raise BadRequest("a request has one Host")
 
 
 async def _no_route(_request: Request, error: Exception) -> Response:

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from pump.clock import Clock, Signal
 from pump.queue import wire
 from pump.queue.desk import Desk
 from pump.queue.engine import Engine
@@ -20,12 +21,22 @@ from pump.queue.wire_replies import dump
 log: Final = logging.getLogger("pump.queue")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
+BODY_SECONDS: Final = 30.0
+"""So long the whole body of a request may take to come."""
+
+_TOO_LARGE: Final = f"a request carries at most {LARGEST_BODY_BYTES} bytes"
+_TURNS: Final = 2
+"""So many turns the loop takes until it has noticed whose connection is broken."""
 
 Found = TypeVar("Found")
 
 
 class TooLarge(QueueError):  # noqa: N818 - it says what is wrong
     """A request carries more than the server takes."""
+
+
+class TooSlow(QueueError):  # noqa: N818 - it says what is wrong
+    """The body of a request takes longer to come than the server waits."""
 
 
 class HungUp(Exception):  # noqa: N818 - it says what happened
@@ -35,8 +46,9 @@ class HungUp(Exception):  # noqa: N818 - it says what happened
 class House:
     """What all requests of one server share."""
 
-    def __init__(self, engine: Engine, *, create_groups: bool = True) -> None:
+    def __init__(self, engine: Engine, *, clock: Clock, create_groups: bool = True) -> None:
         self.engine: Final = engine
+        self.clock: Final = clock
         self.desk: Final = Desk(engine)
         self.metrics: Final = Metrics()
         self.create_groups: Final = create_groups
@@ -95,29 +107,84 @@ class Call:
         return wire.query(self._request.scope["query_string"])
 
     async def body(self) -> bytes:
-        """All that it carries, or TooLarge as soon as it is."""
+        """All that it carries; TooLarge or TooSlow as soon as it is. Most have come with their head."""
         length = self._request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > LARGEST_BODY_BYTES:
-            raise TooLarge(f"a request carries at most {LARGEST_BODY_BYTES} bytes")
-        chunks, size = list[bytes](), 0
-        try:
-            async for chunk in self._request.stream():
-                size += len(chunk)
-                if size > LARGEST_BODY_BYTES:
-                    raise TooLarge(f"a request carries at most {LARGEST_BODY_BYTES} bytes")
-                chunks.append(chunk)
-        except ClientDisconnect:
-            raise HungUp from None
-        return b"".join(chunks)
+            raise TooLarge(_TOO_LARGE)
+        body = _Body()
+        if not body.complete(self._come()):
+            try:
+                await _within(BODY_SECONDS, self.house.clock, self._rest(body))
+            except TimeoutError:
+                raise TooSlow(f"the body of a request comes within {BODY_SECONDS:g} seconds") from None
+        return body.whole()
 
-    async def hung_up(self) -> bool:
+    async def _rest(self, body: "_Body") -> None:
+        while not body.complete(await self._request.receive()):
+            pass
+
+    def hung_up(self) -> bool:
         """Whether whoever asked has gone, as far as is known."""
-        return await self._request.is_disconnected()
+        come = self._come()
+        return come is not None and come["type"] == "http.disconnect"
+
+    def _come(self) -> Message | None:
+        """What has come and was not received; None where that would have to be waited for."""
+        waiting = self._request.receive().__await__()
+        try:
+            next(waiting)
+        except StopIteration as come:
+            message: Message = come.value
+            return message
+        waiting.close()
+        return None
 
     async def until_hung_up(self) -> None:
         """Wait until whoever asks has gone."""
         while (await self._request.receive())["type"] != "http.disconnect":
             pass  # the next request of a connection that sends several at once
+
+
+class _Body:
+    """What has come of a body."""
+
+    def __init__(self) -> None:
+        self._pieces: Final[list[bytes]] = []
+        self._size = 0
+
+    def complete(self, message: Message | None) -> bool:
+        """Take what has come; whether that was all."""
+        if message is None:
+            return False
+        if message["type"] == "http.disconnect":
+            raise HungUp
+        piece = message.get("body", b"")
+        self._size += len(piece)
+        if self._size > LARGEST_BODY_BYTES:
+            raise TooLarge(_TOO_LARGE)
+        self._pieces.append(piece)
+        return not message.get("more_body", False)
+
+    def whole(self) -> bytes:
+        """All of it."""
+        return b"".join(self._pieces)
+
+
+async def _within(seconds: float, clock: Clock, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the work; a TimeoutError ends it when the clock says so."""
+    task, over = asyncio.ensure_future(work), Signal()
+    task.add_done_callback(lambda _: over.set())
+    try:
+        if not await clock.wait_async(over, seconds):
+            raise TimeoutError
+        await task
+    finally:
+        task.cancel()
+
+
+def _end(limit: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # all has come meanwhile
+        limit.reschedule(0)
 
 
 def reply(tree: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -143,9 +210,7 @@ def nothing() -> Response:
 class Handing(Response):
     """An answer that hands over what nobody else can get meanwhile: where it cannot be sent, that is taken back."""
 
-    def __init__(
-        self, body: bytes, gone: Callable[[], Awaitable[bool]], take_back: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, body: bytes, gone: Callable[[], bool], take_back: Callable[[], Awaitable[None]]) -> None:
         super().__init__(body, 200, None, "application/json")
         self._gone: Final = gone
         self._take_back: Final = take_back
@@ -164,4 +229,6 @@ class Handing(Response):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except OSError:
             return False
-        return not await self._gone()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        return not self._gone()

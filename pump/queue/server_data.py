@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -34,7 +35,7 @@ async def pop(call: Call) -> Response:
     """Lease what is ready, or wait for it."""
     asked = call.query()
     want = wire.want(call.names["queue"], call.names.get("partition"), asked, create_group=call.house.create_groups)
-    if await call.hung_up():
+    if call.hung_up():
         raise HungUp
     taken = await _taken(call, want, wire.wait_seconds(asked))
     if not taken.messages:
@@ -130,17 +131,20 @@ async def _settle(call: Call, asked: Sequence[wire.Asked]) -> Sequence[Settled]:
 
 
 def _count_pushed(call: Call, results: Sequence[Pushed]) -> None:
-    for each in results:
-        kind = "refused" if each.refused else "duplicate" if each.duplicate else "pushed"
-        call.metrics.count(f"{kind}_messages", queue=each.queue)
+    kinds = Counter(
+        [("refused" if each.refused else "duplicate" if each.duplicate else "pushed", each.queue) for each in results]
+    )
+    for (kind, queue), number in kinds.items():
+        call.metrics.count(f"{kind}_messages", number, queue=queue)
 
 
 def _count_settled(call: Call, results: Sequence[Settled]) -> None:
-    for each in results:
-        if each.success:
-            call.metrics.count("settled_messages", queue=each.queue or "", outcome=each.message)
+    kinds = Counter([(each.success, each.message, each.queue or "") for each in results])
+    for (success, message, queue), number in kinds.items():
+        if success:
+            call.metrics.count("settled_messages", number, queue=queue, outcome=message)
         else:
-            call.metrics.count("refused_settlements", why=each.message)
+            call.metrics.count("refused_settlements", number, why=message)
 
 
 async def _apart(size: int, read: Callable[[], Read]) -> Read:

@@ -11,7 +11,7 @@ from pump.queue.vocabulary import Filter
 
 
 async def health(call: Call) -> Response:
-    """Whether the database answers."""
+    """Whether the database answers, and what should be seen to before it does not."""
     healthy = await _is_healthy(call)
     return reply(
         {
@@ -19,6 +19,7 @@ async def health(call: Call) -> Response:
             "database": "connected" if healthy else "disconnected",
             "server": "closing" if call.house.closing else "running",
             "version": version("message-pump"),
+            "warnings": await _warnings(call) if healthy else [],
         },
         200 if healthy else 503,
     )
@@ -45,7 +46,14 @@ async def _gauges(call: Call) -> Gauges:
     queues = await call.desk.call(call.engine.queues)
     pages = [await call.desk.call(call.engine.dead_letters, Filter(queue=each.name, limit=1)) for each in queues]
     dead = {queue.name: total for queue, (_, total) in zip(queues, pages, strict=True)}
-    return Gauges(up=True, groups=groups, dead_letters=dead)
+    return Gauges(up=True, groups=groups, dead_letters=dead, warnings=len(await _warnings(call)))
+
+
+async def _warnings(call: Call) -> list[str]:
+    try:
+        return list(await call.desk.call(call.engine.warnings))
+    except PumpError:
+        return []  # it is healthy all the same, or the next look says that it is not
 
 
 async def _is_healthy(call: Call) -> bool:

@@ -37,6 +37,7 @@ _GAUGES: Final[Mapping[str, str]] = {
     "pump_queue_lag_messages": "Messages that a group has not settled.",
     "pump_queue_lag_seconds": "Age of the oldest message that a group has not settled.",
     "pump_queue_dead_letters": "Dead letters of a queue.",
+    "pump_queue_warnings": "What an operator should see to; /health says what.",
 }
 _SECONDS: Final = "pump_queue_request_seconds"
 
@@ -56,6 +57,7 @@ class Gauges:
     up: bool = False
     groups: Sequence[GroupInfo] = ()
     dead_letters: Mapping[str, int] = field(default_factory=dict)
+    warnings: int = 0
 
 
 class Metrics:
@@ -111,6 +113,7 @@ class Metrics:
             "pump_queue_lag_messages": {_of(each): each.lag for each in gauges.groups},
             "pump_queue_lag_seconds": {_of(each): each.lag_seconds for each in gauges.groups},
             "pump_queue_dead_letters": {(("queue", queue),): n for queue, n in gauges.dead_letters.items()},
+            "pump_queue_warnings": {(): gauges.warnings} if gauges.up else {},
         }
         for name, about in _GAUGES.items():
             yield from _lines(name, _Family("gauge", about), samples[name])

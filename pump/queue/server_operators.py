@@ -8,7 +8,7 @@ from typing import Final
 from starlette.responses import Response
 
 from pump.queue import wire, wire_options, wire_replies
-from pump.queue.errors import NotFound
+from pump.queue.errors import Conflict, NotFound, QueueError
 from pump.queue.server_call import Call, json_bytes, log, reply
 from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, PartitionInfo, Pushed, QueueInfo
 
@@ -127,6 +127,26 @@ async def retry_message(call: Call) -> Response:
     if not number:
         raise NotFound("No dead letter of this message can be retried")
     return reply({"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id})
+
+
+async def bury_message(call: Call) -> Response:
+    """Make a dead letter of a message, for a group or for all that have not settled it."""
+    partition_id, transaction_id = _message_names(call)
+    of_group, error = wire.burial(await call.body())
+    act = partial(call.engine.bury, partition_id, transaction_id, group=of_group, error=error)
+    number = await call.desk.call(act)
+    if not number:
+        raise await _why_not_buried(call, of_group)
+    return reply({"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id})
+
+
+async def _why_not_buried(call: Call, of_group: str | None) -> QueueError:
+    found = await call.desk.call(call.engine.message, *_message_names(call))
+    if found is None:
+        return NotFound("Message not found")
+    if of_group is not None and of_group not in found.states:
+        return NotFound(f"queue {found.queue!r} has no group {of_group!r}")
+    return Conflict("The message is settled already")
 
 
 async def dead_letters(call: Call) -> Response:

@@ -58,6 +58,7 @@ _TRACE: Final[Schema] = members(
     traceNames={"anyOf": [STRING, array(STRING)]},
 )
 _SUBSCRIPTION: Final[Schema] = members(["subscriptionTimestamp"], subscriptionTimestamp=STRING)
+_BURIAL: Final[Schema] = members(consumerGroup=STRING, error=STRING)
 _IDS: Final[Schema] = members(["ids"], ids=array(STRING))
 
 
@@ -117,6 +118,7 @@ _QUEUES: Final = (
 _MESSAGES: Final = (
     Entry("GET", "/api/v1/messages", server_operators.messages, Level.READ, query=_SELECTION),
     Entry("POST", f"{_ONE_MESSAGE}/retry", server_operators.retry_message, Level.ADMIN, _FOUND),
+    Entry("POST", f"{_ONE_MESSAGE}/dlq", server_operators.bury_message, Level.ADMIN, (200, 404, 409), body=_BURIAL),
     Entry("GET", _ONE_MESSAGE, server_operators.message, Level.READ, _FOUND),
     Entry("DELETE", _ONE_MESSAGE, server_operators.delete_message, Level.ADMIN, _FOUND),
     Entry("GET", "/api/v1/dlq", server_operators.dead_letters, Level.READ, query=_SELECTION),

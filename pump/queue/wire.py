@@ -56,7 +56,7 @@ def pushes(body: bytes, producer: str | None) -> Sequence[Push]:
     """All messages of a push, or nothing but why not, with the place of the first that is wrong."""
     items = _list(_object(body, _PAYLOADS), "items", "items array is required")
     _few(items)
-    return [_push(item, f"items[{index}]", producer) for index, item in enumerate(items)]
+    return [_push(item, index, "items", producer) for index, item in enumerate(items)]
 
 
 def acknowledgement(body: bytes) -> Asked:
@@ -70,7 +70,8 @@ def acknowledgements(body: bytes) -> Sequence[Asked]:
     members = _object(body)
     items = _list(members, "acknowledgments", "acknowledgments array is required")
     _few(items)
-    return [_numbered_settlement(item, index, _group(members)) for index, item in enumerate(items)]
+    group = _group(members) if items else DEFAULT_GROUP
+    return [_numbered_settlement(item, index, group) for index, item in enumerate(items)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ def lease_seconds(what: str, seconds: float) -> float:
     return seconds
 
 
-def _push(item: object, where: str, producer: str | None) -> Push:
-    members = _an_object(item, where)
+def _push(item: object, index: int, where: str, producer: str | None) -> Push:
+    members = _an_object(item, where, index)
     try:
         push = Push(
             _needed(members, "queue", "Queue must be a string"),
@@ -128,7 +129,7 @@ def _push(item: object, where: str, producer: str | None) -> Push:
         )
         names.check_push(push)
     except BadRequest as wrong:
-        raise BadRequest(f"{wrong} ({where})") from None
+        raise BadRequest(f"{wrong} ({where}[{index}])") from None
     return push
 
 
@@ -174,7 +175,7 @@ def _steps(operation: object, where: str, producer: str | None) -> Sequence[Step
     kind = members.get("type")
     if kind == "push":
         items = _list(members, "items", f"items array is required ({where})")
-        return [_push(item, f"{where}.items[{index}]", producer) for index, item in enumerate(items)]
+        return [_push(item, index, f"{where}.items", producer) for index, item in enumerate(items)]
     if kind != "ack":
         raise BadRequest(f"type must be push or ack ({where})")
     try:
@@ -319,6 +320,12 @@ def seek_target(body: bytes) -> float | None:
     return target
 
 
+def burial(body: bytes) -> tuple[str | None, str]:
+    """For which group a message is given up, None for all, and why; there may be no body."""
+    members = _object(body) if body.strip() else {}
+    return _group(members, "") or None, _error_text(members.get("error")) or ""
+
+
 def subscription_time(body: bytes) -> float:
     """Where a group is to begin again."""
     target = _moment(_object(body) if body.strip() else {}, "subscriptionTimestamp")
@@ -380,9 +387,9 @@ def _object(body: bytes, carried: frozenset[str] = frozenset()) -> Members:
     return _an_object(parse(body, carried), "the body")
 
 
-def _an_object(value: object, where: str) -> Members:
+def _an_object(value: object, where: str, index: int | None = None) -> Members:
     if not isinstance(value, dict):
-        raise BadRequest(f"{where} must be an object")
+        raise BadRequest(f"{where if index is None else f'{where}[{index}]'} must be an object")
     return value
 
 

@@ -2,11 +2,14 @@
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
+from json.encoder import encode_basestring as quoted
+from math import modf
 from typing import Final, TypeAlias
 
-from pump.queue.raw_json import is_json
+from pump.queue.raw_json import json_text
 from pump.queue.vocabulary import (
     Committed,
     DeadLetter,
@@ -30,6 +33,7 @@ Reply: TypeAlias = Mapping[str, object]
 LAGGING_SECONDS: Final = 300.0
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
+_MICROSECONDS: Final = 1_000_000
 _INVALID: Final[Mapping[str, str]] = {
     "invalid_lease": "Invalid or expired lease",
     "not_found": "Message not found",
@@ -43,9 +47,21 @@ def dump(tree: object) -> bytes:
 
 def time_text(seconds: float | None) -> str | None:
     """A time of the database as people and programs read it."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return None if seconds is None else _time_text(seconds)
+
+
+def _time_text(seconds: float) -> str:
+    fraction, whole = modf(seconds)
+    microseconds = round(fraction * 1e6)  # as datetime rounds
+    if not 0 <= microseconds < _MICROSECONDS:
+        whole, microseconds = whole + microseconds // _MICROSECONDS, microseconds % _MICROSECONDS
+    return f"{_second_text(whole)}.{microseconds:06}Z"
+
+
+@lru_cache(maxsize=1024)
+def _second_text(whole: float) -> str:
+    """Most times of one reply are of few seconds."""
+    return datetime.fromtimestamp(whole, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 # -- what producers and consumers are told
@@ -57,14 +73,21 @@ def pushed(results: Sequence[Pushed]) -> list[Reply]:
 
 
 def _pushed(index: int, result: Pushed) -> Reply:
-    common = {"index": index, "transaction_id": result.transaction_id, "queueName": result.queue}
+    found: dict[str, object] = {
+        "index": index,
+        "transaction_id": result.transaction_id,
+        "queueName": result.queue,
+        "status": "failed" if result.refused else "duplicate" if result.duplicate else "queued",
+    }
     if result.refused:
-        return {**common, "status": "failed", "error": result.refused}
-    found = {**common, "status": "duplicate" if result.duplicate else "queued", "message_id": result.message_id}
-    if result.duplicate:
+        found["error"] = result.refused
         return found
-    scheduled = {"scheduled": True} if result.scheduled else {}
-    return {**found, "partition_id": result.partition_id, "trace_id": result.trace_id, **scheduled}
+    found["message_id"] = result.message_id
+    if not result.duplicate:
+        found["partition_id"], found["trace_id"] = result.partition_id, result.trace_id
+        if result.scheduled:
+            found["scheduled"] = True
+    return found
 
 
 def popped(want: Want, taken: Taken) -> bytes:
@@ -81,28 +104,38 @@ def popped(want: Want, taken: Taken) -> bytes:
         "consumerGroup": want.group,
         "partitionsClaimed": taken.partitions,
     }
-    messages = b",".join(_message(each, want) for each in taken.messages)
-    return b'%s,"messages":[%s]}' % (dump(head)[:-1], messages)
+    messages = ",".join(_messages(taken.messages, want))
+    return f'{_encode(head)[:-1]},"messages":[{messages}]}}'.encode()
 
 
-def _message(message: Leased, want: Want) -> bytes:
+def _messages(found: Sequence[Leased], want: Want) -> Iterator[str]:
+    """Each in JSON, written by hand: there are many in a reply, and most of one is as in the one before."""
+    last, common = found[0], _common(found[0], want)
+    for each in found:
+        if each.partition_id != last.partition_id or each.lease_id != last.lease_id:
+            last, common = each, _common(each, want)
+        yield (
+            f'{{"id":{quoted(each.id)},"transactionId":{quoted(each.transaction_id)},'
+            f'"traceId":{_optional(each.trace_id)},"producerSub":{_optional(each.producer)},'
+            f'"createdAt":"{_time_text(each.created_at)}",{common},"sequence":{each.sequence},'
+            f'"deliveries":{each.deliveries},"retries":{each.retries},"crashes":{each.crashes},'
+            f"{_carried('data', each.payload)}}}"
+        )
+
+
+def _common(message: Leased, want: Want) -> str:
     members = {
-        "id": message.id,
-        "transactionId": message.transaction_id,
-        "traceId": message.trace_id,
-        "producerSub": message.producer,
-        "createdAt": time_text(message.created_at),
         "queue": message.queue,
         "partitionId": message.partition_id,
         "partition": message.partition,
         "leaseId": "" if want.auto_ack else message.lease_id,
         "consumerGroup": want.group,
-        "sequence": message.sequence,
-        "deliveries": message.deliveries,
-        "retries": message.retries,
-        "crashes": message.crashes,
     }
-    return _with_payload(members, "data", message.payload)
+    return _encode(members)[1:-1]
+
+
+def _optional(text: str | None) -> str:
+    return "null" if text is None else quoted(text)
 
 
 def settled(results: Iterable[Settled]) -> list[Reply]:
@@ -318,8 +351,12 @@ def _overall(states: Iterable[State]) -> str:
 
 
 def _with_payload(members: Reply, name: str, payload: bytes) -> bytes:
-    """The members and the payload as it is; one that is not JSON goes in base64, and says so."""
-    if not is_json(payload):
-        text = base64.b64encode(payload).decode()
-        return dump({**members, name: text, f"{name}Encoding": "base64"})
-    return b'%s,"%s":%s}' % (dump(members)[:-1], name.encode(), payload)
+    return f"{_encode(members)[:-1]},{_carried(name, payload)}}}".encode()
+
+
+def _carried(name: str, payload: bytes) -> str:
+    """A member with the payload as it is; one that is not JSON goes in base64, and says so."""
+    text = json_text(payload)
+    if text is None:
+        return f'"{name}":"{base64.b64encode(payload).decode()}","{name}Encoding":"base64"'
+    return f'"{name}":{text}'

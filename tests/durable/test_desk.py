@@ -188,6 +188,26 @@ def test_a_large_push_goes_by_itself_and_holds_up_nobody(desk: Desk, engine: Scr
     run(desk, work)
 
 
+@pytest.mark.requirement("Z-11")
+def test_many_large_calls_go_at_the_same_time_and_hold_up_no_small_one(
+    engine: ScriptedEngine, clock: ManualClock
+) -> None:
+    many = 4
+    desk = a_desk(engine, clock, threads=many)
+
+    async def work() -> None:
+        engine.gate.clear()
+        pushes = [begin(desk.push([a_push(str(number)) for number in range(merging.LARGE)])) for _ in range(many)]
+        await until(lambda: len(engine.pushes) == many)
+        small = begin(desk.push([a_push("small")])), begin(desk.settle([Settlement("small", "p")]))
+        await until(lambda: len(engine.pushes) == many + 1 and len(engine.settled) == 1)
+        engine.gate.set()
+
+        await asyncio.gather(*pushes, *small)
+
+    run(desk, work)
+
+
 def test_a_merged_call_stays_small_enough(desk: Desk, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "MOST", 4)
     monkeypatch.setattr(merging, "HEAVIEST", 10)

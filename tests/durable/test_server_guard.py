@@ -65,6 +65,13 @@ def test_no_web_page_empties_a_queue(http: InProcess, headers: dict[str, str], s
     assert http.get("/api/v1/pop/queue/q?autoAck=true", headers=headers).status == status
 
 
+def test_a_request_with_two_hosts_is_refused_whichever_of_them_is_ours(http: InProcess) -> None:
+    for names in (["127.0.0.1", "127.0.0.1"], ["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]):
+        answer = http.get("/api/v1/pop/queue/q", headers=[("host", name) for name in names])
+
+        assert (answer.status, answer.error) == (400, "a request has one Host")
+
+
 def test_a_refused_web_page_takes_nothing(http: InProcess) -> None:
     http.push("q", 1)
 

@@ -79,6 +79,8 @@ def test_a_queue_is_told_with_its_partitions_and_numbers(http: InProcess) -> Non
         ("GET", "/api/v1/messages/none/none"),
         ("DELETE", f"/api/v1/messages/{UNKNOWN}/none"),
         ("POST", f"/api/v1/messages/{UNKNOWN}/none/retry"),
+        ("POST", f"/api/v1/messages/{UNKNOWN}/none/dlq"),
+        ("POST", "/api/v1/messages/none/none/dlq"),
         ("GET", "/api/v1/consumer-groups/none"),
         ("POST", "/api/v1/consumer-groups/none/queues/none/seek"),
     ],
@@ -289,6 +291,24 @@ def test_a_dead_message_is_made_pending_again_in_its_place(http: InProcess) -> N
     assert (answer.status, answer.json["groups"]) == (200, 1)
     assert data(http.pop("q")) == ["again"]
     assert http.post(f"{place(message)}/retry").status == 404
+
+
+def test_a_message_is_given_up_for_a_group_or_for_all(http: InProcess) -> None:
+    http.push("q", "one")
+    (message,) = http.pop("q", consumerGroup="a")
+    http.pop("q", consumerGroup="b")
+
+    one = http.post(f"{place(message)}/dlq", {"consumerGroup": "a", "error": "poison"})
+    rest = http.post(f"{place(message)}/dlq")
+    again = http.post(f"{place(message)}/dlq")
+
+    assert (one.status, one.json["success"], one.json["groups"]) == (200, True, 1)
+    assert (rest.status, rest.json["groups"]) == (200, 1)
+    assert (again.status, again.json["error"]) == (409, "The message is settled already")
+    letters = http.get("/api/v1/dlq").json["messages"]
+    assert {(each["consumerGroup"], each["errorMessage"]) for each in letters} == {("a", "poison"), ("b", "")}
+    assert http.post(f"{place(message)}/dlq", {"consumerGroup": "nobody"}).status == 404
+    assert http.post(f"{place(message)}/dlq", {"consumerGroup": 1}).status == 400
 
 
 # -- consumer groups
