@@ -1,6 +1,6 @@
 -- The tables of the queue. What state a message is in is read off them, never stored:
--- a sequence above `claimed` is pending; a delivery is leased while its lease lives, else pending; at or below
--- `claimed` without a delivery it is dead where a dead letter names its place, else completed.
+-- a sequence above `claimed` is pending, unless the group has passed it; a delivery is leased while its lease lives,
+-- else pending; at or below `claimed` without a delivery it is dead where a dead letter names its place, else completed.
 -- `message_pump` stands for the schema, whatever its name is.
 
 create table message_pump.queue (
@@ -39,6 +39,8 @@ create table message_pump.partition (
     first_seq bigint not null default 1,
     last_seq bigint not null default 0,
     last_at timestamptz not null,
+    swept bigint not null default 0, -- how far retention has looked beyond what is settled without a break
+    swept_at timestamptz, -- when it was last at the end
     unique (queue_id, name)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
@@ -151,13 +153,28 @@ create table message_pump.dead (
 );
 create index dead_place on message_pump.dead (part_id, seq, group_id) where seq is not null;
 create index dead_moved on message_pump.dead (moved_at, id);
+create index dead_queue on message_pump.dead (queue_name, moved_at, id);
 
--- The places of messages that an operator removed, so that counting by sequences stays right.
+-- The places, from `seq` to `last`, of messages that are gone from among others, so that counting by sequences stays
+-- right. No two ranges touch: there is at most one more of them than there are messages.
 create table message_pump.removed (
     part_id bigint not null,
     seq bigint not null,
-    primary key (part_id, seq)
+    last bigint not null,
+    primary key (part_id, last)
 );
+
+-- What a group is done with before it was given it, since an operator said so. It has no `seq` while its message has
+-- no place; it says nothing any more once the group's claim is beyond it.
+create table message_pump.passed (
+    message_id uuid not null,
+    group_id bigint not null,
+    part_id bigint not null,
+    seq bigint,
+    dead boolean not null,
+    primary key (message_id, group_id)
+);
+create index passed_place on message_pump.passed (group_id, part_id, seq);
 
 create table message_pump.trace (
     id uuid primary key default gen_random_uuid(),

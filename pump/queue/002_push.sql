@@ -10,6 +10,7 @@ create function message_pump.places(
 ) returns table (part_id bigint, part_uid text, of_queue bigint, sealed boolean) language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
+    _found integer;
 begin
     insert into message_pump.queue (name, namespace, task, created_at)
         select distinct on (a.q) a.q, a.n, a.t, _now
@@ -52,14 +53,39 @@ begin
             select * from message_pump.partition p where p.queue_id = q.id and p.name = a.p limit 1
         ) p on true
         order by a.o;
+    get diagnostics _found = row_count;
+    if _found < cardinality(_queues) or exists (
+        select 1 from unnest(_queues, _partitions) a (q, p)
+        cross join lateral (
+            select q.id from message_pump.queue q where q.name = a.q and q.partitions < _most limit 1
+        ) q
+        where not exists (select 1 from message_pump.partition p where p.queue_id = q.id and p.name = a.p)
+    ) then
+        raise exception 'a queue was deleted meanwhile' using errcode = 'MP001';
+    end if;
 end $$;
+
+-- How many places of a partition beyond one are empty.
+create function message_pump.removed_beyond(_part bigint, _seq bigint) returns bigint language sql stable as $$
+    select coalesce(sum(r.last - greatest(r.seq - 1, _seq)), 0)::bigint
+    from message_pump.removed r where r.part_id = _part and r.last > _seq
+$$;
+
+-- How many messages beyond its claim a group has passed.
+create function message_pump.passed_beyond(_group bigint, _part bigint, _claimed bigint) returns bigint
+language sql stable as $$
+    select count(*) from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq > _claimed
+$$;
 
 -- How many messages of a queue are not settled by its slowest group; without a group, all that it holds.
 create function message_pump.size_of(_queue bigint) returns bigint language sql as $$
     select coalesce(
         (
             select max(x.n) from message_pump.consumer_group g cross join lateral (
-                select sum(p.last_seq - s.claimed + d.n) n
+                select sum(
+                    p.last_seq - s.claimed - message_pump.removed_beyond(p.id, s.claimed)
+                    - message_pump.passed_beyond(g.id, p.id, s.claimed) + d.n
+                ) n
                 from message_pump.partition p
                 cross join lateral (
                     select s.claimed from message_pump.progress s
@@ -71,7 +97,10 @@ create function message_pump.size_of(_queue bigint) returns bigint language sql 
                 where p.queue_id = _queue
             ) x where g.queue_id = _queue
         ),
-        (select sum(p.last_seq - p.first_seq + 1) from message_pump.partition p where p.queue_id = _queue),
+        (
+            select sum(p.last_seq - p.first_seq + 1 - message_pump.removed_beyond(p.id, p.first_seq - 1))
+            from message_pump.partition p where p.queue_id = _queue
+        ),
         0
     )::bigint + (select count(*) from message_pump.scheduled s where s.queue_id = _queue);
 $$;
@@ -88,7 +117,9 @@ begin
 end $$;
 
 -- Give the due messages of a queue their places, the first thousand of them.
-create function message_pump.promote(_queue bigint, _now timestamptz) returns boolean language plpgsql as $$
+-- A pop does not wait for a push that is under way, whose caller may keep it open: it looks again in a moment.
+create function message_pump.promote(_queue bigint, _now timestamptz, _waits boolean) returns boolean
+language plpgsql as $$
 declare
     _parts bigint[];
 begin
@@ -104,7 +135,14 @@ begin
         ) x
         group by x.part_id order by x.part_id
     );
-    perform 1 from message_pump.partition p where p.id = any (_parts) order by p.id for no key update;
+    if _waits then
+        perform 1 from message_pump.partition p where p.id = any (_parts) order by p.id for no key update;
+    else
+        _parts := array(
+            select p.id from message_pump.partition p where p.id = any (_parts) order by p.id
+            for no key update skip locked
+        );
+    end if;
     with due as (
         delete from message_pump.scheduled s where s.ctid = any (array(
             select s.ctid from message_pump.scheduled s where s.queue_id = _queue and s.due_at <= _now
@@ -120,6 +158,26 @@ begin
             from numbered n cross join lateral (
                 select * from message_pump.partition p where p.id = n.part_id limit 1
             ) p
+            returning id, seq
+    ), passed as ( -- where a group was done with them already
+        update message_pump.passed s set seq = x.seq
+            from (
+                select s.tid, n.seq from placed n cross join lateral (
+                    select s.ctid tid from message_pump.passed s where s.message_id = n.id offset 0
+                ) s
+            ) x
+            where s.ctid = x.tid
+            returning s.message_id, s.group_id, s.seq, s.dead
+    ), buried as (
+        update message_pump.dead x set seq = y.seq
+            from (
+                select x.tid, s.seq from passed s cross join lateral (
+                    select x.ctid tid from message_pump.dead x
+                    where x.message_id = s.message_id and x.group_id = s.group_id offset 0
+                ) x
+                where s.dead
+            ) y
+            where x.ctid = y.tid
     )
     update message_pump.partition p
         set last_seq = p.last_seq + x.n, last_at = greatest(p.last_at, x.at)
@@ -147,7 +205,7 @@ declare
     _placed integer;
 begin
     for _queue in select a.id from unnest(_queues) a (id) loop
-        perform message_pump.promote(_queue.id, _now);
+        perform message_pump.promote(_queue.id, _now, true);
     end loop;
     select array_agg(x.tid) tids, array_agg(x.id) ids, array_agg(x.queue_id) queues, array_agg(x.last_seq) seqs,
         array_agg(x.last_at) ats into _p

@@ -13,8 +13,18 @@ begin
     if not found then
         raise exception 'what the caller knows of the queue is out of date' using errcode = 'MP001';
     end if;
-    perform message_pump.promote(_queue, _now);
+    perform message_pump.promote(_queue, _now, false);
     return _found;
+end $$;
+
+-- Nothing, or 'MP001' where the queue's mode was changed since it was opened. Once the group's row in a partition is
+-- locked, its mode stays: whoever changes it locks all of these first. What is leased in the wrong mode never comes again.
+create function message_pump.assert_mode(_queue bigint, _ordered boolean) returns void language plpgsql as $$
+begin
+    perform 1 from message_pump.queue q where q.id = _queue and q.ordered = _ordered;
+    if not found then
+        raise exception 'what the caller knows of the queue is out of date' using errcode = 'MP001';
+    end if;
 end $$;
 
 -- Whether a lease that ends then is one still; an end too far off was set before the clock was put back.
@@ -31,9 +41,10 @@ language sql immutable as $$
     end
 $$;
 
--- Make a dead letter of a message, in the place of its delivery if it has one.
+-- Make a dead letter of a message, in the place of its delivery if it has one; or of one that has no place yet, by its
+-- id.
 create function message_pump.bury(
-    _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz
+    _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null
 ) returns void language plpgsql as $$
 declare
     _old record;
@@ -47,7 +58,13 @@ begin
         select g.id, m.part_id, m.seq, m.id, m.transaction_id, m.trace_id, p.uid, p.name, q.name, g.name, m.sealed,
             m.payload, m.producer, _reason, coalesce(_error, _old.error, ''), coalesce(_old.retries, 0),
             coalesce(_old.crashes, 0), coalesce(_old.deliveries, 0), m.at, _now
-        from (select * from message_pump.message m where m.part_id = _part and m.seq = _seq limit 1) m
+        from (
+            select m.part_id, m.seq, m.id, m.transaction_id, m.trace_id, m.sealed, m.payload, m.producer, m.at
+            from message_pump.message m where m.part_id = _part and m.seq = _seq
+            union all
+            select s.part_id, null, s.id, s.transaction_id, s.trace_id, s.sealed, s.payload, s.producer, s.pushed_at
+            from message_pump.scheduled s where s.id = _waiting
+        ) m
         cross join lateral (select * from message_pump.partition p where p.id = _part limit 1) p
         cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
         cross join lateral (select * from message_pump.consumer_group g where g.id = _group limit 1) g
@@ -63,6 +80,7 @@ end $$;
 create function message_pump.rest(_tid tid, _part bigint, _delay double precision, _now timestamptz)
 returns void language plpgsql as $$
 declare
+    _group bigint;
     _claimed bigint;
     _last bigint;
     _next timestamptz;
@@ -72,12 +90,20 @@ begin
         update message_pump.progress g set ready_at = _now + interval '5 milliseconds' where g.ctid = _tid;
         return;
     end if;
-    select g.claimed into _claimed from message_pump.progress g where g.ctid = _tid;
+    select g.group_id, g.claimed into _group, _claimed from message_pump.progress g where g.ctid = _tid;
     if _claimed < _last then
         select m.at + make_interval(secs => _delay) into _next
-            from message_pump.message m where m.part_id = _part and m.seq > _claimed order by m.seq limit 1;
+            from message_pump.message m
+            where m.part_id = _part and m.seq > _claimed and (
+                select 1 from message_pump.passed x
+                where x.group_id = _group and x.part_id = _part and x.seq = m.seq limit 1
+            ) is null
+            order by m.seq limit 1;
+        if _next is null then
+            delete from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq <= _last;
+        end if;
     end if;
-    -- Where `_next` is null, whatever was left has been removed: there is nothing to pass over but holes.
+    -- Where `_next` is null, whatever was left has been removed or passed: there is nothing to hand out.
     update message_pump.progress g set
         ready_at = case when _next is null then 'infinity'
             else greatest(_next, _now + interval '1 millisecond') end,
@@ -90,6 +116,16 @@ create type message_pump.taken as (
     sealed boolean, payload bytea, at double precision, deliveries integer, retries integer, crashes integer,
     until double precision
 );
+
+-- Whether one of those keys is the one that a payload was sealed with; or 'MP003': then the whole call is undone, and
+-- nothing is counted.
+create function message_pump.openable(_payload bytea, _keys bytea[]) returns boolean language plpgsql as $$
+begin
+    if substring(_payload from 2 for get_byte(_payload, 0)) = any (_keys) then
+        return true;
+    end if;
+    raise exception 'a message is sealed with a key that is not here' using errcode = 'MP003';
+end $$;
 
 -- Hand out one message again.
 create function message_pump.take_again(
@@ -116,12 +152,20 @@ create function message_pump.take_fresh(
     _group bigint, _part bigint, _uid text, _name text, _claimed bigint, _room integer, _bytes bigint, _first boolean, _lease uuid,
     _visible timestamptz, _limit integer, _old_enough timestamptz, _until double precision
 ) returns setof message_pump.taken language plpgsql as $$
+declare
+    _passes boolean := exists (
+        select 1 from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq > _claimed limit 1
+    );
 begin
     return query
     with fresh as materialized (
         select * from (
             select m.*, row_number() over ordered n, sum(octet_length(m.payload)) over ordered size
-            from message_pump.message m where m.part_id = _part and m.seq > _claimed
+            from message_pump.message m
+            where m.part_id = _part and m.seq > _claimed and (not _passes or (
+                select 1 from message_pump.passed x
+                where x.group_id = _group and x.part_id = _part and x.seq = m.seq limit 1
+            ) is null)
             window ordered as (order by m.seq rows unbounded preceding)
             order by m.seq limit _room
         ) m
@@ -182,9 +226,13 @@ begin
                 order by s.ready_at limit _round for no key update skip locked
             );
         end if;
+        if cardinality(_candidates) > 0 then
+            perform message_pump.assert_mode(_queue, true);
+        end if;
         foreach _tid in array _candidates loop
             exit when _room < 1 or _leased >= _parts or _left < 0;
-            select s.part_id, s.claimed, s.floor, s.open_rows, s.lease_id, p.last_at, p.uid::text uid, p.name into _p
+            select s.part_id, s.claimed, s.floor, s.open_rows, s.lease_id, s.ready_at, p.last_at, p.uid::text uid,
+                p.name into _p
                 from message_pump.progress s
                 cross join lateral (select * from message_pump.partition p where p.id = s.part_id limit 1) p
                 where s.ctid = _tid;
@@ -276,6 +324,13 @@ begin
                 end if;
                 if _blocked is null then
                     perform message_pump.rest(_tid, _part, _q.delayed_processing, _now);
+                    if _leased > 0 then
+                        -- What did not fit beside others keeps its turn, or these would keep it back for ever.
+                        update message_pump.progress s set ready_at = least(_p.ready_at, s.ready_at)
+                            where s.group_id = _group and s.part_id = _part
+                                and s.ready_at <= _now + interval '1 millisecond';
+                        _left := case when found then -1 else _left end;
+                    end if;
                 end if;
             end if;
         end loop;
@@ -311,6 +366,7 @@ declare
     _any boolean;
     _fresh integer;
     _high bigint;
+    _ready timestamptz;
 begin
     select null::bigint id, '' uid, '' as name, null::timestamptz last_at into _p;
     if _partition is not null then
@@ -389,6 +445,7 @@ begin
             end if;
         end if;
         exit when _part is null;
+        perform message_pump.assert_mode(_queue, false);
         _tried := _tried || _part;
         select p.id, p.uid::text uid, p.name, p.last_at into _p from message_pump.partition p where p.id = _part;
         if _p.last_at > _calm then
@@ -404,10 +461,15 @@ begin
         );
         get diagnostics _fresh = row_count;
         if _fresh > 0 then
-            select max(x.seq), _left - sum(x.size) into _high, _left from (
-                select m.seq, octet_length(m.payload) size from message_pump.message m
-                where m.part_id = _part and m.seq > _claimed order by m.seq limit _fresh
-            ) x;
+            select max(d.seq), _left - sum(m.size) into _high, _left
+                from (
+                    select d.seq from message_pump.delivery d
+                    where d.group_id = _group and d.part_id = _part and d.seq > _claimed order by d.seq limit _fresh
+                ) d
+                cross join lateral (
+                    select octet_length(m.payload) size from message_pump.message m
+                    where m.part_id = _part and m.seq = d.seq limit 1
+                ) m;
             update message_pump.progress s set claimed = _high, ready_at = _now, consumed_at = _now
                 where s.ctid = _tid
                 returning s.ctid into _tid;
@@ -416,7 +478,13 @@ begin
             end if;
         end if;
         if _fresh < _room then
+            select s.ready_at into _ready from message_pump.progress s where s.ctid = _tid;
             perform message_pump.rest(_tid, _part, _q.delayed_processing, _now);
+            if _fresh = 0 and cardinality(_seen) > 0 then
+                -- What did not fit beside others keeps its turn, or these would keep it back for ever.
+                update message_pump.progress s set ready_at = least(_ready, s.ready_at)
+                    where s.group_id = _group and s.part_id = _part and s.ready_at <= _now + interval '1 millisecond';
+            end if;
         end if;
         _room := _room - _fresh;
     end loop;

@@ -1,14 +1,16 @@
 -- What consumers say of what they have. Locks are taken on progress by id of partition (where a queue is ordered), and
 -- on deliveries by place (where it is not), before anything is looked at.
 
--- End the lease of an ordered partition: what is not settled of it goes back to its place, uncounted.
+-- End the lease of an ordered partition: what is not settled of it goes back to its place, uncounted. What an earlier
+-- lease left behind, which nobody has taken since, stays as it is: the crash is counted when somebody does.
 create function message_pump.end_lease(_group bigint, _part bigint, _now timestamptz) returns void
 language plpgsql as $$
+declare
+    _s record;
 begin
+    select s.lease_id, s.floor into _s from message_pump.progress s where s.group_id = _group and s.part_id = _part;
     update message_pump.delivery d set lease_id = null
-        where d.group_id = _group and d.part_id = _part and d.lease_id is not null and d.seq >= (
-            select s.floor from message_pump.progress s where s.group_id = _group and s.part_id = _part
-        );
+        where d.group_id = _group and d.part_id = _part and d.lease_id = _s.lease_id and d.seq >= _s.floor;
     update message_pump.progress s set
         lease_id = null, lease_until = null, lease_open = 0,
         ready_at = case when s.open_rows = 0 then _now else coalesce(
@@ -39,7 +41,8 @@ begin
         return false;
     end if;
     update message_pump.progress s set
-        open_rows = s.open_rows - _rows, lease_open = 0, lease_id = null, lease_until = null, ready_at = _now,
+        open_rows = s.open_rows - _rows, lease_open = 0, lease_until = null, ready_at = _now,
+        lease_id = case when s.open_rows <> _rows then s.lease_id end,
         floor = case when s.open_rows = _rows then s.claimed + 1 else s.floor end
         where s.ctid = _tid
         returning s.open_rows into _open;
@@ -327,22 +330,18 @@ begin
     end if;
     _until := _now + make_interval(secs => least(_time, 604800));
     if _ordered then
+        -- Locked by a statement of its own: the next one then sees what others did to the rows meanwhile.
+        perform 1 from message_pump.progress s where s.lease_id = _lease order by s.part_id for no key update;
         update message_pump.progress s set
             lease_until = greatest(s.lease_until, _until), ready_at = greatest(s.lease_until, _until)
-            where s.ctid = any (array(
-                select s.ctid from message_pump.progress s
-                where s.lease_id = _lease and message_pump.lives(s.lease_until, _now)
-                order by s.part_id for no key update
-            ));
+            where s.lease_id = _lease and message_pump.lives(s.lease_until, _now);
         select max(s.lease_until) into _until from message_pump.progress s
             where s.lease_id = _lease and message_pump.lives(s.lease_until, _now);
     else
+        perform 1 from message_pump.delivery d where d.lease_id = _lease and d.visible_at is not null
+            order by d.part_id, d.seq for update;
         update message_pump.delivery d set visible_at = greatest(d.visible_at, _until)
-            where d.ctid = any (array(
-                select d.ctid from message_pump.delivery d
-                where d.lease_id = _lease and d.visible_at is not null and message_pump.lives(d.visible_at, _now)
-                order by d.part_id, d.seq for update
-            ));
+            where d.lease_id = _lease and d.visible_at is not null and message_pump.lives(d.visible_at, _now);
         select max(d.visible_at) into _until from message_pump.delivery d
             where d.lease_id = _lease and d.visible_at is not null and message_pump.lives(d.visible_at, _now);
     end if;

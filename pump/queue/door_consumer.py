@@ -23,10 +23,10 @@ LOOK_SECONDS: Final = 1.0
 """How often to look even if no bell rings."""
 SOONEST_SECONDS: Final = 0.005
 MOST_UNSAID: Final = 64
+MOST_UNSAID_OF_ALL: Final = 500
 LONGEST_UNSAID: Final = 0.02
-"""How many acknowledgements wait to be said at one go, and for how many seconds."""
+"""How many acknowledgements wait to be said at one go, or as many as are received at one, and for how many seconds."""
 SAY_AGAIN_SECONDS: Final = 0.5
-AT_ONCE: Final = 1000
 FRESH: Final = 0.9
 """A lease of which so much is left need not be renewed: another message under it has just had that done."""
 
@@ -59,6 +59,7 @@ class QueueConsumer:
         self._unsaid_before: Final = unsaid
         """What the channel's last consumer here could not say, and where this one leaves what it cannot say."""
         self._unsaid: dict[Key, Settlement] = {}
+        self._most_unsaid: Final = max(MOST_UNSAID, min(rules.buffer_size, MOST_UNSAID_OF_ALL))
         self._unsaid_since = 0.0
         self._unsaid_lock: Final = threading.Lock()
         self._timed = False
@@ -112,14 +113,13 @@ class QueueConsumer:
         ]
         return messages, LOOK_SECONDS if taken.due_in is None else taken.due_in
 
-    def _want(self, limit: int, *, auto_ack: bool = False) -> Want:
+    def _want(self, limit: int) -> Want:
         return Want(
             queue=self._route.topic,
             group=self._route.channel,
             limit=limit,
             partitions=1 if self._ordered else SHARDS + 1,
             lease_time=self._lease,
-            auto_ack=auto_ack,
             ordered=self._ordered,
             retry_limit=None,
             create_group=self._creates,
@@ -154,7 +154,7 @@ class QueueConsumer:
         with self._unsaid_lock:
             if not self._unsaid:
                 self._unsaid_since = self._clock.monotonic()
-            elif len(self._unsaid) >= MOST_UNSAID:
+            elif len(self._unsaid) >= self._most_unsaid:
                 return False
             for settlement in (self._hand.say(message, Status.COMPLETED), *self._hand.close(message)):
                 self._put(settlement)
@@ -306,11 +306,8 @@ class QueueConsumer:
         self._say(self._hand.give_back(messages))
 
     def purge(self) -> int:
-        """Settle all that waits and is due; says how many messages that were."""
-        number = 0
-        while taken := len(self._engine.pop(self._want(AT_ONCE, auto_ack=True)).messages):
-            number += taken
-        return number
+        """Settle all that waits, due or not; says how many messages that were."""
+        return self._engine.purge(self._route.topic, self._route.channel)
 
     # -- ending
 

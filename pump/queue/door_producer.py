@@ -9,7 +9,7 @@ from pump.message import Message
 from pump.queue.door_engine import OpenEngine
 from pump.queue.envelope import write
 from pump.queue.errors import QueueError
-from pump.queue.ids import mint
+from pump.queue.ids import mint_many
 from pump.queue.routes import partition_of
 from pump.queue.vocabulary import Push, Pushed
 
@@ -36,7 +36,8 @@ class QueueProducer:
         """Store every message; a PublishError says what is known of those that were not confirmed."""
         if self._closed:
             raise PublishError("nothing was sent: the producer is closed", sent=False)
-        pushes = [self._push(message, delay) for message in messages]
+        fresh = mint_many(len(messages))
+        pushes = [self._push(*each, delay) for each in zip(messages, fresh, strict=True)]
         nothing_before = True
         for batch in _batches(pushes):
             self._store(batch, nothing_before=nothing_before)
@@ -51,7 +52,7 @@ class QueueProducer:
             self._closed = True
             self._ended()
 
-    def _push(self, message: Message, delay: float) -> Push:
+    def _push(self, message: Message, fresh_id: str, delay: float) -> Push:
         header = message.header
         try:
             _check(message, self._capabilities)
@@ -59,7 +60,8 @@ class QueueProducer:
         except ValueError as error:
             text = f"nothing was sent: message {message.id} cannot be written: {error}"
             raise PublishError(text, sent=False, retriable=False) from error
-        return Push(header.topic, payload, partition_of(header), transaction_id=_transaction_id(message), delay=delay)
+        transaction_id = _transaction_id(message, fresh_id)
+        return Push(header.topic, payload, partition_of(header), transaction_id=transaction_id, delay=delay)
 
     def _store(self, pushes: Sequence[Push], *, nothing_before: bool) -> None:
         try:
@@ -88,14 +90,13 @@ def _batches(pushes: Sequence[Push]) -> Iterator[Sequence[Push]]:
         yield batch
 
 
-def _transaction_id(message: Message) -> str:
+def _transaction_id(message: Message, fresh_id: str) -> str:
     """Of this attempt to post, and not the message's own id: the same message may be posted twice, and redriven."""
     if isinstance(message.receipt, _Sent):
         return str(message.receipt)
-    transaction_id = mint()
     if message.receipt is None:
-        message.receipt = _Sent(transaction_id)
-    return transaction_id
+        message.receipt = _Sent(fresh_id)
+    return fresh_id
 
 
 def _why(refused: Pushed) -> str:

@@ -41,6 +41,9 @@ class Engine(Protocol):
     def healthy(self) -> bool:
         """Whether the database answers just now."""
 
+    def warnings(self) -> Sequence[str]:
+        """What an operator should see to before it does harm, each as a sentence; nothing that is secret."""
+
     # -- what producers and consumers do
 
     def push(self, items: Sequence[Push]) -> list[Pushed]:
@@ -105,6 +108,12 @@ class Engine(Protocol):
         Says how many partitions that were.
         """
 
+    def purge(self, queue: str, group: str) -> int:
+        """Complete for a group all that nobody has leased, due or not; says how many messages that were.
+
+        Not all at one moment: each call of the database is about a bounded number of messages.
+        """
+
     def stored(self, which: Filter) -> Sequence[Stored]:
         """Messages, newest first, without their payloads."""
 
@@ -122,6 +131,12 @@ class Engine(Protocol):
 
     def retry(self, partition_id: str, transaction_id: str) -> int:
         """Make a dead message pending again in its place, for every group that gave it up; says for how many."""
+
+    def bury(self, partition_id: str, transaction_id: str, *, group: str | None = None, error: str = "") -> int:
+        """Make a dead letter of a message, for the group or for each that has not settled it; says for how many.
+
+        Whether it is pending, scheduled or leased: whoever has it, has it no more. It counts as no attempt.
+        """
 
     def add_trace(self, trace: Trace) -> str:
         """Note something about a message; returns the note's id."""

@@ -21,6 +21,10 @@ MOST_ITEMS: Final = 10_000
 MOST_POPPED: Final = 10_000
 MOST_PARTITIONS: Final = 100_000
 """Of one queue."""
+LARGEST_NUMBER: Final = 2**31 - 1
+"""Of what is counted."""
+FARTHEST_SECONDS: Final = 100_000_000_000.0
+"""No duration is longer, and no time since the epoch later: a database adds them up."""
 LONGEST_LEASE_SECONDS: Final = 7 * 86_400.0
 """No lease is longer; one that ends later from now was made before the clock was put back, and counts as expired."""
 
@@ -105,10 +109,17 @@ def check_push(item: Push) -> None:
 
 
 def check_seconds(what: str, seconds: float) -> float:
-    """The number, or BadRequest where it is negative, infinite or none."""
-    if not 0 <= seconds < float("inf"):
-        raise BadRequest(f"{what} must be a number of seconds, 0 or more")
+    """The number, or BadRequest where it is negative, none or beyond all calendars."""
+    if not 0 <= seconds <= FARTHEST_SECONDS:
+        raise BadRequest(f"{what} must be a number of seconds, from 0 to {FARTHEST_SECONDS:.0f}")
     return seconds
+
+
+def check_count(what: str, number: int, least: int = 0) -> int:
+    """The number, or BadRequest where it is too small, or larger than a database counts."""
+    if not least <= number <= LARGEST_NUMBER:
+        raise BadRequest(f"{what} must be {least} or more, and at most {LARGEST_NUMBER}")
+    return number
 
 
 def check_pushes(items: Sequence[Push]) -> None:
@@ -146,8 +157,8 @@ def check_settlement(settlement: Settlement) -> None:
     """Refuse numbers that are none; ids that name nothing are answered, not refused."""
     if settlement.delay is not None:
         check_seconds("delay", settlement.delay)
-    if settlement.retries is not None and settlement.retries < 0:
-        raise BadRequest("retries must be 0 or more")
+    if settlement.retries is not None:
+        check_count("retries", settlement.retries)
 
 
 def check_want(want: Want) -> None:
@@ -156,8 +167,11 @@ def check_want(want: Want) -> None:
     check_name("Consumer group", want.group)
     if want.partition is not None:
         check_name("Partition", want.partition)
-    if want.limit < 1 or want.partitions < 1:
-        raise BadRequest("batch and partitions must be 1 or more")
+    check_count("batch", want.limit, 1)
+    check_count("partitions", want.partitions, 1)
+    check_count("the largest reply", want.largest_reply)
+    if want.retry_limit is not None:
+        check_count("retry limit", want.retry_limit, -1)
     if want.lease_time is not None:
         check_seconds("lease time", want.lease_time)
     check_start(want.subscribe_from)
@@ -174,8 +188,14 @@ def check_start(start: float | str) -> None:
 
 def check_filter(which: Filter) -> None:
     """Refuse a page that is none."""
-    if which.limit < 0 or which.offset < 0:
-        raise BadRequest("limit and offset must be 0 or more")
+    check_count("limit", which.limit)
+    check_count("offset", which.offset)
+    for moment in (which.since, which.until):
+        if moment is not None:
+            check_seconds("a time", abs(moment))
+    for name in (which.queue, which.partition, which.group):
+        if name is not None:
+            check_text("what is asked for", name)
 
 
 def check_trace(trace: Trace) -> None:

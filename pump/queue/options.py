@@ -1,6 +1,8 @@
 """What a queue may be told about itself; every field is checked when it is made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from pump.queue.names import check_count, check_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +33,14 @@ class QueueOptions:
     completed_retention: float = 0.0
     """The age after which a message goes that all groups are done with."""
     encryption: bool = False
+
+    def __post_init__(self) -> None:
+        """BadRequest names the option that makes no sense."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(option.default, bool) or value is None:
+                continue
+            if isinstance(option.default, float):
+                check_seconds(option.name, value)
+            else:
+                check_count(option.name, value)

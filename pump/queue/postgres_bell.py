@@ -11,13 +11,15 @@ import os
 import select
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import psycopg
 
 from pump.clock import Clock, Signal
 from pump.errors import PumpError
-from pump.queue.postgres_pool import Connection
+from pump.queue.forks import gate
+from pump.queue.postgres_session import Connection
 
 MERGE_SECONDS: Final = 0.005
 LOOK_SECONDS: Final = 10.0
@@ -34,11 +36,24 @@ class Bell:
     def __init__(
         self, connect: Callable[[], Connection], listen: Callable[[], Connection], channel: str, clock: Clock
     ) -> None:
-        self._lock: Final = threading.Lock()
         self._rings: Final[dict[str, dict[int, Callable[[], None]]]] = {}
         self._keys: Final = itertools.count()
-        self._announcer: Final = Announcer(connect, channel, clock)
-        self._ear: Final = Ear(listen, channel, clock, self._heard, self.ring_all)
+        self._new_announcer: Final = partial(Announcer, connect, channel, clock)
+        self._new_ear: Final = partial(Ear, listen, channel, clock, self._heard, self.ring_all)
+        self._begin()
+        gate.know(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._announcer = self._new_announcer()
+        self._ear = self._new_ear()
+
+    def before_fork(self) -> None:
+        """The parent goes on with its threads."""
+
+    def in_child(self) -> None:
+        """Those threads are not here; others start when they are needed."""
+        self._begin()
 
     def listen(self, queue: str, ring: Callable[[], None]) -> Callable[[], None]:
         """Ring for this queue until what is returned is called."""
@@ -184,8 +199,8 @@ class Ear:
     def close(self) -> None:
         """End."""
         with self._lock:
+            thread = None if self._stop.is_set() else self._thread
             self._stop.set()
-            thread = self._thread
         if thread is None:
             return
         os.eventfd_write(self._wake, 1)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from pump.queue.errors import Conflict
-from pump.queue.names import is_text, uuid_or_none
+from pump.queue.names import checked_text, is_text, uuid_or_none
 from pump.queue.postgres_push import ids_for, push
-from pump.queue.postgres_work import Row, Work
+from pump.queue.postgres_session import Row
+from pump.queue.postgres_work import Work
 from pump.queue.vocabulary import DeadLetter, Filter, Push, Pushed
 
 REDRIVEN: Final = "reprocess-"
@@ -15,15 +16,15 @@ REDRIVEN: Final = "reprocess-"
 log: Final = logging.getLogger("pump.queue")
 
 
-def dead_letters(work: Work, which: Filter) -> tuple[list[DeadLetter], int]:
+async def dead_letters(work: Work, which: Filter) -> tuple[list[DeadLetter], int]:
     """A page of dead letters, newest first, and how many there are in all."""
     values = {
         "queue": which.queue, "partition": which.partition, "group": which.group, "since": which.since,
         "until": which.until, "limit": which.limit, "skip": which.offset,
     }  # fmt: skip
-    with work.together():
-        found = [letter(work, row) for row in work.rows(PAGE, values)]
-        return found, work.value(COUNT, values)
+    async with work.together():
+        found = [letter(work, row) for row in await work.rows(PAGE, values)]
+        return found, await work.value(COUNT, values)
 
 
 def letter(work: Work, row: Row) -> DeadLetter:
@@ -33,16 +34,16 @@ def letter(work: Work, row: Row) -> DeadLetter:
     return DeadLetter(*(*head, opened, *row[9:18]))
 
 
-def redrive(work: Work, ids: Sequence[str]) -> list[Pushed | None]:
+async def redrive(work: Work, ids: Sequence[str]) -> list[Pushed | None]:
     """Push each again, once; None where there is none or it was done before."""
     wanted = list(dict.fromkeys(found for found in map(uuid_or_none, ids) if found))
-    with work.together():
-        rows = {row[0]: row for row in work.rows(CLAIM, wanted)}
+    async with work.together():
+        rows = {row[0]: row for row in await work.rows(CLAIM, wanted)}
         letters = [letter(work, rows[dead_id]) for dead_id in wanted if dead_id in rows]
         items = [again(each, rows[each.id][18]) for each in letters]
-        done = push(work, items, ids_for(items))
+        done = await push(work, items, ids_for(items))
         pushed = dict(zip((each.id for each in letters), done, strict=True))
-        work.act(REDRIVE, work.offset, [dead_id for dead_id, each in pushed.items() if not each.refused])
+        await work.act(REDRIVE, work.offset, [dead_id for dead_id, each in pushed.items() if not each.refused])
     return [pushed.pop(uuid_or_none(dead_id) or "", None) for dead_id in ids]
 
 
@@ -54,14 +55,30 @@ def again(dead: DeadLetter, trace_id: str | None) -> Push:
     return Push(dead.queue, dead.payload, dead.partition, name, trace_id=trace_id, producer=dead.producer)
 
 
-def retry(work: Work, partition_uid: str, transaction_id: str) -> int:
+async def retry(work: Work, partition_uid: str, transaction_id: str) -> int:
     """Make a dead message pending again in its place, for every group that gave it up."""
-    if uuid_or_none(partition_uid) is None or not is_text(transaction_id):
+    if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
         return 0
-    count: int = work.value(RETRY, partition_uid, transaction_id, work.offset)
+    count: int = await work.value(RETRY, partition_uid, transaction_id, work.offset)
     if count:
         log.info("message %s of partition %s was made pending again", transaction_id, partition_uid)
-        work.rung.update(queue for (queue,) in work.rows(QUEUE_OF, partition_uid))
+        work.rung.update(queue for (queue,) in await work.rows(QUEUE_OF, partition_uid))
+    return count
+
+
+def is_storable(text: str) -> bool:
+    """Whether the database could know the text at all."""
+    return is_text(text) and "\0" not in text
+
+
+async def bury(work: Work, partition_uid: str, transaction_id: str, group: str | None, error: str) -> int:
+    """Make a dead letter of a message for each group that has not settled it, or for one of them."""
+    if uuid_or_none(partition_uid) is None or not (is_storable(transaction_id) and is_storable(group or "")):
+        return 0
+    count: int = await work.value(BURY, partition_uid, transaction_id, group, checked_text(error), work.offset)
+    if count:
+        log.info("message %s of partition %s was given up for %d groups", transaction_id, partition_uid, count)
+        work.rung.update(queue for (queue,) in await work.rows(QUEUE_OF, partition_uid))
     return count
 
 
@@ -88,6 +105,7 @@ REDRIVE: Final = (
     "update message_pump.dead x set redriven_at = message_pump.now_at(%s::float8) where x.id = any (%s::text[]::uuid[])"
 )
 RETRY: Final = "select message_pump.retry(%s::text::uuid, %s::text, %s::float8)"
+BURY: Final = "select message_pump.give_up(%s::text::uuid, %s::text, %s::text, %s::text, %s::float8)"
 QUEUE_OF: Final = (
     "select q.name from message_pump.partition p join message_pump.queue q on q.id = p.queue_id"
     " where p.uid = %s::text::uuid"

@@ -8,27 +8,28 @@ from pump.queue.postgres_work import Work
 from pump.queue.vocabulary import GroupInfo, PartitionInfo, ProgressInfo, QueueInfo
 
 
-def infos(work: Work, name: str | None = None) -> list[QueueInfo]:
+async def infos(work: Work, name: str | None = None) -> list[QueueInfo]:
     """All queues without their partitions, or the one of that name with all of them."""
-    groups = {queue: list(rows) for queue, rows in groupby(work.rows(GROUPS, work.offset, name, None), itemgetter(0))}
-    partitions = partition_infos(work, name) if name is not None else []
+    found = await work.rows(GROUPS, work.offset, name, None)
+    groups = {queue: list(rows) for queue, rows in groupby(found, itemgetter(0))}
+    partitions = await partition_infos(work, name) if name is not None else []
     return [
         QueueInfo(*(*row, partitions, [GroupInfo(each[1], row[1], *each[2:]) for each in groups.get(row[1], ())]))
-        for row in work.rows(QUEUES, name)
+        for row in await work.rows(QUEUES, name)
     ]
 
 
-def group_infos(work: Work, name: str | None = None) -> list[GroupInfo]:
+async def group_infos(work: Work, name: str | None = None) -> list[GroupInfo]:
     """All groups of all queues, or those of that name."""
-    return [GroupInfo(row[1], row[0], *row[2:]) for row in work.rows(GROUPS, work.offset, None, name)]
+    return [GroupInfo(row[1], row[0], *row[2:]) for row in await work.rows(GROUPS, work.offset, None, name)]
 
 
-def partition_infos(work: Work, queue: str) -> list[PartitionInfo]:
+async def partition_infos(work: Work, queue: str) -> list[PartitionInfo]:
     """All partitions of a queue, each with how far every group is in it."""
     progress: dict[str, list[ProgressInfo]] = {}
-    for uid, *rest in work.rows(PROGRESS, work.offset, queue):
+    for uid, *rest in await work.rows(PROGRESS, work.offset, queue):
         progress.setdefault(uid, []).append(ProgressInfo(*rest))
-    return [PartitionInfo(*(*row, progress.get(row[0], []))) for row in work.rows(PARTITIONS, queue)]
+    return [PartitionInfo(*(*row, progress.get(row[0], []))) for row in await work.rows(PARTITIONS, queue)]
 
 
 QUEUES: Final = """
@@ -45,11 +46,16 @@ cross join lateral (
     from message_pump.delivery d where d.group_id = s.group_id and d.part_id = s.part_id
 ) d
 cross join lateral (
-    select count(*) n from message_pump.removed r where r.part_id = s.part_id and r.seq > s.claimed
+    select message_pump.removed_beyond(s.part_id, s.claimed)
+        + message_pump.passed_beyond(s.group_id, s.part_id, s.claimed) n
 ) gap
 left join lateral (
     select m.at from message_pump.message m
-    where m.part_id = s.part_id and m.seq >= coalesce(d.first, s.claimed + 1) order by m.seq limit 1
+    where m.part_id = s.part_id and m.seq >= coalesce(d.first, s.claimed + 1) and (m.seq <= s.claimed or (
+        select 1 from message_pump.passed y
+        where y.group_id = s.group_id and y.part_id = s.part_id and y.seq = m.seq limit 1
+    ) is null)
+    order by m.seq limit 1
 ) oldest on true
 """
 
@@ -80,9 +86,10 @@ where q.name = %s::text order by p.id
 
 PROGRESS: Final = f"""
 select p.uid::text, g.name, coalesce(d.first - 1, s.claimed),
-    (p.last_seq - s.claimed - gap.n + d.n - d.leased + waiting.n)::bigint, d.leased,
+    (p.last_seq - s.claimed - gap.n + d.n - d.leased + waiting.n - passed.n)::bigint, d.leased,
     message_pump.completed(s.group_id, s.part_id),
-    (select count(*) from message_pump.dead x where x.part_id = p.id and x.group_id = g.id and x.seq is not null),
+    (select count(*) from message_pump.dead x where x.part_id = p.id and x.group_id = g.id and x.seq is not null)
+        + passed.dead,
     greatest(coalesce(date_part('epoch', t.now - oldest.at), 0), 0),
     case when message_pump.lives(s.lease_until, t.now) then s.lease_id::text end,
     case when message_pump.lives(s.lease_until, t.now) then date_part('epoch', s.lease_until) end,
@@ -93,6 +100,10 @@ cross join lateral (select * from message_pump.partition p where p.queue_id = q.
 cross join lateral (select * from message_pump.progress s where s.part_id = p.id) s
 cross join lateral (select * from message_pump.consumer_group g where g.id = s.group_id) g
 cross join lateral (select count(*) n from message_pump.scheduled w where w.part_id = p.id) waiting
+cross join lateral (
+    select count(*) n, count(*) filter (where y.dead) dead from message_pump.passed y
+    where y.group_id = s.group_id and y.part_id = s.part_id and y.seq is null
+) passed
 {OPEN}
 where q.name = %s::text order by p.id, g.id
 """  # noqa: S608 - of constants

@@ -7,11 +7,10 @@ processes of the version before go on working meanwhile.
 import re
 from collections.abc import Iterator
 from importlib import resources
-from typing import Any, Final, NamedTuple
-
-import psycopg
+from typing import Final, NamedTuple
 
 from pump.errors import ConfigurationError, SetupError
+from pump.queue.postgres_session import Session
 
 SCHEMA: Final = re.compile("[a-z_][a-z0-9_]{0,47}")
 WRITTEN: Final = "message_pump."
@@ -44,46 +43,46 @@ def migrations() -> Iterator[Migration]:
             yield Migration(int(found[1]), file.read_text(encoding="utf-8"))
 
 
-def migrate(connection: psycopg.Connection[Any], schema: str) -> None:
+async def migrate(session: Session, schema: str) -> None:
     """Bring the schema up to what this code knows; refuse one that is further on."""
     known = list(migrations())
-    if version_of(connection, schema) == known[-1].number:
+    if await version_of(session, schema) == known[-1].number:
         return
-    with connection.transaction():
-        connection.execute("select set_config('lock_timeout', '5s', true), set_config('statement_timeout', '0', true)")
-        connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"message-pump {schema}",))
-        version = version_of(connection, schema)
+    async with session.together():
+        await session.act(PATIENCE)
+        await session.act(b"select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"message-pump {schema}",))
+        version = await version_of(session, schema)
         if version > known[-1].number:
             raise SetupError(
                 f"schema {schema} has version {version}; this code knows up to {known[-1].number}: update it"
             )
         if version == 0:
-            make_schema(connection, schema)
+            await make_schema(session, schema)
         for migration in known[version:]:
-            connection.execute(written_for(schema, migration.text), prepare=False)
-            connection.execute(written_for(schema, RECORD), (migration.number,))
+            await session.act(written_for(schema, migration.text), prepare=False)
+            await session.act(written_for(schema, RECORD), (migration.number,))
 
 
-def version_of(connection: psycopg.Connection[Any], schema: str) -> int:
+async def version_of(session: Session, schema: str) -> int:
     """The number of the last migration there; 0 where there is none."""
-    if connection.execute(FIND, (schema,)).fetchone() is None:
+    if not await session.rows(FIND, (schema,)):
         return 0
-    row = connection.execute(written_for(schema, "select max(number) from message_pump.schema_version")).fetchone()
-    return (row and row[0]) or 0
+    ((number,),) = await session.rows(written_for(schema, "select max(number) from message_pump.schema_version"))
+    return number or 0
 
 
-def make_schema(connection: psycopg.Connection[Any], schema: str) -> None:
+async def make_schema(session: Session, schema: str) -> None:
     """The schema, unless somebody made it who may, and the table of what was applied."""
-    there = connection.execute("select 1 from pg_namespace where nspname = %s", (schema,)).fetchone()
-    if there is None:
-        connection.execute(f'create schema "{schema}"'.encode())
-    connection.execute(written_for(schema, VERSIONS))
+    if not await session.rows(b"select 1 from pg_namespace where nspname = %s", (schema,)):
+        await session.act(f'create schema "{schema}"'.encode())
+    await session.act(written_for(schema, VERSIONS))
 
 
+PATIENCE: Final = b"select set_config('lock_timeout', '5s', true), set_config('statement_timeout', '0', true)"
 # Not `to_regclass`, which may not have heard yet of what was made while this transaction waited for its lock.
 FIND: Final = (
-    "select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-    " where n.nspname = %s and c.relname = 'schema_version'"
+    b"select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+    b" where n.nspname = %s and c.relname = 'schema_version'"
 )
 VERSIONS: Final = """
 create table if not exists message_pump.schema_version (

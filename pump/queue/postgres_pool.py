@@ -1,119 +1,153 @@
 """Connections to the database: so many at most, each for one call at a time, the one used last first.
 
-Whoever finds none free waits a bounded time. There is no thread and no schedule of retries behind it: a connection is
-made by the call that needs it, so the first call after an outage succeeds.
+Whoever finds none free stands in line for a bounded time. There is no thread and no schedule of retries behind it: a
+connection is made by the call that needs it, so the first call after an outage succeeds. A call that is cancelled,
+wherever it is, leaves its place to the next. Callers may come from any thread, and from any loop.
 """
 
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pump.clock import Clock, Signal
+from pump.clock import Signal
 from pump.queue.errors import QueueUnavailable
+from pump.queue.forks import gate
 from pump.queue.postgres_errors import UNAVAILABLE
+from pump.queue.postgres_session import Session
 
-Connection = psycopg.Connection[Any]
+AnySession = TypeVar("AnySession", bound=Session)
 
 
-class Pool:
-    """Lends connections."""
+class Pool(Generic[AnySession]):
+    """Lends sessions of one colour."""
 
-    def __init__(self, connect: Callable[[], Connection], *, size: int, wait_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[AnySession]],
+        wait: Callable[[Signal, float], Awaitable[bool]],
+        *,
+        size: int,
+        wait_seconds: float,
+    ) -> None:
         self._connect: Final = connect
+        self._wait: Final = wait
         self._size: Final = size
         self._wait_seconds: Final = wait_seconds
-        self._clock: Final = clock
-        self._lock: Final = threading.Lock()
-        self._idle: Final[list[Connection]] = []
-        self._waiters: Final[deque[Signal]] = deque()
-        self._lent = 0
         self._closed = False
+        self._inherited: Final[list[list[AnySession]]] = []
+        self._begin()
+        gate.know(self)
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
+    def _begin(self) -> None:
+        self._lock = threading.Lock()  # never held while something is awaited
+        self._idle: list[AnySession] = []
+        self._waiters: deque[Signal] = deque()
+        self._lent = 0
+
+    def before_fork(self) -> None:
+        """The parent goes on with its connections."""
+
+    def in_child(self) -> None:
+        """Have none of the parent's connections, and do not close them either: that would end them for the parent."""
+        self._inherited.append(self._idle)
+        self._begin()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AnySession]:
         """A connection that works, as far as can be seen without asking it."""
-        connection = self._take()
+        session = await self._take()
         try:
-            yield connection
+            yield session
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Broken off. What ends its statement at the server may come late, and must not hit another call's.
+                await session.close()
+            raise
         finally:
-            self._give_back(connection)
+            await self._release(session)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close what is idle now, and the others as they come back."""
         with self._lock:
             self._closed = True
-            idle, self._idle[:] = list(self._idle), []
+            idle, self._idle = self._idle, []
             waiters = list(self._waiters)
+            self._waiters.clear()
         for waiter in waiters:
             waiter.set()
-        for connection in idle:
-            connection.close()
+        for session in idle:
+            await session.close()
 
-    def _take(self) -> Connection:
-        self._reserve()
-        while connection := self._from_idle():
-            if is_quiet(connection):
-                return connection
-            connection.close()
+    async def _take(self) -> AnySession:
+        await self._reserve()
         try:
-            return self._connect()
+            while session := self._from_idle():
+                if is_quiet(session.connection):
+                    return session
+                await session.close()
+            return await self._connect()
         except BaseException:
-            self._release(None)
+            await self._release(None)
             raise
 
-    def _reserve(self) -> None:
-        """Have the right to one connection, once there is one to be had."""
-        deadline = self._clock.monotonic() + self._wait_seconds
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise QueueUnavailable(f"{UNAVAILABLE}: the engine is closed")
-                if self._lent < self._size:
-                    self._lent += 1
-                    return
-                waiter = Signal()
-                self._waiters.append(waiter)
-            if not self._clock.wait(waiter, max(0.0, deadline - self._clock.monotonic())):
-                self._stop_waiting(waiter)
-                raise QueueUnavailable(f"{UNAVAILABLE}: none was free within {self._wait_seconds:g} s")
-
-    def _stop_waiting(self, waiter: Signal) -> None:
+    async def _reserve(self) -> None:
+        """Have the right to one connection, once there is one to be had; first come, first served."""
         with self._lock:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._must_be_open()
+            if self._lent < self._size:
+                self._lent += 1
                 return
-            following = self._waiters.popleft() if self._waiters else None
-        if following is not None:  # it was woken too late to make use of it
-            following.set()
+            waiter = Signal()
+            self._waiters.append(waiter)
+        served = False
+        try:
+            served = await self._wait(waiter, self._wait_seconds)
+        finally:
+            if not served:
+                await self._stop_waiting(waiter)
+        if not served:
+            raise QueueUnavailable(f"{UNAVAILABLE}: none was free within {self._wait_seconds:g} s")
+        self._must_be_open()
 
-    def _from_idle(self) -> Connection | None:
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise QueueUnavailable(f"{UNAVAILABLE}: the engine is closed")
+
+    async def _stop_waiting(self, waiter: Signal) -> None:
+        with self._lock:
+            is_in_line = waiter in self._waiters
+            if is_in_line:
+                self._waiters.remove(waiter)
+        if not is_in_line:  # it was served too late to make use of it
+            await self._release(None)
+
+    def _from_idle(self) -> AnySession | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def _give_back(self, connection: Connection) -> None:
-        self._release(connection if is_clean(connection) else None)
-
-    def _release(self, connection: Connection | None) -> None:
-        """One fewer is lent; the connection is kept, if there is one and the pool is open."""
+    async def _release(self, session: AnySession | None) -> None:
+        """Hand a place on to whoever is first in line, or give it back; the connection stays, if it is of use."""
+        is_clean = session is not None and has_ended(session.connection)
         with self._lock:
-            self._lent -= 1
-            keep = connection is not None and not self._closed
-            if connection is not None and keep:
-                self._idle.append(connection)
+            keep = is_clean and not self._closed
+            if session is not None and keep:
+                self._idle.append(session)
             waiter = self._waiters.popleft() if self._waiters else None
+            if waiter is None:
+                self._lent -= 1
         if waiter is not None:
             waiter.set()
-        if connection is not None and not keep:
-            connection.close()
+        if session is not None and not keep:
+            await session.close()
 
 
-def is_quiet(connection: Connection) -> bool:
+def is_quiet(connection: psycopg.BaseConnection[Any]) -> bool:
     """Whether an idle connection has nothing to say; what the server says unasked is that it is over."""
     if connection.closed:
         return False
@@ -122,9 +156,6 @@ def is_quiet(connection: Connection) -> bool:
     return not watch.poll(0)
 
 
-def is_clean(connection: Connection) -> bool:
-    """Whether another call may use the connection; closes it where it may not."""
-    if not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE:
-        return True
-    connection.close()
-    return False
+def has_ended(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Whether a call has ended well enough for another to use its connection."""
+    return not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE

@@ -4,22 +4,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import psycopg
+
 from pump.queue.errors import Conflict
 from pump.queue.ids import mint
 from pump.queue.names import MOST_POPPED
+from pump.queue.postgres_errors import NO_KEY_HERE
+from pump.queue.postgres_session import Row
 from pump.queue.postgres_settle import settle
-from pump.queue.postgres_work import Entry, Row, Work
+from pump.queue.postgres_work import Entry, Work
 from pump.queue.vocabulary import Leased, Settlement, Status, Taken, Want
 
 
-def pop(work: Work, want: Want) -> Taken:
+async def pop(work: Work, want: Want) -> Taken:
     """Lease what is ready."""
-    entry = work.entry(want)
+    entry = await work.entry(want)
     if not want.auto_ack:
-        return take(work, want, entry)
-    with work.together():
-        taken = take(work, want, entry)
-        settle(work, settlements(want, taken, Status.COMPLETED))
+        return await take(work, want, entry)
+    async with work.together():
+        taken = await take(work, want, entry)
+        await settle(work, settlements(want, taken, Status.COMPLETED))
     messages = [replace(message, lease_id="") for message in taken.messages]
     return Taken(messages, "", 0.0, taken.partitions, taken.why_empty, taken.due_in)
 
@@ -32,10 +36,12 @@ def settlements(want: Want, taken: Taken, status: Status) -> list[Settlement]:
     ]
 
 
-def take(work: Work, want: Want, entry: Entry) -> Taken:
+async def take(work: Work, want: Want, entry: Entry) -> Taken:
     """What there is, under a new lease."""
     lease_id = mint()
-    rows = work.rows(
+    rows = await popped(
+        work,
+        want,
         POP_ORDERED if entry.ordered else POP_UNORDERED,
         entry.queue_id,
         entry.group_id,
@@ -47,14 +53,30 @@ def take(work: Work, want: Want, entry: Entry) -> Taken:
         want.retry_limit,
         want.largest_reply,
         work.offset,
+        work.sealing.key_ids if work.sealing else [],
     )
     if not rows:
-        return empty(work, want, entry)
+        return await empty(work, want, entry)
     messages = [leased(work, want.queue, lease_id, row) for row in rows]
     taken = Taken(readable(messages), lease_id, rows[0][13], len({row[0] for row in rows}))
     if len(taken.messages) < len(rows):
-        give_back(work, want, lease_id, rows)
+        await give_back(work, want, lease_id, rows)
     return taken
+
+
+async def popped(work: Work, want: Want, statement: str, *values: object) -> list[Row]:
+    """What the database hands out; nothing of it, where a key is missing."""
+    try:
+        return await work.rows(statement, *values)
+    except psycopg.Error as error:
+        if error.sqlstate == NO_KEY_HERE:
+            raise no_key(want) from None
+        raise
+
+
+def no_key(want: Want) -> Conflict:
+    """What is raised where a message cannot be read here."""
+    return Conflict(f"a message of queue {want.queue!r} is encrypted with a key that is not here")
 
 
 def leased(work: Work, queue: str, lease_id: str, row: Row) -> Leased | None:
@@ -75,17 +97,17 @@ def readable(messages: Sequence[Leased | None]) -> list[Leased]:
     return [message for message in messages if message is not None]
 
 
-def give_back(work: Work, want: Want, lease_id: str, rows: Sequence[Row]) -> None:
-    """Hand out nothing, where something cannot be read, and count nothing: whoever has its key may come."""
-    with work.together():
-        settle(work, [Settlement(row[4], row[0], lease_id, Status.RETRY, want.group) for row in rows])
-        work.act(UNCOUNT, [row[0] for row in rows], [row[2] for row in rows], want.group)
-    raise Conflict(f"a message of queue {want.queue!r} is encrypted with a key that is not here")
+async def give_back(work: Work, want: Want, lease_id: str, rows: Sequence[Row]) -> None:
+    """The same where the key of that id is another one, which the database cannot know."""
+    async with work.together():
+        await settle(work, [Settlement(row[4], row[0], lease_id, Status.RETRY, want.group) for row in rows])
+        await work.act(UNCOUNT, [row[0] for row in rows], [row[2] for row in rows], want.group)
+    raise no_key(want)
 
 
-def empty(work: Work, want: Want, entry: Entry) -> Taken:
+async def empty(work: Work, want: Want, entry: Entry) -> Taken:
     """The answer where there was nothing."""
-    row = work.row(WHY_EMPTY, entry.queue_id, entry.group_id, want.partition, work.offset)
+    row = await work.row(WHY_EMPTY, entry.queue_id, entry.group_id, want.partition, work.offset)
     return Taken(why_empty=row[0], due_in=row[1]) if row else Taken()
 
 
@@ -93,8 +115,9 @@ SIGNATURE: Final = (
     "(%s::bigint, %s::bigint, %s::text, %s::integer, %s::integer, %s::text::uuid, %s::float8, %s::integer, %s::bigint,"
     " %s::float8)"
 )
-POP_ORDERED: Final = f"select * from message_pump.pop_ordered{SIGNATURE}"  # noqa: S608 - of constants
-POP_UNORDERED: Final = f"select * from message_pump.pop_unordered{SIGNATURE}"  # noqa: S608 - of constants
+READABLE: Final = " x where not x.sealed or message_pump.openable(x.payload, %s::bytea[])"
+POP_ORDERED: Final = f"select * from message_pump.pop_ordered{SIGNATURE}{READABLE}"  # noqa: S608 - of constants
+POP_UNORDERED: Final = f"select * from message_pump.pop_unordered{SIGNATURE}{READABLE}"  # noqa: S608 - of constants
 UNCOUNT: Final = """
 update message_pump.delivery d set deliveries = d.deliveries - 1
 from unnest(%s::text[]::uuid[], %s::bigint[]) a (u, seq), message_pump.partition p, message_pump.consumer_group g

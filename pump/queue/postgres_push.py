@@ -11,10 +11,11 @@ FULL: Final = "queue is full"
 TOO_MANY_PARTITIONS: Final = "queue has too many partitions"
 
 
-def push(work: Work, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
+async def push(work: Work, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
     """Store each; answers in order. The ids are those of `ids_for`."""
     load = Load(work, items, ids)
-    load.store()
+    await load.find_places()
+    await load.store()
     return load.answers()
 
 
@@ -33,14 +34,19 @@ class Load:
         minted = iter(ids[len(items) :])
         self._transactions: Final = [item.transaction_id or next(minted) for item in items]
         keys = [(item.queue, item.partition) for item in items]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        self._places: Final[list[Place]] = work.places(list(numbers))
-        self._which: Final = [numbers[key] for key in keys]
-        self._refusals: Final = [self._refusal(place) for place in self._places]
+        self._numbers: Final = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        self._which: Final = [self._numbers[key] for key in keys]
+        self._places: list[Place] = []
+        self._refusals: list[str] = []
         self._first: Final[dict[tuple[int, str], int]] = {}
         """Where each message comes first in the call."""
         self._sent: list[int] = []
         self._outcomes: dict[int, tuple[str, str]] = {}
+
+    async def find_places(self) -> None:
+        """Where everything goes; must come first."""
+        self._places = await self._work.places(list(self._numbers))
+        self._refusals = [self._refusal(place) for place in self._places]
 
     def _refusal(self, place: Place) -> str:
         """Why nothing can be stored there, if so."""
@@ -48,7 +54,7 @@ class Load:
             return TOO_MANY_PARTITIONS
         return NO_KEY if place.sealed and self._work.sealing is None else ""
 
-    def store(self) -> None:
+    async def store(self) -> None:
         """Send what is to be stored, each message once."""
         first, refusals = self._first, self._refusals
         for index, (which, transaction) in enumerate(zip(self._which, self._transactions, strict=True)):
@@ -56,7 +62,7 @@ class Load:
                 self._sent.append(index)
         if not self._sent:
             return
-        for ordinal, outcome, message_id in self._work.rows(PUSH, *self._columns(), self._work.offset):
+        for ordinal, outcome, message_id in await self._work.rows(PUSH, *self._columns(), self._work.offset):
             if ordinal == 0:
                 self._work.woke_somebody = True
             else:
@@ -79,8 +85,8 @@ class Load:
             [self._payload(index) for index in self._sent],
             [item.trace_id for item in items] if any(item.trace_id for item in items) else None,
             [item.producer for item in items] if any(item.producer for item in items) else None,
-            [item.not_before for item in items] if any(item.not_before for item in items) else None,
-            [item.delay for item in items] if any(item.delay for item in items) else None,
+            [float(item.not_before) for item in items] if any(item.not_before for item in items) else None,
+            [float(item.delay) for item in items] if any(item.delay for item in items) else None,
         )
 
     def _part_of(self, which: int) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from pump.queue.names import checked_text, is_text, uuid_or_none
-from pump.queue.postgres_work import Row, Work
+from pump.queue.postgres_session import Row
+from pump.queue.postgres_work import Work
 from pump.queue.vocabulary import Extended, Settled, Settlement, Status
 
 NO_LEASE: Final = "Invalid or expired lease"
@@ -39,18 +40,18 @@ class Verdict(NamedTuple):
     partition: str | None = None
 
 
-def settle(
+async def settle(
     work: Work, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
 ) -> list[Settled]:
     """Carry out each; `benign` says whether a message that is completed already counts as a success."""
     verdicts: dict[int, Verdict] = {}
     calls = list(calls_for(settlements))
     if len(calls) == 1:
-        verdicts.update(call(work, settlements, calls[0], leases))
+        verdicts.update(await call(work, settlements, calls[0], leases))
     elif calls:
-        with work.together():
+        async with work.together():
             for each in calls:
-                verdicts.update(call(work, settlements, each, leases))
+                verdicts.update(await call(work, settlements, each, leases))
     over = {
         (each.group, each.partition_id) for index, each in enumerate(settlements) if verdicts.get(index, NOWHERE).over
     }
@@ -83,7 +84,7 @@ def is_possible(each: Settlement) -> bool:
     return all(is_text(text) and "\0" not in text for text in (each.transaction_id, each.group))
 
 
-def call(
+async def call(
     work: Work, settlements: Sequence[Settlement], indexes: Sequence[int], leases: frozenset[str]
 ) -> dict[int, Verdict]:
     """Carry out one bundle."""
@@ -98,9 +99,9 @@ def call(
     )
     tail = ([lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset)
     if items[0].status is Status.COMPLETED:
-        row = work.row(COMPLETE, *head, *tail)
+        row = await work.row(COMPLETE, *head, *tail)
     else:
-        row = work.row(SETTLE, *head, *others(items), *tail)
+        row = await work.row(SETTLE, *head, *others(items), *tail)
     return dict(zip(indexes, verdicts(work, items, numbers, row), strict=True))
 
 
@@ -118,7 +119,7 @@ def others(items: Sequence[Settlement]) -> tuple[object, ...]:
     """What is said besides."""
     return (
         [item.status.value for item in items],
-        [item.delay for item in items],
+        [None if item.delay is None else float(item.delay) for item in items],
         [checked_text(item.error) for item in items],
         [checked_text(item.reason) for item in items],
         [item.retries for item in items],
@@ -148,9 +149,9 @@ def answer(each: Settlement, verdict: Verdict, *, benign: bool, over: bool) -> S
     )  # fmt: skip
 
 
-def extend(work: Work, lease_id: str, seconds: float | None) -> Extended:
+async def extend(work: Work, lease_id: str, seconds: float | None) -> Extended:
     """Let a lease end no earlier than so many seconds from now."""
-    rows = work.rows(EXTEND, lease_id, seconds, work.offset) if uuid_or_none(lease_id) else []
+    rows = await work.rows(EXTEND, lease_id, seconds, work.offset) if uuid_or_none(lease_id) else []
     if not rows:
         return Extended(lease_id, success=False, error="Lease not found")
     if rows[0][0] is None:

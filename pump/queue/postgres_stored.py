@@ -7,12 +7,12 @@ from pump.queue.postgres_work import Work
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Stored
 
 
-def stored(work: Work, which: Filter) -> list[Stored]:
+async def stored(work: Work, which: Filter) -> list[Stored]:
     """Messages, newest first, without their payloads."""
     state = None if which.state is None else which.state.value
     return [
         message_of(*row, None)
-        for row in work.rows(
+        for row in await work.rows(
             LIST,
             {
                 "offset": work.offset, "queue": which.queue, "partition": which.partition, "group": which.group,
@@ -23,11 +23,13 @@ def stored(work: Work, which: Filter) -> list[Stored]:
     ]  # fmt: skip
 
 
-def message(work: Work, partition_uid: str, transaction_id: str) -> Stored | None:
+async def message(work: Work, partition_uid: str, transaction_id: str) -> Stored | None:
     """One message, with its payload."""
     if uuid_or_none(partition_uid) is None or not is_text(transaction_id) or "\0" in transaction_id:
         return None
-    row = work.row(ONE, {"offset": work.offset, "uid": partition_uid, "transaction": transaction_id, "group": None})
+    row = await work.row(
+        ONE, {"offset": work.offset, "uid": partition_uid, "transaction": transaction_id, "group": None}
+    )
     if row is None:
         return None
     *columns, sealed, payload = row
@@ -52,7 +54,10 @@ left join lateral (
         select g.name, d.retries, coalesce(d.error, x.error) error,
             case when d.lives then d.until end until,
             case
-                when m.seq is null or m.seq > s.claimed then 'pending'
+                when m.seq is null or m.seq > s.claimed then case
+                    when y.dead is null then 'pending'
+                    when y.dead then 'dead_letter'
+                    else 'completed' end
                 when d.lives then 'processing'
                 when d.seq is not null then 'pending'
                 when x.seq is not null then 'dead_letter'
@@ -72,6 +77,9 @@ left join lateral (
             select x.seq, x.retries, x.error from message_pump.dead x
             where x.part_id = p.id and x.seq = m.seq and x.group_id = g.id limit 1
         ) x on true
+        left join lateral (
+            select y.dead from message_pump.passed y where y.message_id = m.id and y.group_id = g.id limit 1
+        ) y on true
         where g.queue_id = q.id and g.name = coalesce(%(group)s::text, g.name)
     ) x
 ) known on true

@@ -7,21 +7,21 @@ from pump.queue.postgres_work import Work
 from pump.queue.vocabulary import Trace
 
 
-def add_trace(work: Work, trace: Trace) -> str:
+async def add_trace(work: Work, trace: Trace) -> str:
     """Keep a note; returns its id."""
     values = (trace.partition_id, trace.transaction_id, trace.group, trace.event, trace.data, work.offset)
-    trace_id: str = work.value(ADD, *values, list(dict.fromkeys(trace.names)))
+    trace_id: str = await work.value(ADD, *values, list(dict.fromkeys(trace.names)))
     return trace_id
 
 
-def traces(
+async def traces(
     work: Work, partition_uid: str | None, transaction_id: str | None, name: str | None, *, limit: int, offset: int
 ) -> list[Trace]:
     """Notes about one message, or under one name, oldest first."""
     texts = all(text is None or (is_text(text) and "\0" not in text) for text in (transaction_id, name))
     if not texts or (partition_uid is not None and uuid_or_none(partition_uid) is None):
         return []
-    rows = work.rows(
+    rows = await work.rows(
         TRACES,
         {"uid": partition_uid, "transaction": transaction_id, "name": name, "limit": limit, "skip": offset},
     )
@@ -34,9 +34,9 @@ def traces(
     ]  # fmt: skip
 
 
-def trace_names(work: Work) -> list[str]:
+async def trace_names(work: Work) -> list[str]:
     """All names that notes were filed under."""
-    return [name for (name,) in work.rows(NAMES)]
+    return [name for (name,) in await work.rows(NAMES)]
 
 
 ADD: Final = """

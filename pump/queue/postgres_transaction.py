@@ -19,7 +19,7 @@ class Undone(PumpError):  # noqa: N818 - it says what happened
         super().__init__(f"operation {index}: {why}")
 
 
-def transact(work: Work, steps: Sequence[Step], leases: frozenset[str], ids: Sequence[str]) -> Committed:
+async def transact(work: Work, steps: Sequence[Step], leases: frozenset[str], ids: Sequence[str]) -> Committed:
     """Settle, then push; answers in the order of the steps. Raises Undone where one is refused.
 
     Outside a transaction a message that was completed before is settled well enough. Inside, it tells of a caller that
@@ -28,11 +28,12 @@ def transact(work: Work, steps: Sequence[Step], leases: frozenset[str], ids: Seq
     results: list[Result | None] = [None] * len(steps)
     settlements = [(index, step) for index, step in enumerate(steps) if isinstance(step, Settlement)]
     pushes = [(index, step) for index, step in enumerate(steps) if isinstance(step, Push)]
-    with work.together():
-        settled = settle(work, [step for _, step in settlements], leases, benign=False)
+    async with work.together():
+        settled = await settle(work, [step for _, step in settlements], leases, benign=False)
         for (index, _), said in zip(settlements, settled, strict=True):
             results[index] = accepted(index, said)
-        for (index, _), stored in zip(pushes, push(work, [step for _, step in pushes], ids), strict=True):
+        pushed = await push(work, [step for _, step in pushes], ids)
+        for (index, _), stored in zip(pushes, pushed, strict=True):
             results[index] = accepted(index, stored)
     return Committed(success=True, results=[result for result in results if result is not None])
 

@@ -1,7 +1,7 @@
 """One call on PostgreSQL while it runs: its connection, what it looked up, whom to wake after it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -11,13 +11,12 @@ from pump.queue.errors import Conflict, NotFound
 from pump.queue.names import MOST_PARTITIONS
 from pump.queue.postgres_errors import OTHER_MODE
 from pump.queue.postgres_migrations import written_for
+from pump.queue.postgres_session import Row, Session
 from pump.queue.sealing import Sealing
 from pump.queue.vocabulary import Want
 
 NO_KEY: Final = "the queue is encrypted, and there is no key"
 REMEMBERED: Final = 200_000
-
-Row = tuple[Any, ...]
 
 
 class Place(NamedTuple):
@@ -67,7 +66,7 @@ class Work:
 
     def __init__(
         self,
-        connection: psycopg.Connection[Any],
+        session: Session,
         schema: str,
         offset: float,
         sealing: Sealing | None,
@@ -75,7 +74,7 @@ class Work:
         *,
         lenient: bool,
     ) -> None:
-        self._connection: Final = connection
+        self._session: Final = session
         self._schema: Final = schema
         self._known_places: Final = book.places  # another call may make the book forget meanwhile
         self._known_entries: Final = book.entries
@@ -88,38 +87,36 @@ class Work:
         self.places_found: Final[dict[tuple[str, str], Place]] = {}
         self.entries_found: Final[dict[tuple[str, str], Entry]] = {}
 
-    def rows(self, statement: str, *values: object) -> list[Row]:
+    async def rows(self, statement: str, *values: object) -> list[Row]:
         """All that a statement answers; its values by position, or one dictionary of them by name."""
         given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
-        return self._connection.execute(written(self._schema, statement), given or None, binary=True).fetchall()
+        return await self._session.rows(written(self._schema, statement), given or None)
 
-    def row(self, statement: str, *values: object) -> Row | None:
+    async def row(self, statement: str, *values: object) -> Row | None:
         """The first row of it."""
-        rows = self.rows(statement, *values)
+        rows = await self.rows(statement, *values)
         return rows[0] if rows else None
 
-    def value(self, statement: str, *values: object) -> Any:  # noqa: ANN401 - whatever the statement answers
+    async def value(self, statement: str, *values: object) -> Any:  # noqa: ANN401 - whatever the statement answers
         """The first value of it; None where there is no row."""
-        row = self.row(statement, *values)
+        row = await self.row(statement, *values)
         return row[0] if row else None
 
-    def act(self, statement: str, *values: object) -> int:
+    async def act(self, statement: str, *values: object) -> int:
         """Carry out a statement; how many rows it changed."""
-        return self._connection.execute(written(self._schema, statement), values or None).rowcount
+        return await self._session.act(written(self._schema, statement), values or None)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractAsyncContextManager[object]:
         """Several statements as one transaction."""
-        with self._connection.transaction():
-            yield
+        return self._session.together()
 
     # -- what was looked up
 
-    def places(self, keys: Sequence[tuple[str, str]]) -> list[Place]:
+    async def places(self, keys: Sequence[tuple[str, str]]) -> list[Place]:
         """The partitions of these queues and names; what is missing is made."""
         missing = [key for key in keys if key not in self._known_places and key not in self.places_found]
         if missing:
-            found = self.rows(
+            found = await self.rows(
                 PLACES,
                 [queue for queue, _ in missing],
                 [queue.partition(".")[0] for queue, _ in missing],
@@ -144,20 +141,20 @@ class Work:
             del self.places_found[key]
         return places
 
-    def entry(self, want: Want) -> Entry:
+    async def entry(self, want: Want) -> Entry:
         """The queue and the group that somebody consumes from; whoever comes first makes them."""
         key = (want.queue, want.group)
         entry = self._known_entries.get(key)
         if entry is None or want.ordered not in {None, entry.ordered}:
-            entry = self.entries_found[key] = self._entered(want)
+            entry = self.entries_found[key] = await self._entered(want)
         return entry
 
-    def _entered(self, want: Want) -> Entry:
+    async def _entered(self, want: Want) -> Entry:
         start = want.subscribe_from
         namespace, _, task = want.queue.partition(".")
         values = (want.queue, namespace, task, want.group, want.ordered, *beginning(start), want.create_group)
         try:
-            row = self.row(ENTER, *values, self.offset)
+            row = await self.row(ENTER, *values, self.offset)
         except psycopg.Error as error:
             if error.sqlstate == OTHER_MODE:
                 raise other_mode(want) from None

@@ -26,6 +26,11 @@ class Sealing:
             raise ConfigurationError(f"there is no key {self._use!r} to seal with")
         self._ciphers = {key_id: cipher_of(key_id, key) for key_id, key in keys.items()}
 
+    @property
+    def key_ids(self) -> list[bytes]:
+        """Which keys there are, as each stands in front of what it sealed."""
+        return [key_id.encode() for key_id in self._ciphers]
+
     def seal(self, payload: bytes, partition_id: str, transaction_id: str) -> bytes:
         """The payload for the database."""
         key_id = self._use.encode()

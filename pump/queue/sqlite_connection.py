@@ -18,7 +18,8 @@ from typing import Final
 
 from pump.clock import Clock, Signal
 from pump.errors import SetupError
-from pump.queue.errors import QueueUnavailable
+from pump.queue.errors import BadRequest, QueueUnavailable
+from pump.queue.forks import gate
 from pump.queue.sqlite_schema import prepare
 
 log: Final = logging.getLogger("pump.queue.sqlite")
@@ -34,9 +35,11 @@ NETWORK_FILE_SYSTEMS: Final = frozenset({
 
 
 class Link:
-    """One connection; closed with the thread that used it."""
+    """One connection; closed with the thread that used it, or before a fork."""
 
     def __init__(self, path: Path, synchronous: str) -> None:
+        self.closed = False
+        self._path = path
         self.connection = sqlite3.connect(
             path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=512
         )
@@ -50,9 +53,15 @@ class Link:
             "cache_size = -16000",
         ):
             self.connection.execute(f"PRAGMA {pragma}")
+        self._file = file_at(path)
+
+    def is_astray(self) -> bool:
+        """Whether the file was removed or replaced: what is written here, nobody else would ever see."""
+        return file_at(self._path) != self._file
 
     def close(self) -> None:
         """Let go of the file."""
+        self.closed = True
         self.connection.close()
 
     def __del__(self) -> None:
@@ -64,11 +73,15 @@ class Kept:
     """What belongs to one process: a child made by fork starts with none of it."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.writing = threading.Lock()
         """Threads of one process wait for each other here, in turn, rather than poll the file."""
         self.here = threading.local()
         self.links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """Close every connection; whoever needs one afterwards opens it anew."""
+        for link in list(self.links):
+            link.close()
 
 
 class Connections:
@@ -79,28 +92,30 @@ class Connections:
         self.path = checked_path(path)
         self._synchronous = checked_synchronous(synchronous)
         self._kept = Kept()
-        self._abandoned: list[Kept] = []
         self.closed = False
+        self._prepared = False
+        gate.know(self)
         warn_of_old_sqlite(sqlite3.sqlite_version_info)
         with self.writing() as connection:
             prepare(connection)
+        self._prepared = True
 
     def reading(self) -> sqlite3.Connection:
         """This thread's connection."""
         if self.closed:
             raise QueueUnavailable(f"{self.path} is closed")
-        kept = self._of_this_process()
-        link: Link | None = getattr(kept.here, "link", None)
-        if link is None:
-            link = kept.here.link = self.new_link()
-            kept.links.add(link)
+        here = self._kept.here
+        link: Link | None = getattr(here, "link", None)
+        if link is not None and link.is_astray():
+            link.close()
+        if link is None or link.closed:
+            link = here.link = self.new_link()
         return link.connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed at the end of the block, undone by any exception in it."""
-        kept = self._of_this_process()
-        with outages(self.path), kept.writing:
+        with gate.using(), outages(self.path), self._kept.writing:
             connection = self.reading()
             begin(connection, self._clock)
             try:
@@ -114,7 +129,7 @@ class Connections:
     @contextlib.contextmanager
     def looking(self) -> Iterator[sqlite3.Connection]:
         """One view of the file that does not change, without keeping a writer waiting."""
-        with outages(self.path):
+        with gate.using(), outages(self.path):
             connection = self.reading()
             connection.execute("BEGIN")
             try:
@@ -123,24 +138,27 @@ class Connections:
                 connection.execute("ROLLBACK")
 
     def new_link(self) -> Link:
-        """A connection that belongs to no thread."""
+        """A connection that belongs to no thread; to be used behind the gate."""
         with outages(self.path):
-            return Link(self.path, self._synchronous)
+            if self._prepared and file_at(self.path) is None:
+                raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
+            link = Link(self.path, self._synchronous)
+        self._kept.links.add(link)
+        return link
 
     def close(self) -> None:
         """Close all connections of this process, waiting for a write that is under way."""
-        kept = self._of_this_process()
-        with kept.writing:
+        with gate.using(), self._kept.writing:
             self.closed = True
-            for link in list(kept.links):
-                link.close()
+            self._kept.close()
 
-    def _of_this_process(self) -> Kept:
-        """What this process has; a parent's connections are kept unclosed, since closing drops its file locks."""
-        if self._kept.pid != os.getpid():
-            self._abandoned.append(self._kept)
-            self._kept = Kept()
-        return self._kept
+    def before_fork(self) -> None:
+        """Close all connections, which nobody uses now."""
+        self._kept.close()
+
+    def in_child(self) -> None:
+        """Begin without what other threads of the parent had in hand."""
+        self._kept = Kept()
 
 
 @contextlib.contextmanager
@@ -209,11 +227,22 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def outages(path: Path) -> Iterator[None]:
-    """No error of SQLite leaves the engine: each becomes QueueUnavailable, after which nothing has changed."""
+    """No error of SQLite leaves the engine: each becomes one of ours, after which nothing has changed."""
     try:
         yield
+    except (OverflowError, UnicodeEncodeError):
+        raise BadRequest("that is a number or a text which no database holds") from None
     except sqlite3.Error as error:
         raise QueueUnavailable(f"database connection unavailable: {path.name}: {error}") from error
+
+
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Which file is there; None where none is."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - the other spelling takes twice as long, and this is done for each call
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def checked_synchronous(synchronous: str) -> str:

@@ -1,5 +1,6 @@
 """Messages that a group has given up: one row a message and group, with its own copy of everything."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -7,16 +8,19 @@ from typing import Any, Final, NamedTuple
 from pump.queue.errors import Conflict
 from pump.queue.ids import mint
 from pump.queue.names import is_text
-from pump.queue.sqlite_progress import is_held, progress_of, ready_again
+from pump.queue.sqlite_progress import Progress, is_held, progress_of, ready_again
 from pump.queue.sqlite_push import push
-from pump.queue.sqlite_work import Work
+from pump.queue.sqlite_work import Queue, Work
 from pump.queue.vocabulary import DeadLetter, Filter, Push, Pushed
+
+log: Final = logging.getLogger("pump.queue")
 
 RETRIES: Final = "max_retries"
 GIVEN_UP: Final = "dlq"
 REDRIVEN: Final = "reprocess-"
 WAITED: Final = "max_wait_time"
 RETENTION: Final = "retention"
+OPERATOR: Final = "operator"
 
 
 class Fate(NamedTuple):
@@ -29,10 +33,42 @@ class Fate(NamedTuple):
     deliveries: int = 0
 
 
+class Where(NamedTuple):
+    """A stored message; without a place while it is not due."""
+
+    message_id: str
+    seq: int | None
+
+
+def place_of(work: Work, part_id: int, transaction_id: str) -> Where | None:
+    """Where the message of that transaction id is."""
+    row = work.execute(
+        "SELECT id, seq FROM message WHERE part_id = ?1 AND transaction_id = ?2"
+        " UNION ALL SELECT id, NULL FROM scheduled WHERE part_id = ?1 AND transaction_id = ?2",
+        (part_id, transaction_id),
+    ).fetchone()
+    return row and Where(*row)
+
+
 def bury(work: Work, group_id: int, part_id: int, seq: int, fate: Fate) -> None:
     """Make a dead letter of a message for a group, which has then settled it."""
     work.execute(BURY, (mint(), group_id, *fate, work.now, part_id, seq))
     work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?", (group_id, part_id, seq))
+
+
+def bury_ahead(work: Work, group_id: int, part_id: int, where: Where, fate: Fate) -> bool:
+    """The same of a message that the group has not come to; False where it is done with that already."""
+    passed = work.execute(
+        "INSERT OR IGNORE INTO passed (message_id, group_id, part_id, seq, dead) VALUES (?, ?, ?, ?, 1)",
+        (where.message_id, group_id, part_id, where.seq),
+    )
+    if passed.rowcount < 1:
+        return False
+    if where.seq is None:
+        work.execute(BURY_SCHEDULED, (mint(), group_id, *fate, work.now, part_id, where.message_id))
+    else:
+        work.execute(BURY, (mint(), group_id, *fate, work.now, part_id, where.seq))
+    return True
 
 
 BURY: Final = """
@@ -47,6 +83,11 @@ ON CONFLICT (message_id, group_name) DO UPDATE SET group_id = excluded.group_id,
     seq = excluded.seq, reason = excluded.reason, error = excluded.error, retries = excluded.retries,
     crashes = excluded.crashes, deliveries = excluded.deliveries, moved_at = excluded.moved_at, redriven_at = NULL
 """
+BURY_SCHEDULED: Final = (
+    BURY.replace("m.part_id, m.seq,", "m.part_id, NULL,")
+    .replace("FROM message AS m", "FROM scheduled AS m")
+    .replace("m.seq = ?10", "m.id = ?10")
+)
 
 
 COUNT: Final = "SELECT count(*) FROM dead WHERE "
@@ -105,21 +146,39 @@ def redrive_one(work: Work, dead_id: str) -> Pushed | None:
 
 def retry(work: Work, partition_uid: str, transaction_id: str) -> int:
     """Make a dead message pending again in its place, for every group that gave it up."""
-    rows = work.execute(
-        "SELECT id, group_id, part_id, seq FROM dead WHERE partition_uid = ? AND transaction_id = ? AND seq IS NOT NULL"
-        " AND EXISTS (SELECT 1 FROM message AS m WHERE m.part_id = dead.part_id AND m.seq = dead.seq)"
-        " AND EXISTS (SELECT 1 FROM consumer_group AS g WHERE g.id = dead.group_id)",
-        (partition_uid, transaction_id),
-    ).fetchall()
-    for dead_id, group_id, part_id, seq in rows:
-        work.execute("DELETE FROM dead WHERE id = ?", (dead_id,))
-        work.execute(
-            "INSERT INTO delivery (group_id, part_id, seq, deliveries, retries, crashes, budget, visible_at)"
-            " VALUES (?, ?, ?, 0, 0, 0, -1, ?)",
-            (group_id, part_id, seq, work.now),
+    partition = work.partition_by_uid(partition_uid) if is_text(partition_uid) else None
+    where = partition and is_text(transaction_id) and place_of(work, partition.id, transaction_id)
+    if not partition or not where:
+        return 0
+    queue = work.queue_of(partition.queue_id)
+    number = sum(
+        retry_for(work, queue, progress_of(work, each.id, partition.id), where) for each in work.groups(queue.id)
+    )
+    if number:
+        log.info("message %s of partition %s was made pending again", transaction_id, partition_uid)
+    return number
+
+
+def retry_for(work: Work, queue: Queue, progress: Progress, where: Where) -> bool:
+    """The same for one group; whether it had given the message up."""
+    key = (progress.group_id, progress.part_id, where.seq)
+    if where.seq is None or where.seq > progress.claimed:
+        passed = work.execute(
+            "DELETE FROM passed WHERE message_id = ? AND group_id = ? AND dead", (where.message_id, progress.group_id)
         )
-        queue = work.queue_of(work.partition_of(part_id).queue_id)
-        progress = progress_of(work, group_id, part_id)
-        if not is_held(work, queue, progress):
-            ready_again(work, queue, progress)
-    return len(rows)
+        if passed.rowcount < 1:
+            return False
+    elif work.execute("SELECT 1 FROM dead WHERE group_id = ? AND part_id = ? AND seq = ?", key).fetchone() is None:
+        return False
+    else:
+        work.execute(PENDING_AGAIN, (*key, work.now))
+    work.execute("DELETE FROM dead WHERE message_id = ? AND group_id = ?", (where.message_id, progress.group_id))
+    if not is_held(work, queue, progress):
+        ready_again(work, queue, progress)
+    return True
+
+
+PENDING_AGAIN: Final = (
+    "INSERT INTO delivery (group_id, part_id, seq, deliveries, retries, crashes, budget, visible_at)"
+    " VALUES (?, ?, ?, 0, 0, 0, -1, ?)"
+)

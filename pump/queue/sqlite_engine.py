@@ -4,6 +4,7 @@ Every call is one transaction that begins by becoming the file's only writer, so
 others; what the rules are is in the files beside this one, each with its noun.
 """
 
+import logging
 import math
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from typing import Final, TypeVar
 
 from pump.clock import Clock, SystemClock
 from pump.queue import sqlite_dead as dead
+from pump.queue import sqlite_intervene as intervene
 from pump.queue import sqlite_operators as operators
 from pump.queue.errors import Conflict, QueueUnavailable
 from pump.queue.names import (
@@ -38,6 +40,7 @@ from pump.queue.sqlite_stored import message, stored
 from pump.queue.sqlite_traces import add_trace, trace_names, traces
 from pump.queue.sqlite_transaction import Undone, transact
 from pump.queue.sqlite_upkeep import maintain, mend
+from pump.queue.sqlite_warnings import LARGE_LOG_BYTES, log_too_large, too_old
 from pump.queue.sqlite_watch import Watch
 from pump.queue.sqlite_work import Work
 from pump.queue.vocabulary import (
@@ -57,6 +60,8 @@ from pump.queue.vocabulary import (
     Trace,
     Want,
 )
+
+log: Final = logging.getLogger("pump.queue")
 
 T = TypeVar("T")
 
@@ -103,6 +108,10 @@ class SqliteEngine:
             return False
         return True
 
+    def warnings(self, *, large_log: int = LARGE_LOG_BYTES) -> Sequence[str]:
+        """What should be seen to before it does harm, such as a log of changes of more bytes than that."""
+        return [*too_old(sqlite3.sqlite_version_info), *log_too_large(self._connections.path, large_log)]
+
     # -- what producers and consumers do
 
     def push(self, items: Sequence[Push]) -> list[Pushed]:
@@ -143,7 +152,8 @@ class SqliteEngine:
 
         What is put into the list is carried out at the end of the block, which then commits, unless the connection was
         in a transaction before. Nobody else writes meanwhile. A step that is refused raises Conflict, and
-        QueueUnavailable means: all of it again.
+        QueueUnavailable means: all of it again. A process that forks closes such a connection before, as the engine
+        does with its own: with it the child could not keep what it writes.
         """
         steps: list[Step] = []
         with on_connection(connection, self._connections.path) as commits:
@@ -211,6 +221,18 @@ class SqliteEngine:
         """Move a group to the first message at or after a time, None to the end, and end its leases."""
         return self._write(lambda work: operators.seek(work, group, queue, to, partition))
 
+    def purge(self, queue: str, group: str) -> int:
+        """Complete for a group all that nobody has leased, due or not; says how many messages that were."""
+        check_name("Queue", queue)
+        check_name("Consumer group", group)
+        number, due, part_id = 0, (-math.inf, 0, ""), 0
+        while waiting := self._write(lambda work: intervene.purge_scheduled(work, queue, group, due)):  # noqa: B023 - called at once
+            number, due = number + waiting[0], waiting[1]
+        while placed := self._write(lambda work: intervene.purge(work, queue, group, part_id)):  # noqa: B023 - called at once
+            number, part_id = number + placed[0], placed[1]
+        log.info("group %s of queue %s: %d messages were purged", group, queue, number)
+        return number
+
     def stored(self, which: Filter) -> Sequence[Stored]:
         """Messages, newest first, without their payloads."""
         check_filter(which)
@@ -236,6 +258,10 @@ class SqliteEngine:
     def retry(self, partition_id: str, transaction_id: str) -> int:
         """Make a dead message pending again in its place, for every group that gave it up; says for how many."""
         return self._write(lambda work: dead.retry(work, partition_id, transaction_id))
+
+    def bury(self, partition_id: str, transaction_id: str, *, group: str | None = None, error: str = "") -> int:
+        """Make a dead letter of a message, for the group or for each that has not settled it; says for how many."""
+        return self._write(lambda work: intervene.give_up(work, partition_id, transaction_id, group, error))
 
     def add_trace(self, trace: Trace) -> str:
         """Note something about a message; returns the note's id."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from pump.queue.sqlite_gaps import GONE_BEYOND, NEXT, empty_beyond, passed_beyond
 from pump.queue.sqlite_progress import Progress, is_held, progress_of
 from pump.queue.sqlite_work import Group, Partition, Queue, Work
 from pump.queue.vocabulary import GroupInfo, PartitionInfo, ProgressInfo, QueueInfo
@@ -48,19 +49,26 @@ def progress_info(work: Work, queue: Queue, partition: Partition, group: Group, 
     ).fetchone()
     lease = (progress.lease_id, progress.lease_until) if is_held(work, queue, progress) else (None, None)
     delivered = number(work, "SELECT count(*) FROM delivery WHERE group_id = ? AND part_id = ?", *where)
+    passed, given_up = work.execute(PASSED_UNPLACED, where).fetchone()
     leased = leased_in(work, queue, progress)
     return ProgressInfo(
         group=group.name,
         cursor=cursor(work, progress),
-        pending=untouched(work, partition, progress) + delivered - leased + waiting,
+        pending=untouched(work, partition, progress) + delivered - leased + waiting - passed,
         leased=leased,
         completed=total,
-        dead=number(work, "SELECT count(*) FROM dead WHERE group_id = ? AND part_id = ? AND seq IS NOT NULL", *where),
+        dead=given_up
+        + number(work, "SELECT count(*) FROM dead WHERE group_id = ? AND part_id = ? AND seq IS NOT NULL", *where),
         lag_seconds=lag_seconds(work, progress),
         lease_id=lease[0],
         lease_until=lease[1],
         last_consumed_at=consumed_at,
     )
+
+
+PASSED_UNPLACED: Final = (
+    "SELECT count(*), coalesce(sum(dead), 0) FROM passed WHERE group_id = ? AND part_id = ? AND seq IS NULL"
+)
 
 
 def cursor(work: Work, progress: Progress) -> int:
@@ -73,8 +81,9 @@ def cursor(work: Work, progress: Progress) -> int:
 
 def untouched(work: Work, partition: Partition, progress: Progress) -> int:
     """How many messages nobody of the group has had."""
-    gaps = number(work, "SELECT count(*) FROM gap WHERE part_id = ? AND seq > ?", progress.part_id, progress.claimed)
-    return partition.last_seq - progress.claimed - gaps
+    gone = empty_beyond(work, progress.part_id, progress.claimed)
+    gone += passed_beyond(work, progress.group_id, progress.part_id, progress.claimed)
+    return partition.last_seq - progress.claimed - gone
 
 
 def leased_in(work: Work, queue: Queue, progress: Progress) -> int:
@@ -100,11 +109,8 @@ def leased_in(work: Work, queue: Queue, progress: Progress) -> int:
 
 def lag_seconds(work: Work, progress: Progress) -> float:
     """The age of the oldest message that is not settled; 0 where there is none."""
-    row = work.execute(
-        "SELECT at FROM message WHERE part_id = ? AND seq > ? ORDER BY seq LIMIT 1",
-        (progress.part_id, cursor(work, progress)),
-    ).fetchone()
-    return 0.0 if row is None else max(0.0, work.now - row[0])
+    row = work.execute(NEXT, (progress.group_id, progress.part_id, cursor(work, progress))).fetchone()
+    return 0.0 if row is None else max(0.0, work.now - row[1])
 
 
 def group_infos(work: Work, name: str | None = None) -> list[GroupInfo]:
@@ -151,10 +157,9 @@ def number(work: Work, statement: str, *values: object) -> int:
     return row[0]
 
 
-LAG: Final = """
+LAG: Final = f"""
 SELECT count(*), sum(n > 0), sum(n) FROM (
-    SELECT part.last_seq - pr.claimed
-        - (SELECT count(*) FROM gap WHERE gap.part_id = part.id AND gap.seq > pr.claimed)
+    SELECT part.last_seq - pr.claimed - ({GONE_BEYOND})
         + (SELECT count(*) FROM delivery AS d WHERE d.group_id = pr.group_id AND d.part_id = part.id) AS n
     FROM progress AS pr CROSS JOIN partition AS part ON part.id = pr.part_id WHERE pr.group_id = ?)
-"""
+"""  # noqa: S608 - of constants

@@ -6,6 +6,8 @@ from typing import Final
 
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
+from pump.queue.sqlite_dead import place_of
+from pump.queue.sqlite_gaps import vacate
 from pump.queue.sqlite_pop import last_before, subscribe
 from pump.queue.sqlite_progress import Progress, has_open, is_held, progress_of, ready_again, release
 from pump.queue.sqlite_work import NO_KEY, Group, Partition, Queue, Work, written_options
@@ -91,8 +93,8 @@ def delete_queue(work: Work, name: str) -> bool:
 
 def forget_group(work: Work, group: Group) -> None:
     """Remove all that a group knows."""
-    for table in ("delivery", "progress", "lease"):
-        work.execute(f"DELETE FROM {table} WHERE group_id = ?", (group.id,))  # noqa: S608 - three words
+    for table in ("delivery", "progress", "lease", "passed"):
+        work.execute(f"DELETE FROM {table} WHERE group_id = ?", (group.id,))  # noqa: S608 - four words
     work.execute("DELETE FROM consumer_group WHERE id = ?", (group.id,))
 
 
@@ -125,7 +127,9 @@ def clear_partition(work: Work, queue: Queue, partition: Partition) -> int:
     count += work.execute("DELETE FROM scheduled WHERE part_id = ?", (partition.id,)).rowcount
     work.execute("DELETE FROM gap WHERE part_id = ?", (partition.id,))
     for group in work.groups(queue.id):
-        work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", (group.id, partition.id))
+        for table in ("delivery", "passed"):
+            where = (group.id, partition.id)
+            work.execute(f"DELETE FROM {table} WHERE group_id = ? AND part_id = ?", where)  # noqa: S608 - two words
     work.execute(
         "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL, ready_at = NULL WHERE part_id = ?",
         (partition.last_seq, partition.id),
@@ -151,6 +155,7 @@ def place_at(work: Work, queue: Queue, progress: Progress, claimed: int) -> None
     """All up to there is done with, all beyond is new; dead letters beyond stay, for what they are."""
     where = (progress.group_id, progress.part_id)
     work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", where)
+    work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", where)
     work.execute("UPDATE dead SET seq = NULL WHERE group_id = ? AND part_id = ? AND seq > ?", (*where, claimed))
     work.execute(
         "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?",
@@ -165,19 +170,21 @@ def delete_message(work: Work, partition_uid: str, transaction_id: str) -> bool:
     if partition is None:
         return False
     values = (partition.id, transaction_id)
-    gone = work.execute("DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", values).rowcount > 0
-    row = work.execute("SELECT seq FROM message WHERE part_id = ? AND transaction_id = ?", values).fetchone()
-    if row is not None:
-        remove(work, partition, row[0])
-    if gone or row is not None:
-        log.info("message %s of partition %s was deleted", transaction_id, partition_uid)
-    return gone or row is not None
+    place = place_of(work, partition.id, transaction_id)
+    if place is None:
+        return False
+    work.execute("DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", values)
+    work.execute("DELETE FROM passed WHERE message_id = ?", (place.message_id,))
+    if place.seq is not None:
+        remove(work, partition, place.seq)
+    log.info("message %s of partition %s was deleted", transaction_id, partition_uid)
+    return True
 
 
 def remove(work: Work, partition: Partition, seq: int) -> None:
     """Take one message out of its place; the lease that it was the last of ends."""
     work.execute("DELETE FROM message WHERE part_id = ? AND seq = ?", (partition.id, seq))
-    work.execute("INSERT OR IGNORE INTO gap (part_id, seq) VALUES (?, ?)", (partition.id, seq))
+    vacate(work, partition.id, (seq,))
     queue = work.queue_of(partition.queue_id)
     for group in work.groups(queue.id):
         where = (group.id, partition.id)

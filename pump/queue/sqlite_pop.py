@@ -13,6 +13,7 @@ from pump.queue.ids import mint
 from pump.queue.names import LONGEST_LEASE_SECONDS, MOST_POPPED
 from pump.queue.options import QueueOptions
 from pump.queue.sqlite_dead import RETRIES, Fate, bury
+from pump.queue.sqlite_gaps import claim_beyond_passed
 from pump.queue.sqlite_progress import Progress, is_held, progress_of, rest, set_ready
 from pump.queue.sqlite_push import place_all_due
 from pump.queue.sqlite_work import Group, Partition, Queue, Work
@@ -60,6 +61,8 @@ class Hand:
         self.parts: Final[list[int]] = []
         self.room = min(want.limit, MOST_POPPED)
         self.bytes_left = want.largest_reply
+        self.crowded = False
+        """Whether the message that was looked at last is left for another answer, for its size alone."""
 
     @property
     def full(self) -> bool:
@@ -68,7 +71,8 @@ class Hand:
 
     def fits(self, row: Row) -> bool:
         """Whether the message may be in the answer; the first one may in any case."""
-        return self.room > 0 and (not self.messages or len(row.payload) <= self.bytes_left)
+        self.crowded = self.room > 0 and bool(self.messages) and len(row.payload) > self.bytes_left
+        return self.room > 0 and not self.crowded
 
     def take(self, row: Row, partition: Partition) -> Row:
         """The message goes with the answer."""
@@ -217,12 +221,17 @@ def take_from(hand: Hand, partition: Partition, progress: Progress) -> str:
     if window and partition.last_at + window > hand.work.now:
         set_ready(hand.work, progress, partition.last_at + window)
         return WINDOW
+    hand.crowded = False
     again, blocked = returned(hand, partition)
     fresh = [] if blocked else untouched(hand, partition, progress.claimed)
+    claimed = fresh[-1].seq if fresh else progress.claimed
+    claimed = claim_beyond_passed(hand.work, hand.group.id, partition.id, claimed, partition.last_seq)
     write = settle_at_once if hand.want.auto_ack else hand_out
-    write(hand, partition, progress, again, fresh)
+    write(hand, partition, claimed, again, fresh)
     if len(hand.messages) > had:
         hand.parts.append(partition.id)
+    elif hand.crowded:  # it keeps its turn, or others that fill each answer would keep it back for ever
+        set_ready(hand.work, progress._replace(ready_at=None), progress.ready_at)
     return ""
 
 
@@ -250,9 +259,14 @@ def again_in_order(hand: Hand, partition: Partition) -> Iterator[Row]:
         after = found[-1].seq
 
 
-def again_when_due(hand: Hand, partition: Partition) -> list[Row]:
+def again_when_due(hand: Hand, partition: Partition) -> Iterator[Row]:
     """Where each message has a lease of its own: those whose lease or delay is over."""
-    return rows_of(hand, AGAIN_WHEN_DUE, (hand.group.id, partition.id, hand.work.now, hand.room))
+    after = (-1.0, 0)
+    while found := rows_of(
+        hand, AGAIN_WHEN_DUE, (hand.group.id, partition.id, *after, hand.work.now, max(hand.room, 1))
+    ):
+        yield from found
+        after = (found[-1].visible_at or 0.0, found[-1].seq)
 
 
 def untouched(hand: Hand, partition: Partition, claimed: int) -> list[Row]:
@@ -260,7 +274,8 @@ def untouched(hand: Hand, partition: Partition, claimed: int) -> list[Row]:
     delay = hand.queue.options.delayed_processing
     newest = hand.work.now - delay if delay else math.inf
     taken: list[Row] = []
-    for row in rows_of(hand, UNTOUCHED, (partition.id, claimed, hand.room)) if hand.room else ():
+    values = (partition.id, claimed, hand.room, hand.group.id)
+    for row in rows_of(hand, UNTOUCHED, values) if hand.room else ():
         if row.at > newest or not hand.fits(row):
             break
         taken.append(hand.take(row, partition))
@@ -278,9 +293,9 @@ def give_up(hand: Hand, partition: Partition, row: Row) -> None:
     bury(hand.work, hand.group.id, partition.id, row.seq, fate)
 
 
-def settle_at_once(hand: Hand, partition: Partition, progress: Progress, again: list[Row], fresh: list[Row]) -> None:
+def settle_at_once(hand: Hand, partition: Partition, claimed: int, again: list[Row], fresh: list[Row]) -> None:
     """Messages of a consumer that wants no leases are completed as they go."""
-    work, claimed = hand.work, fresh[-1].seq if fresh else progress.claimed
+    work = hand.work
     work.executemany(
         "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?",
         [(hand.group.id, partition.id, row.seq) for row in again],
@@ -295,10 +310,9 @@ def settle_at_once(hand: Hand, partition: Partition, progress: Progress, again: 
     )  # fmt: skip
 
 
-def hand_out(hand: Hand, partition: Partition, progress: Progress, again: list[Row], fresh: list[Row]) -> None:
+def hand_out(hand: Hand, partition: Partition, claimed: int, again: list[Row], fresh: list[Row]) -> None:
     """Messages go out under a lease: of the partition, or each under its own."""
     work, queue, rows = hand.work, hand.queue, [*again, *fresh]
-    claimed = fresh[-1].seq if fresh else progress.claimed
     lease_ends = None if queue.ordered else hand.until
     work.executemany(
         "INSERT OR REPLACE INTO delivery (group_id, part_id, seq, lease_id, deliveries, retries, crashes, budget,"
@@ -343,9 +357,11 @@ AGAIN_IN_ORDER: Final = (
 AGAIN_WHEN_DUE: Final = (
     COUNTS + " FROM delivery AS d INDEXED BY delivery_by_visible"
     " CROSS JOIN message AS m ON m.part_id = d.part_id AND m.seq = d.seq"
-    " WHERE d.group_id = ? AND d.part_id = ? AND d.visible_at <= ? ORDER BY d.visible_at, d.seq LIMIT ?"
+    " WHERE d.group_id = ? AND d.part_id = ? AND (d.visible_at, d.seq) > (?, ?) AND d.visible_at <= ?"
+    " ORDER BY d.visible_at, d.seq LIMIT ?"
 )
 UNTOUCHED: Final = (
     "SELECT m.seq, NULL, 1, 0, 0, NULL, NULL, m.id, m.transaction_id, m.trace_id, m.producer, m.at, m.sealed, m.payload"
-    " FROM message AS m WHERE m.part_id = ? AND m.seq > ? ORDER BY m.seq LIMIT ?"
+    " FROM message AS m WHERE m.part_id = ?1 AND m.seq > ?2 AND NOT EXISTS"
+    " (SELECT 1 FROM passed AS x WHERE x.group_id = ?4 AND x.part_id = ?1 AND x.seq = m.seq) ORDER BY m.seq LIMIT ?3"
 )

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from pump.queue.sqlite_gaps import NEXT
 from pump.queue.sqlite_work import Queue, Work
 
 
@@ -31,11 +32,9 @@ def rest(work: Work, queue: Queue, group_id: int, part_id: int, claimed: int) ->
     """When something is ready there that nobody holds; None for never."""
     moments = [moment for moment in (returning(work, queue, group_id, part_id),) if moment is not None]
     if not (queue.ordered and moments):
-        row = work.execute(
-            "SELECT at FROM message WHERE part_id = ? AND seq > ? ORDER BY seq LIMIT 1", (part_id, claimed)
-        ).fetchone()
+        row = work.execute(NEXT, (group_id, part_id, claimed)).fetchone()
         delay = queue.options.delayed_processing
-        moments += [row[0] + delay if delay else work.now] if row else []
+        moments += [row[1] + delay if delay else work.now] if row else []
     return max(work.now, min(moments)) if moments else None
 
 

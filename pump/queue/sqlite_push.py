@@ -7,6 +7,7 @@ from typing import Final
 from pump.queue.ids import mint, mint_many
 from pump.queue.names import MOST_PARTITIONS
 from pump.queue.options import QueueOptions
+from pump.queue.sqlite_gaps import GONE_BEYOND, place_passed
 from pump.queue.sqlite_work import NO_KEY, Partition, Queue, Work
 from pump.queue.vocabulary import Push, Pushed
 
@@ -214,16 +215,20 @@ def has_too_many_partitions(work: Work, queue_id: int) -> bool:
 
 def backlog(work: Work, queue_id: int) -> int:
     """How many messages the slowest group has still to settle; all, where there is no group."""
-    counted: tuple[int | None] = work.execute(
-        "SELECT max(n) FROM (SELECT (SELECT sum(part.last_seq - pr.claimed"
-        " - (SELECT count(*) FROM gap WHERE gap.part_id = part.id AND gap.seq > pr.claimed)"
-        " + (SELECT count(*) FROM delivery AS d WHERE d.group_id = g.id AND d.part_id = part.id))"
-        " FROM partition AS part CROSS JOIN progress AS pr ON pr.group_id = g.id AND pr.part_id = part.id"
-        " WHERE part.queue_id = g.queue_id) AS n FROM consumer_group AS g WHERE g.queue_id = ?)",
-        (queue_id,),
-    ).fetchone()
+    counted: tuple[int | None] = work.execute(BACKLOG, (queue_id,)).fetchone()
     waiting: tuple[int] = work.execute("SELECT count(*) FROM scheduled WHERE queue_id = ?", (queue_id,)).fetchone()
     return (stored_in(work, queue_id) if counted[0] is None else counted[0]) + waiting[0]
+
+
+BACKLOG: Final = f"""
+SELECT max(n) FROM (
+    SELECT (
+        SELECT sum(part.last_seq - pr.claimed - ({GONE_BEYOND})
+            + (SELECT count(*) FROM delivery AS d WHERE d.group_id = g.id AND d.part_id = part.id))
+        FROM partition AS part CROSS JOIN progress AS pr ON pr.group_id = g.id AND pr.part_id = part.id
+        WHERE part.queue_id = g.queue_id) AS n
+    FROM consumer_group AS g WHERE g.queue_id = ?)
+"""  # noqa: S608 - of constants
 
 
 def stored_in(work: Work, queue_id: int) -> int:
@@ -271,4 +276,5 @@ def place_in(
     work.executemany(
         "DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", [(part_id, row[3]) for row in rows]
     )
+    place_passed(work, [(row[2], row[1]) for row in rows])
     store(work, queue, part_id, rows)

@@ -1,8 +1,9 @@
 """The tables of the queue in a SQLite file, and how a file comes by them.
 
-What state a message is in for a group is read off, never stored. Beyond `claimed`: pending. Up to it: a delivery row
-means leased or pending again, a dead row dead, neither completed. So `claimed` only grows when a message gets its
-delivery row (or is done with in that same transaction), and no counter can disagree with the rows.
+What state a message is in for a group is read off, never stored. Beyond `claimed`: pending, unless the group has passed
+it. Up to it: a delivery row means leased or pending again, a dead row dead, neither completed. So `claimed` only grows
+when a message gets its delivery row (or is done with in that same transaction), and no counter can disagree with the
+rows.
 """
 
 import sqlite3
@@ -13,10 +14,12 @@ from pump.errors import SetupError
 VERSION: Final = 1
 
 # Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is null where nothing
-# waits; it is scheduler, expiry, delay and fairness in one. `gap` holds places beyond some claim whose message an
-# operator removed, so that a lag stays a subtraction. A delivery's `visible_at` is the end of its lease where each
-# message has its own, and else of its delay. `budget` is the retry limit that its consumer named: -1 the queue's,
-# null none.
+# waits; it is scheduler, expiry, delay and fairness in one. `gap` holds places, from `seq` to `last`, whose messages
+# are gone from among others, so that a lag stays a subtraction. `passed` is what a group is done with before it was
+# given it, since an operator said so; it has no place while its message has none. `swept` is how far retention has
+# looked beyond what is settled without a break, and `swept_at` when it was last at the end. A delivery's `visible_at`
+# is the end of its lease where each message has its own, and else of its delay. `budget` is the retry limit that its
+# consumer named: -1 the queue's, null none.
 TABLES: Final = """
 CREATE TABLE queue (
     id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, name TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL,
@@ -25,7 +28,7 @@ CREATE TABLE queue (
 CREATE TABLE partition (
     id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL UNIQUE, queue_id INTEGER NOT NULL, name TEXT NOT NULL,
     last_seq INTEGER NOT NULL DEFAULT 0, last_at REAL NOT NULL DEFAULT 0, created_at REAL NOT NULL,
-    UNIQUE (queue_id, name));
+    swept INTEGER NOT NULL DEFAULT 0, swept_at REAL NOT NULL DEFAULT 0, UNIQUE (queue_id, name));
 CREATE TABLE consumer_group (
     id INTEGER PRIMARY KEY AUTOINCREMENT, queue_id INTEGER NOT NULL, name TEXT NOT NULL, subscription TEXT NOT NULL,
     subscription_from REAL, created_at REAL NOT NULL, UNIQUE (queue_id, name));
@@ -35,7 +38,13 @@ CREATE TABLE message (
     producer TEXT, at REAL NOT NULL, sealed INTEGER NOT NULL, payload BLOB NOT NULL,
     PRIMARY KEY (part_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX message_by_transaction_id ON message (part_id, transaction_id);
-CREATE TABLE gap (part_id INTEGER NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (part_id, seq)) WITHOUT ROWID;
+CREATE TABLE gap (part_id INTEGER NOT NULL, seq INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (part_id, last))
+    WITHOUT ROWID;
+CREATE TABLE passed (
+    message_id TEXT NOT NULL, group_id INTEGER NOT NULL, part_id INTEGER NOT NULL, seq INTEGER, dead INTEGER NOT NULL,
+    PRIMARY KEY (message_id, group_id)) WITHOUT ROWID;
+CREATE INDEX passed_in_place ON passed (group_id, part_id, seq);
+CREATE INDEX passed_without_place ON passed (message_id) WHERE seq IS NULL;
 CREATE TABLE scheduled (
     part_id INTEGER NOT NULL, transaction_id TEXT NOT NULL, queue_id INTEGER NOT NULL, due_at REAL NOT NULL,
     id TEXT NOT NULL, trace_id TEXT, producer TEXT, at REAL NOT NULL, sealed INTEGER NOT NULL, payload BLOB NOT NULL,
@@ -63,6 +72,7 @@ CREATE TABLE dead (
     UNIQUE (message_id, group_name)) WITHOUT ROWID;
 CREATE INDEX dead_in_place ON dead (part_id, seq, group_id) WHERE seq IS NOT NULL;
 CREATE INDEX dead_by_time ON dead (moved_at);
+CREATE INDEX dead_by_queue ON dead (queue, moved_at, id);
 CREATE TABLE trace (
     id TEXT PRIMARY KEY, partition_uid TEXT NOT NULL, transaction_id TEXT NOT NULL, group_name TEXT,
     event TEXT NOT NULL, names TEXT NOT NULL, data BLOB NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID;

@@ -128,6 +128,8 @@ class Place:
 
     def _is_scheduled(self, settlement: Settlement) -> bool:
         """Whether the message waits without a place: nobody can have it."""
+        if not is_text(settlement.transaction_id):
+            return False
         found = self._work.execute(
             "SELECT 1 FROM scheduled WHERE part_id = ? AND transaction_id = ?",
             (self._partition.id, settlement.transaction_id),

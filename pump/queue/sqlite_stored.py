@@ -46,7 +46,7 @@ class View:
     def stored(self, row: tuple[Any, ...], payload: bytes | None = None) -> Stored:
         """A row with all that the groups know of it."""
         seq, at, message_id, transaction_id, trace_id, producer = row
-        standings = {name: self._standing(progress, seq) for name, progress in self._progress.items()}
+        standings = {name: self._standing(progress, message_id, seq) for name, progress in self._progress.items()}
         known = [standing for standing in standings.values() if standing.error is not None]
         return Stored(
             message_id,
@@ -65,16 +65,23 @@ class View:
             max((each.lease_until for each in standings.values() if each.lease_until is not None), default=None),
         )
 
-    def _standing(self, progress: Progress, seq: int | None) -> Standing:
+    def _standing(self, progress: Progress, message_id: str, seq: int | None) -> Standing:
         """The state of a message for a group, read off."""
         if seq is None or seq > progress.claimed:
-            return Standing(State.PENDING)
+            return self._beyond(progress, message_id)
         where = (progress.group_id, progress.part_id, seq)
         delivery = self._work.execute(DELIVERY, where).fetchone()
         if delivery is not None:
             return self._delivered(progress, *delivery)
         dead = self._work.execute(DEAD, where).fetchone()
         return Standing(State.COMPLETED) if dead is None else Standing(State.DEAD, *dead)
+
+    def _beyond(self, progress: Progress, message_id: str) -> Standing:
+        """The state of a message that the group has not come to."""
+        passed = self._work.execute(PASSED, (message_id, progress.group_id)).fetchone()
+        if passed is None:
+            return Standing(State.PENDING)
+        return Standing(State.DEAD, 0, passed[1]) if passed[0] else Standing(State.COMPLETED)
 
     def _delivered(
         self, progress: Progress, lease_id: str | None, visible_at: float | None, retries: int, error: str | None
@@ -98,6 +105,10 @@ WAITING: Final = (
 )
 DELIVERY: Final = (
     "SELECT lease_id, visible_at, retries, error FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?"
+)
+PASSED: Final = (
+    "SELECT p.dead, d.error FROM passed AS p LEFT JOIN dead AS d ON d.message_id = p.message_id"
+    " AND d.group_id = p.group_id WHERE p.message_id = ? AND p.group_id = ?"
 )
 DEAD: Final = "SELECT retries, error FROM dead WHERE group_id = ? AND part_id = ? AND seq = ?"
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from pump.queue.names import LONGEST_LEASE_SECONDS
 from pump.queue.sqlite_dead import RETENTION, WAITED, Fate, bury
+from pump.queue.sqlite_gaps import forget_gaps, forget_passed, vacate
 from pump.queue.sqlite_infos import cursor
 from pump.queue.sqlite_pop import last_before, subscribe
 from pump.queue.sqlite_progress import Progress, is_held, progress_of, ready_again
@@ -42,8 +43,8 @@ def keep(work: Work, queue: Queue) -> bool:
         more += [wait_no_longer(work, queue, *pair) for pair in pairs(work, queue)]
     if retention:
         more += [retire(work, queue, each) for each in work.partitions(queue.id)]
-    if completed:
-        more += [sweep(work, queue, each) for each in work.partitions(queue.id)]
+    if kept := [seconds for seconds in (retention, completed) if seconds]:
+        more += [sweep(work, queue, each, min(kept)) for each in work.partitions(queue.id)]
     return any(more)
 
 
@@ -71,26 +72,26 @@ def give_up_to(work: Work, queue: Queue, progress: Progress, last: int, fate: Fa
     back = work.execute(
         PENDING_AGAIN, (*where, last, progress.lease_id if held else "", work.now, queue.ordered, AT_ONCE)
     ).fetchall()
-    fresh = [
-        seq
-        for (seq,) in work.execute(
-            "SELECT seq FROM message WHERE part_id = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
-            (progress.part_id, progress.claimed, last, AT_ONCE),
-        )
-    ]
+    fresh = work.execute(FRESH, (progress.part_id, progress.claimed, last, AT_ONCE, progress.group_id)).fetchall()
     for seq, *counts in back:
         bury(work, *where, seq, fate._replace(retries=counts[0], crashes=counts[1], deliveries=counts[2]))
-    for seq in fresh:
-        bury(work, *where, seq, fate)
+    for seq, passed in fresh:
+        if not passed:
+            bury(work, *where, seq, fate)
     if not back and not fresh:
         return False
-    claimed = fresh[-1] if fresh else progress.claimed
+    claimed = fresh[-1][0] if fresh else progress.claimed
     work.execute("UPDATE progress SET claimed = ? WHERE group_id = ? AND part_id = ?", (claimed, *where))
+    forget_passed(work, *where, claimed)
     if not held:
         ready_again(work, queue, progress._replace(claimed=claimed))
     return AT_ONCE in {len(back), len(fresh)}
 
 
+FRESH: Final = """
+SELECT m.seq, EXISTS (SELECT 1 FROM passed AS x WHERE x.group_id = ?5 AND x.part_id = ?1 AND x.seq = m.seq)
+FROM message AS m WHERE m.part_id = ?1 AND m.seq > ?2 AND m.seq <= ?3 ORDER BY m.seq LIMIT ?4
+"""
 PENDING_AGAIN: Final = """
 SELECT seq, retries, crashes, deliveries FROM delivery WHERE group_id = ?1 AND part_id = ?2 AND seq <= ?3
 AND (lease_id IS NULL OR CASE WHEN ?6 THEN lease_id <> ?4 ELSE visible_at <= ?5 END) ORDER BY seq LIMIT ?7
@@ -98,33 +99,69 @@ AND (lease_id IS NULL OR CASE WHEN ?6 THEN lease_id <> ?4 ELSE visible_at <= ?5 
 
 
 def retire(work: Work, queue: Queue, partition: Partition) -> bool:
-    """Remove what is too old; where it is pending for a group, as that group's dead letter; nothing that is leased."""
+    """What is too old and pending for a group becomes that group's dead letter; nothing that is leased."""
     last = last_before(work, partition, work.now - queue.options.retention)
     fate = Fate(RETENTION, "it was kept as long as the queue keeps messages")
-    groups = somebody(work, queue)
-    places = [progress_of(work, group.id, partition.id) for group in groups]
+    places = [progress_of(work, group.id, partition.id) for group in somebody(work, queue)]
     more = [give_up_to(work, queue, place, last, fate) for place in places]
-    return remove_to(work, partition, groups, last) or any(more)
+    return any(more)
 
 
-def sweep(work: Work, queue: Queue, partition: Partition) -> bool:
-    """Remove what all groups are done with, and is old enough."""
-    groups = work.groups(queue.id)
-    last = last_before(work, partition, work.now - queue.options.completed_retention)
-    return remove_to(work, partition, groups, last) if groups else False
+def sweep(work: Work, queue: Queue, partition: Partition, kept_seconds: float) -> bool:
+    """Remove what all groups are done with, and is old enough; whether there may be more.
+
+    First what is settled without a break, from the beginning. Then what is settled beyond the first message that is
+    not: that look goes on where the last one stopped, and once it came to the end it rests for a minute. So each call
+    sees at most twice AT_ONCE messages, and what stays is seen once a minute, however much of it there is.
+    """
+    places = [progress_of(work, group.id, partition.id) for group in work.groups(queue.id)]
+    if not places:
+        return False
+    claimed = min(place.claimed for place in places)
+    settled = min(cursor(work, place) for place in places)
+    last = last_before(work, partition, work.now - kept_seconds)
+    more = len(remove_settled(work, partition, 0, min(last, settled))) == AT_ONCE
+    if not more and min(last, claimed) > settled:
+        more = sweep_beyond(work, partition, settled, min(last, claimed))
+    forget_gaps(work, partition.id, claimed)
+    return more
 
 
-def remove_to(work: Work, partition: Partition, groups: list[Group], last: int) -> bool:
-    """Remove messages up to a place, but none that a group has not settled; whether there may be more."""
-    settled = min(cursor(work, progress_of(work, group.id, partition.id)) for group in groups)
-    end = min(last, settled)
-    removed = work.execute(
-        "DELETE FROM message WHERE part_id = ?1 AND seq IN"
-        " (SELECT seq FROM message WHERE part_id = ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3)",
-        (partition.id, end, AT_ONCE),
-    ).rowcount
-    work.execute("DELETE FROM gap WHERE part_id = ? AND seq <= ?", (partition.id, end))
-    return bool(removed == AT_ONCE)
+def sweep_beyond(work: Work, partition: Partition, settled: int, last: int) -> bool:
+    """The second look; whether it is to go on at once."""
+    swept, swept_at = work.execute("SELECT swept, swept_at FROM partition WHERE id = ?", (partition.id,)).fetchone()
+    if not swept and work.now - IDLE_SECONDS <= swept_at <= work.now:
+        return False
+    seen = remove_settled(work, partition, max(swept, settled), last)
+    more = len(seen) == AT_ONCE
+    work.execute(
+        "UPDATE partition SET swept = ?, swept_at = ? WHERE id = ?",
+        (seen[-1] if more else 0, swept_at if more else work.now, partition.id),
+    )
+    return more
+
+
+def remove_settled(work: Work, partition: Partition, after: int, last: int) -> list[int]:
+    """Look at the next messages between two places, which all groups have claimed; remove what no group has open."""
+    seen = [
+        seq
+        for (seq,) in work.execute(
+            "SELECT seq FROM message WHERE part_id = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+            (partition.id, after, last, AT_ONCE),
+        )
+    ]
+    if seen:
+        still_open = {seq for (seq,) in work.execute(STILL_OPEN, (partition.id, seen[0], seen[-1]))}
+        gone = [seq for seq in seen if seq not in still_open]
+        work.executemany("DELETE FROM message WHERE part_id = ? AND seq = ?", [(partition.id, seq) for seq in gone])
+        vacate(work, partition.id, gone)
+    return seen
+
+
+STILL_OPEN: Final = """
+SELECT d.seq FROM progress AS p INDEXED BY progress_by_partition CROSS JOIN delivery AS d
+ON d.group_id = p.group_id AND d.part_id = p.part_id WHERE p.part_id = ?1 AND d.seq >= ?2 AND d.seq <= ?3
+"""
 
 
 def mend(work: Work) -> None:

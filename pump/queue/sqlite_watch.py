@@ -10,13 +10,13 @@ import logging
 import os
 import sqlite3
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from pump.clock import Clock, Signal
 from pump.queue.errors import QueueUnavailable
+from pump.queue.forks import gate
 from pump.queue.sqlite_connection import Connections, Link
 
 log: Final = logging.getLogger("pump.queue.sqlite")
@@ -49,6 +49,14 @@ class Watch:
         self._ended = Signal()
         self._thread: threading.Thread | None = None
         self._pid = 0
+        gate.know(self)
+
+    def before_fork(self) -> None:
+        """Its connection is one of those that are closed."""
+
+    def in_child(self) -> None:
+        """A lock that another thread of the parent had just then would stay locked."""
+        self._lock, self._awake, self._ended = threading.Lock(), Signal(), copy_of(self._ended)
 
     def ensure(self) -> None:
         """See to it that the thread runs in this process."""
@@ -99,8 +107,10 @@ class Watch:
         seen, ticked = 0, 0.0
         while not self._ended.is_set():
             try:
-                with _touching:
-                    link = link or self._connections.new_link()
+                with gate.using():
+                    if link is not None and link.is_astray():
+                        link.close()
+                    link = self._connections.new_link() if link is None or link.closed else link
                     seen = self._look(link.connection, seen)
                     if self._clock.monotonic() - ticked > TICK_SECONDS:
                         ticked = self._clock.monotonic()
@@ -110,7 +120,7 @@ class Watch:
                 self._clock.wait(self._ended, TICK_SECONDS)
             self._pause()
         if link is not None:
-            with _touching:
+            with gate.using():
                 link.close()
 
     def _pause(self) -> None:
@@ -153,7 +163,7 @@ class Election:
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(path.name + "-checkpoint")
         self._file: int | None = None
-        _held.add(self)
+        gate.know(self)
 
     def won(self) -> bool:
         """Whether it is this process; asks again where another one was."""
@@ -167,6 +177,13 @@ class Election:
             os.close(self._file)
             self._file = None
 
+    def before_fork(self) -> None:
+        """The office stays with the parent."""
+
+    def in_child(self) -> None:
+        """A child shares its parent's lock on the file, and would keep it when the parent is gone."""
+        self.leave()
+
 
 def locked(path: Path) -> int | None:
     """The file, locked, or None where another process has it."""
@@ -179,16 +196,9 @@ def locked(path: Path) -> int | None:
     return file
 
 
-_held: weakref.WeakSet[Election] = weakref.WeakSet()
-_touching = threading.RLock()
-"""Held while a watch uses SQLite: a child that is forked then would wait for ever for SQLite's own locks."""
-
-
-def _begin_alone() -> None:
-    """A child shares its parent's lock on the file, and would keep it when the parent is gone."""
-    _touching.release()
-    for election in list(_held):
-        election.leave()
-
-
-os.register_at_fork(before=_touching.acquire, after_in_parent=_touching.release, after_in_child=_begin_alone)
+def copy_of(signal: Signal) -> Signal:
+    """Another one in the same state."""
+    made = Signal()
+    if signal.is_set():
+        made.set()
+    return made

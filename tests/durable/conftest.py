@@ -1,4 +1,4 @@
-"""Both engines of the durable queue, for every test to ask for by name; each test has a database of its own."""
+"""The engines of the durable queue, for every test to ask for by name; each test has a database of its own."""
 
 import importlib
 import uuid
@@ -14,11 +14,16 @@ from support.queue_rig import Rig, TimedEngine
 
 EngineMaker = Callable[..., TimedEngine]
 
+MODULES = {
+    "postgres": "pump.queue.postgres_engine:PostgresEngine",
+    "postgres-async": "support.queue_async_engine:AwaitedEngine",
+}
 
-@pytest.fixture(params=["sqlite", "postgres"])
+
+@pytest.fixture(params=["sqlite", "postgres", "postgres-async"])
 def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineMaker]:
     """Makes engines on one database; they are closed after the test."""
-    open_engine = on_sqlite(tmp_path) if request.param == "sqlite" else on_postgres(request)
+    open_engine = on_sqlite(tmp_path) if request.param == "sqlite" else on_postgres(request, MODULES[request.param])
     with ExitStack() as stack:
 
         def make(**options: Any) -> TimedEngine:
@@ -34,15 +39,16 @@ def on_sqlite(folder: Path) -> Callable[[dict[str, Any]], TimedEngine]:
     return lambda options: SqliteEngine(folder / "queue.db", **options)
 
 
-def on_postgres(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], TimedEngine]:
-    """The engine on a server, in a schema that nobody else has."""
+def on_postgres(request: pytest.FixtureRequest, path: str) -> Callable[[dict[str, Any]], TimedEngine]:
+    """An engine on a server, in a schema that nobody else has."""
+    module, _, name = path.partition(":")
     try:
-        module = importlib.import_module("pump.queue.postgres_engine")
+        engine = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as missing:
         pytest.skip(f"there is no {missing.name}")
     url: str = request.getfixturevalue("postgres_url")
     schema = f"test_{uuid.uuid4().hex[:16]}"
-    return lambda options: module.PostgresEngine(url, schema=schema, **options)
+    return lambda options: engine(url, schema=schema, **options)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from brokers.postgres import Postgres
 from brokers.waiting import wait_until
@@ -129,6 +130,22 @@ def test_a_callers_statements_and_the_queues_are_one(
         steps += [settlement(message), Push("q", b"next", transaction_id="next")]
 
     assert orders(connection, schema) == ["mine"]
+    assert names(engine) == ["next"]
+
+
+@pytest.mark.requirement("Q-49")
+@pytest.mark.parametrize(
+    "options", [{"row_factory": dict_row}, {"cursor_factory": psycopg.ClientCursor}], ids=["rows", "cursors"]
+)
+def test_a_caller_may_have_rows_and_cursors_of_his_own(
+    engine: PostgresEngine, postgres: Postgres, options: dict[str, Any]
+) -> None:
+    push(engine, "1")
+    (message,) = pop(engine)
+
+    with postgres.connect(**options) as connection, engine.transaction_on(connection) as steps:
+        steps += [settlement(message), Push("q", b"next", transaction_id="next")]
+
     assert names(engine) == ["next"]
 
 
@@ -386,6 +403,17 @@ def test_a_listener_that_fails_does_not_harm_the_push(engine: PostgresEngine) ->
     push(engine, "1")
 
     assert names(engine) == ["1"]
+
+
+def test_an_engine_that_listens_may_be_closed_twice(make: MakeEngine) -> None:
+    engine = make()
+    engine.listen("q", lambda: None)
+
+    engine.close()
+    engine.close()
+
+    with pytest.raises(QueueUnavailable, match="closed"):
+        push(engine, "1")
 
 
 # -- set-up

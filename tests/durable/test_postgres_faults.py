@@ -12,10 +12,13 @@ import pytest
 
 from brokers.postgres import Postgres
 from brokers.waiting import wait_until
+from pump.queue.engine import Engine
 from pump.queue.errors import QueueUnavailable
 from pump.queue.options import QueueOptions
 from pump.queue.postgres_engine import PostgresEngine
+from pump.queue.postgres_session import Finishing
 from pump.queue.vocabulary import Filter, Leased, Push, Settlement, State, Want
+from support.queue_async_engine import AwaitedEngine
 
 MakeEngine = Callable[..., PostgresEngine]
 
@@ -38,11 +41,18 @@ def engine(make: MakeEngine) -> PostgresEngine:
     return make()
 
 
+@pytest.fixture(params=[PostgresEngine, AwaitedEngine], ids=["blocking", "awaiting"])
+def either(request: pytest.FixtureRequest, own_postgres: Postgres) -> Iterator[Engine]:
+    engine: Engine = request.param(own_postgres.url, schema=f"test_{uuid4().hex[:16]}")
+    yield engine
+    engine.close()
+
+
 def push(engine: PostgresEngine, *names: str) -> None:
     engine.push([Push("q", name.encode(), transaction_id=name) for name in names])
 
 
-def pop(engine: PostgresEngine, limit: int = 100) -> list[Leased]:
+def pop(engine: Engine, limit: int = 100) -> list[Leased]:
     return list(engine.pop(Want(queue="q", limit=limit)).messages)
 
 
@@ -55,7 +65,7 @@ def busy(engine: PostgresEngine, connections: int) -> Iterator[None]:
     """Meanwhile so many connections of the engine are in use."""
     with ExitStack() as stack:
         for _ in range(connections):
-            stack.enter_context(engine._pool.connection())
+            stack.enter_context(Finishing(engine._pool.session()))
         yield
 
 
@@ -195,7 +205,7 @@ def test_the_bell_rings_again_after_a_restart(make: MakeEngine, own_postgres: Po
 class Load:
     """Producers that repeat what was not confirmed, consumers that take what they get, and what became of it."""
 
-    def __init__(self, engine: PostgresEngine, messages: int, *, ordered: bool) -> None:
+    def __init__(self, engine: Engine, messages: int, *, ordered: bool) -> None:
         self._engine = engine
         self._todo = [f"message-{number}" for number in range(messages)]
         self._lock = threading.Lock()
@@ -255,7 +265,7 @@ def kill_server(server: Postgres) -> None:
 @pytest.mark.parametrize("disturb", [kill_backends, kill_server])
 @pytest.mark.parametrize(("messages", "times"), [(2_000, 3), pytest.param(20_000, 20, marks=pytest.mark.long)])
 def test_whatever_was_confirmed_is_completed_in_the_end(
-    engine: PostgresEngine,
+    either: Engine,
     own_postgres: Postgres,
     disturb: Callable[[Postgres], None],
     messages: int,
@@ -263,7 +273,7 @@ def test_whatever_was_confirmed_is_completed_in_the_end(
     *,
     ordered: bool,
 ) -> None:
-    load = Load(engine, messages, ordered=ordered)
+    load = Load(either, messages, ordered=ordered)
 
     with ThreadPoolExecutor(6) as threads:
         working = [threads.submit(load.produce) for _ in range(3)]
@@ -274,6 +284,6 @@ def test_whatever_was_confirmed_is_completed_in_the_end(
         for each in working:
             each.result()
 
-    stored = engine.stored(Filter(queue="q", limit=2 * messages))
+    stored = either.stored(Filter(queue="q", limit=2 * messages))
     assert sorted(each.transaction_id for each in stored) == sorted(load.confirmed)
     assert {state for each in stored for state in each.states.values()} == {State.COMPLETED}

@@ -10,13 +10,16 @@ import pytest
 
 from brokers.postgres import Postgres
 from pump.queue.options import QueueOptions
+from pump.queue.postgres_dead import BURY, RETRY
 from pump.queue.postgres_engine import PostgresEngine
+from pump.queue.postgres_operators import PURGE, PURGE_SCHEDULED, TEND
+from pump.queue.postgres_session import Finishing, finished
 from pump.queue.vocabulary import Leased, Push, Settlement, Status, Want
 
 BATCH = 10
 MOST_ROWS = 100 * BATCH
 """Any one scan of a call about so few messages reads no more."""
-TABLES = {"message", "delivery", "progress", "partition", "scheduled", "dead"}
+TABLES = {"message", "delivery", "progress", "partition", "scheduled", "dead", "passed", "removed"}
 OPTIONS = {
     "session_preload_libraries": "auto_explain",
     "auto_explain.log_min_duration": "0",
@@ -39,8 +42,8 @@ class Explained:
         options = " ".join(f"-c {name}={value}" for name, value in OPTIONS.items())
         self.engine = PostgresEngine(f"{server.url}?options={quote(options)}", schema=self.schema)
         self.told: list[Node] = []
-        with self.engine._pool.connection() as connection:  # the one that all calls use
-            connection.add_notice_handler(lambda notice: self._hear(notice.message_primary or ""))
+        with Finishing(self.engine._pool.session()) as session:  # with the connection that all calls use
+            session.connection.add_notice_handler(lambda notice: self._hear(notice.message_primary or ""))
         for ordered in (True, False):
             self.engine.configure(name(ordered=ordered), QueueOptions(ordered=ordered, retry_delay=0))
             self.push(ordered=ordered, number=1)
@@ -79,6 +82,21 @@ class Explained:
 
     def pop(self, *, ordered: bool) -> list[Leased]:
         return list(self.engine.pop(Want(queue=name(ordered=ordered), limit=BATCH, ordered=ordered)).messages)
+
+    def ask(self, statement: str, *values: object) -> Any:
+        """One statement of the engine, alone; what it answers first."""
+        return finished(self.engine._call(lambda work: work.value(statement, *values)))
+
+    def number(self, *, ordered: bool) -> int:
+        """The one partition's."""
+        with self.server.connect() as connection:
+            return int(
+                connection.execute(
+                    f"select p.id from {self.schema}.partition p join {self.schema}.queue q on q.id = p.queue_id"  # noqa: S608
+                    " where q.name = %s",
+                    (name(ordered=ordered),),
+                ).fetchone()[0]
+            )
 
     def scans(self) -> Iterator[Node]:
         """Every node of every plan since the last time, all in one line."""
@@ -133,6 +151,59 @@ def extend_and_expire(explained: Explained, *, ordered: bool) -> None:
     settle(explained, explained.pop(ordered=ordered), Status.COMPLETED)
 
 
+def give_up(explained: Explained, *, ordered: bool) -> None:
+    names = explained.push(ordered=ordered)
+    (info,) = explained.engine.queues(name(ordered=ordered))
+    uid = info.partitions[0].id
+    explained.told = []
+    for each in names[::2]:
+        explained.ask(BURY, uid, each, None, "", 0.0)
+    explained.ask(RETRY, uid, names[0], 0.0)
+    settle(explained, explained.pop(ordered=ordered), Status.COMPLETED)
+
+
+def purge(explained: Explained, *, ordered: bool) -> None:
+    queue = name(ordered=ordered)
+    explained.engine.subscribe(queue, "purged")
+    explained.engine.push([Push(queue, b"x", delay=1000) for _ in range(BATCH)])
+    with explained.server.connect() as connection:
+        queue_id, group_id = connection.execute(
+            f"select g.queue_id, g.id from {explained.schema}.consumer_group g join {explained.schema}.queue q"  # noqa: S608
+            " on q.id = g.queue_id where q.name = %s and g.name = 'purged'",
+            (queue,),
+        ).fetchone()
+    explained.told = []
+    assert explained.ask(PURGE_SCHEDULED, queue_id, group_id, "-infinity", 0, 1000) == BATCH
+    assert explained.ask(PURGE, group_id, explained.number(ordered=ordered), 1000, explained.engine.clock_offset) > 0
+    told, explained.told = explained.told, []
+    explained.engine.delete_group("purged", queue)
+    explained.engine.clock_offset += 1001
+    for _ in range(2):
+        settle(explained, explained.pop(ordered=ordered), Status.COMPLETED)
+    explained.told = told
+
+
+def keep(explained: Explained, *, ordered: bool) -> None:
+    """Retention, in front of and behind what is not settled."""
+    queue = name(ordered=ordered)
+    number = explained.number(ordered=ordered)
+    for _ in range(2):
+        explained.push(ordered=ordered)
+        taken = explained.pop(ordered=ordered)
+        settle(explained, taken[: BATCH // 2 - 1], Status.COMPLETED)
+        settle(explained, taken[BATCH // 2 :], Status.COMPLETED)
+        explained.engine.clock_offset += 500
+    explained.engine.configure(
+        queue, QueueOptions(ordered=ordered, retry_delay=0, retention_enabled=True, completed_retention=1)
+    )
+    explained.told = []
+    for _ in range(3):
+        assert explained.ask(TEND, number, 1000, explained.engine.clock_offset) < 1000
+    told, explained.told = explained.told, []
+    explained.engine.configure(queue, QueueOptions(ordered=ordered, retry_delay=0))
+    explained.told = told
+
+
 def find_nothing(explained: Explained, *, ordered: bool) -> None:
     want = Want(queue=name(ordered=ordered), partition="nowhere", ordered=ordered)
     assert explained.engine.pop(want).why_empty == "partition_not_found"
@@ -148,7 +219,8 @@ def settle(explained: Explained, messages: list[Leased], status: Status) -> None
 
 Act = Callable[..., None]
 ACTS: list[Act] = [
-    push, push_duplicates, push_scheduled, pop_and_complete, fail_and_pop_again, extend_and_expire, find_nothing,
+    push, push_duplicates, push_scheduled, pop_and_complete, fail_and_pop_again, extend_and_expire, give_up, purge,
+    keep, find_nothing,
 ]  # fmt: skip
 SIZES = [0, 10_000, pytest.param(5_000_000, marks=pytest.mark.long)]
 

@@ -1,16 +1,19 @@
 """The examples of docs/queue.md run as they stand, and do what they say."""
 
+import asyncio
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from brokers.postgres import Postgres
 from pump.cli import main
 from pump.queue.sqlite_engine import SqliteEngine
-from pump.queue.vocabulary import Filter, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Want
 from pump.transports.postgres import _OPTIONS as POSTGRES_OPTIONS
 from pump.transports.sqlite import _OPTIONS as SQLITE_OPTIONS
 from support.programs import DEADLINE, Program
@@ -54,6 +57,32 @@ def test_the_queue_works_without_a_pump(programs: Mapping[str, Path]) -> None:
     assert [each.payload for each in queue.pop(Want(queue="invoices")).messages] == [b'{"order": 1}']
     assert queue.pop(Want(queue="parcels", group="packing")).messages == ()
     queue.close()
+
+
+@pytest.mark.requirement("Q-49")
+def test_the_awaiting_engine_takes_part_in_transactions_of_the_program(
+    programs: Mapping[str, Path], postgres: Postgres
+) -> None:
+    scope: dict[str, Any] = {}
+    exec(compile(programs["awaited.py"].read_text("utf-8"), "awaited.py", "exec"), scope)  # noqa: S102 - the docs' own
+    with postgres.connect() as connection:
+        connection.execute("create table packed (parcel text)")
+
+        asyncio.run(scope["pack"](postgres.url))
+
+        assert connection.execute("select parcel from packed").fetchall() == [("order-1",)]
+        queue = scope["AsyncPostgresEngine"](postgres.url, schema="shop")
+        assert asyncio.run(states_of(queue)) == {
+            "parcels": {"packing": State.COMPLETED},
+            "invoices": {DEFAULT_GROUP: State.PENDING},
+        }
+        connection.execute("drop table packed")
+        connection.execute("drop schema shop cascade")
+
+
+async def states_of(queue: Any) -> dict[str, dict[str, State]]:
+    async with queue:
+        return {each.queue: dict(each.states) for each in await queue.stored(Filter())}
 
 
 def test_the_client_works(programs: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

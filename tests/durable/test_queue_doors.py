@@ -280,6 +280,21 @@ def test_each_of_those_who_wait_has_one_of_as_many_messages(bench: Bench, monkey
     assert sorted(got) == [str(number) for number in range(8)]
 
 
+def test_a_purge_takes_what_is_not_due_as_well_and_leaves_what_is_in_hand(bench: Bench) -> None:
+    consumer = bench.consumer()
+    bench.send("in hand", "deferred")
+    in_hand, deferred = consumer.receive(2, 5.0)
+    consumer.requeue(deferred, 60.0, 1)
+    bench.send("waiting")
+    bench.send("scheduled", delay=60.0)
+
+    assert consumer.purge() == 3
+
+    consumer.acknowledge(in_hand)
+    consumer.close()
+    assert bench.door.left(bench.topic) == 0
+
+
 # -- processes that die
 
 

@@ -3,8 +3,8 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Filter, Leased, Push, Settlement, State, Status, Step, Want
+from pump.queue.vocabulary import (
+    DeadLetter,
+    Filter,
+    GroupInfo,
+    Leased,
+    Push,
+    Settlement,
+    State,
+    Status,
+    Step,
+    Want,
+)
 from support.queue_model import MAX_WAIT_SECONDS, RETRY_LIMIT, Key, Model
 from support.queue_rig import TimedEngine
 
@@ -26,9 +37,14 @@ NAMES = st.sampled_from([str(number) for number in range(30)])
 STATUSES = st.sampled_from([*Status, *[Status.COMPLETED] * 4])
 
 PICKS = st.integers(0, 20)
+WHOLE_LOOK = 8
+"""After so many steps an operator looks at every partition too."""
 
 Held = tuple[Leased, str]
 """A message and the group that got it."""
+States: TypeAlias = dict[tuple[Key, str], State]
+"""Of each message for each group."""
+OPEN_STATES = {State.PENDING, State.LEASED}
 T = TypeVar("T")
 
 numbers = itertools.count()
@@ -49,6 +65,7 @@ class Machine(RuleBasedStateMachine):
         self.uids: dict[str, str] = {}
         self.handed_out: list[Held] = []
         """All that anybody ever got, newest last."""
+        self.looks = itertools.count(1)
         self.latest = 0.0
         """While the clock shows less than it did, what became ready later than this may come late."""
         self.engine.configure(
@@ -104,12 +121,11 @@ class Machine(RuleBasedStateMachine):
         want = Want(
             queue=self.queue, group=group, limit=limit, partition=partition, partitions=partitions, auto_ack=auto_ack
         )
-        self.states()
         now = self.now
         taken = self.engine.pop(want)
         if partition is None or taken.why_empty != "partition_not_found":
             self.model.groups.add(group)
-        self.model.groups.update(each.name for each in self.engine.groups() if each.queue == self.queue)
+        self.model.groups.update(each.name for each in self.engine.groups(group) if each.queue == self.queue)
 
         self.model.taken(group, taken, now + LEASE_SECONDS, now)
         self.learn_of_the_spent(group)
@@ -137,9 +153,10 @@ class Machine(RuleBasedStateMachine):
 
     def learn_of_the_spent(self, group: str) -> None:
         """A pop makes dead letters of what it looks at and finds spent; which it looks at is its own affair."""
-        stored = self.states()
-        for key in self.model.messages:
-            if self.model.is_spent(group, key, self.now) and stored[key].get(group) is State.DEAD:
+        spent = [key for key in self.model.messages if self.model.is_spent(group, key, self.now)]
+        stored = self.states() if spent else {}
+        for key in spent:
+            if stored[key].get(group) is State.DEAD:
                 standing = self.model.messages[key].of(group)
                 standing.settled, standing.lease = State.DEAD, None
 
@@ -232,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         self.latest = max(self.latest, self.now)
         self.engine.clock_offset += seconds
 
-    @rule(act=st.integers(0, 7), group=GROUPS, partition=PARTITIONS, name=NAMES)
+    @rule(act=st.integers(0, 9), group=GROUPS, partition=PARTITIONS, name=NAMES)
     def operate(self, act: int, group: str, partition: str, name: str) -> None:
         """What does not happen all the time."""
         acts: list[Callable[[], None]] = [
@@ -244,6 +261,8 @@ class Machine(RuleBasedStateMachine):
             lambda: self.delete_group(group),
             lambda: self.delete_message(partition, name),
             lambda: self.retry(partition, name),
+            lambda: self.bury(partition, name, group),
+            lambda: self.purge(group),
         ]
         acts[act]()
 
@@ -260,7 +279,7 @@ class Machine(RuleBasedStateMachine):
 
         stored = self.states()
         if not had_groups:
-            self.model.groups.update(each.name for each in self.engine.groups() if each.queue == self.queue)
+            self.model.groups.update(self.groups())
         for key, group in itertools.product(self.model.messages, self.model.groups):
             pending = self.model.state(group, key, self.now) is State.PENDING
             if pending and self.model.is_overdue(key, self.now) and stored[key][group] is State.DEAD:
@@ -295,6 +314,23 @@ class Machine(RuleBasedStateMachine):
         if uid is not None and (partition, name) in self.model.messages:
             assert self.engine.retry(uid, name) == self.model.retry((partition, name))
 
+    def bury(self, partition: str, name: str, group: str) -> None:
+        uid = self.uid_of(partition)
+        if uid is not None:
+            only = group if len(name) == 1 else None  # for one group or for all
+
+            number = self.engine.bury(uid, name, group=only)
+
+            self.model.groups.update(self.groups())
+            key = (partition, name)
+            assert number == (self.model.bury(key, only) if key in self.model.messages else 0)
+
+    def purge(self, group: str) -> None:
+        if group in self.model.groups:
+            now = self.now
+
+            assert self.engine.purge(self.queue, group) == self.model.purge(group, now)
+
     def redrive(self) -> None:
         letters, _ = self.engine.dead_letters(Filter(queue=self.queue, limit=1))
         for letter in letters:
@@ -317,36 +353,57 @@ class Machine(RuleBasedStateMachine):
                 known.placed = each.sequence is not None
         return {(each.partition, each.transaction_id): each.states for each in stored}
 
-    @invariant()
-    def every_message_is_where_it_should_be(self) -> None:
-        stored = self.states()
-        assert set(stored) == set(self.model.messages)
-        for key, group in itertools.product(self.model.messages, self.model.groups):
-            assert stored[key][group] is self.model.state(group, key, self.now), (key, group)
+    def groups(self) -> dict[str, GroupInfo]:
+        return {each.name: each for each in self.engine.groups() if each.queue == self.queue}
 
     @invariant()
-    def there_is_one_dead_letter_a_message_and_group(self) -> None:
+    def what_is_promised_holds(self) -> None:
+        """One look a step, for all that is asked of it."""
+        stored, now = self.states(), self.now
         letters, total = self.engine.dead_letters(Filter(queue=self.queue, limit=1000))
         assert total == len(letters)
+        states = {
+            (key, group): self.model.state(group, key, now)
+            for key, group in itertools.product(self.model.messages, self.model.groups)
+        }
+        self.every_message_is_where_it_should_be(stored, states)
+        self.there_is_one_dead_letter_a_message_and_group(letters, states)
+        self.lags_are_what_is_not_settled(self.groups(), states)
+        if next(self.looks) % WHOLE_LOOK == 0:
+            self.counts_are_those_of_the_states(states)
+
+    def every_message_is_where_it_should_be(self, stored: dict[Key, dict[str, State]], states: States) -> None:
+        assert set(stored) == set(self.model.messages)
+        for (key, group), state in states.items():
+            assert stored[key][group] is state, (key, group)
+
+    def there_is_one_dead_letter_a_message_and_group(self, letters: Sequence[DeadLetter], states: States) -> None:
         assert not [each for each, count in Counter((x.message_id, x.group) for x in letters).items() if count > 1]
         names = {(each.partition, each.transaction_id, each.group) for each in letters}
-        for key, group in itertools.product(self.model.messages, self.model.groups):
-            if self.model.state(group, key, self.now) is State.DEAD:
+        for (key, group), state in states.items():
+            if state is State.DEAD:
                 assert (*key, group) in names
 
-    @invariant()
-    def lags_are_what_is_not_settled(self) -> None:
-        open_states = {State.PENDING, State.LEASED}
-        now = self.now
-        infos = {each.name: each for each in self.engine.groups() if each.queue == self.queue}
+    def lags_are_what_is_not_settled(self, infos: dict[str, GroupInfo], states: States) -> None:
         assert set(infos) == self.model.groups
-        stored = self.engine.stored(Filter(queue=self.queue, limit=1000))
-        placed = {(each.partition, each.transaction_id) for each in stored if each.sequence is not None}
         for group, info in infos.items():
-            lag = sum(self.model.state(group, key, now) in open_states for key in placed)
-            assert info.lag == lag
+            placed = [key for key, message in self.model.messages.items() if message.placed]
+            assert info.lag == sum(states[key, group] in OPEN_STATES for key in placed)
+
+    def counts_are_those_of_the_states(self, states: States) -> None:
+        (info,) = self.engine.queues(self.queue)
+        assert {each.name: each.lag for each in info.groups} == {name: x.lag for name, x in self.groups().items()}
+        for partition in info.partitions:
+            keys = [key for key in self.model.messages if key[0] == partition.name]
+            assert partition.messages == len(keys)
+            for each in partition.progress:
+                counted = Counter(states[key, each.group] for key in keys)
+                assert (each.pending, each.leased) == (counted[State.PENDING], counted[State.LEASED])
+                assert each.dead >= counted[State.DEAD]
 
     def teardown(self) -> None:
+        """The next example does not pay for what this one left."""
+        self.engine.delete_queue(self.queue)
         self.engine.close()
 
 

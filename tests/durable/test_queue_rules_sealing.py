@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("cryptography")
 
 from pump.errors import ConfigurationError
-from pump.queue.errors import BadRequest, QueueError
+from pump.queue.errors import BadRequest, Conflict, QueueError
 from pump.queue.options import QueueOptions
 from pump.queue.sealing import Sealing
+from pump.queue.vocabulary import State
 from support.queue_rig import DEAD, Rig, TimedEngine
 
 EngineMaker = Callable[..., TimedEngine]
@@ -65,6 +66,35 @@ def test_who_has_not_the_key_gets_nothing_and_costs_nothing(sealed: Rig, make_en
     assert stored.payload is None
     (message,) = sealed.pop()
     assert (message.payload, message.retries, message.crashes) == (b"secret", 0, 0)
+
+
+@pytest.mark.requirement("Q-64", "Z-11")
+@pytest.mark.parametrize("keys", [{"two": TWO}, {"one": TWO}], ids=["another key", "another key of that name"])
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@pytest.mark.parametrize("auto_ack", [True, False], ids=["at once", "leased"])
+def test_who_has_not_the_key_takes_nothing_from_those_who_have(
+    make_engine: EngineMaker, keys: dict[str, bytes], *, ordered: bool, auto_ack: bool
+) -> None:
+    keyed = Rig(make_engine(keys=Sealing({"one": ONE})), ordered=ordered)
+    keyed.configure(encryption=True)
+    keyed.push("1", "2", "3")
+    keyless = Rig(make_engine(keys=Sealing(keys)), ordered=ordered)
+
+    for _ in range(3):
+        with pytest.raises(Conflict):
+            keyless.pop(2, auto_ack=auto_ack)
+
+    assert set(keyed.states().values()) == {State.PENDING}
+    first = keyed.pop(2)
+    assert [(each.transaction_id, each.deliveries, each.crashes) for each in first] == [("1", 1, 0), ("2", 1, 0)]
+    keyed.complete(first[:1])
+    keyed.expire()
+    keyless.engine.clock_offset = keyed.engine.clock_offset
+    with pytest.raises(Conflict):
+        keyless.pop(auto_ack=auto_ack)
+    again = keyed.pop()
+    assert [(each.transaction_id, each.deliveries, each.crashes) for each in again] == [("2", 2, 1), ("3", 1, 0)]
+    assert all(each.success for each in keyed.complete(again))
 
 
 @pytest.mark.requirement("Q-64")

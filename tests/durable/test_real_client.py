@@ -483,6 +483,7 @@ def test_all_that_its_operators_may_ask_is_answered(meet: Meeting) -> None:
         assert (await admin.metrics())["counters"]["pump_queue_pushed_messages_total"] == 2
         await queen.ack(message, "dlq")
         assert (await admin.retry_message(*at))["success"] is True
+        assert (await admin.move_message_to_dlq(*at))["success"] is True
         assert (await admin.delete_message(*at))["deleted"] is True
         assert (await admin.clear_queue("shop.orders", "Default"))["removed"] == 1
         assert (await queen.queue("shop.orders").delete())["deleted"] is True

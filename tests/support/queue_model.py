@@ -198,6 +198,29 @@ class Model:
             if place in self.leases and standing.lease == self.leases[place][0]:
                 self.conclude(place, gave_back=False)
 
+    def bury(self, key: Key, only: str | None) -> int:
+        """Dead for whoever has not settled it; for how many groups that was."""
+        wanted = [group for group in self.groups if only in {None, group}]
+        buried = [group for group in wanted if self.messages[key].of(group).settled is None]
+        for group in buried:
+            standing = self.messages[key].of(group)
+            lease, standing.lease, standing.settled = standing.lease, None, State.DEAD
+            place = (group, key[0])
+            if place in self.leases and lease == self.leases[place][0]:
+                self.conclude(place, gave_back=False)
+        return len(buried)
+
+    def purge(self, group: str, now: float) -> int:
+        """Completed is what nobody has; how many messages that were."""
+        keys = [key for key in self.messages if self.state(group, key, now) is State.PENDING]
+        for key in keys:
+            self.messages[key].of(group).settled = State.COMPLETED
+            self.messages[key].of(group).lease = None
+        self.leases = {
+            place: (lease, until) for place, (lease, until) in self.leases.items() if place[0] != group or until > now
+        }
+        return len(keys)
+
     def retry(self, key: Key) -> int:
         """Dead for nobody any more; for how many groups it was."""
         dead = [group for group in self.groups if self.messages[key].of(group).settled is State.DEAD]
