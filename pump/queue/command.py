@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ _KEEP_ALIVE_SECONDS: Final = 75
 """Longer than clients keep an idle connection, so that none is closed just as it is used again."""
 _GRACE_SECONDS: Final = 10
 _WAITING_CONNECTIONS: Final = 2048
+_SWITCH_SECONDS: Final = 0.0005
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +92,8 @@ def _serve(options: argparse.Namespace) -> int:
     guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens)
     run = _runner()
     logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
+    # Threads that have their answer from the database wait for the one that reads and writes requests: not for long.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
     try:
         run(engine, guard, options)

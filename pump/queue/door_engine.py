@@ -13,6 +13,7 @@ from pump.queue.turns import Turns
 from pump.queue.vocabulary import Push, Pushed, Settled, Settlement
 from pump.telemetry import log
 
+SHORTEST_REST: Final = 0.02
 LONGEST_REST: Final = 60.0
 
 
@@ -101,7 +102,7 @@ class SharedEngine:
         rest = 1.0
         while not self._clock.wait(opened.closing, rest):
             try:
-                rest = min(max(opened.engine.maintain(), 1.0), LONGEST_REST)
+                rest = min(max(opened.engine.maintain(), SHORTEST_REST), LONGEST_REST)
             except Exception as error:  # another round may do better; nothing is lost by it
                 if opened.closing.is_set():
                     return

@@ -232,4 +232,4 @@ class AsyncPostgresEngine(PostgresBase):
 
     async def maintain(self) -> float:
         """Give due messages their place, apply maximum waiting times and retention."""
-        return await self._call(operators.maintain)
+        return await self._call(lambda work: operators.maintain(work, self._broom))

@@ -17,6 +17,7 @@ from pump.errors import ConfigurationError
 from pump.queue.errors import BadRequest, Conflict, QueueUnavailable
 from pump.queue.names import check_steps
 from pump.queue.postgres_bell import Bell
+from pump.queue.postgres_broom import Broom
 from pump.queue.postgres_errors import AGAIN, STALE, ours
 from pump.queue.postgres_migrations import checked_schema, migrate
 from pump.queue.postgres_pool import Pool
@@ -83,6 +84,7 @@ class PostgresBase:
         clock = clock or SystemClock()
         self._book: Final = Book()
         self._holders: Final = Holders()
+        self._broom: Final = Broom()
         self._pool: Final = Pool(
             partial(self._connected, self._sessions, address),
             partial(self._sessions.wait, clock),

@@ -223,4 +223,4 @@ class PostgresEngine(PostgresBase):
 
     def maintain(self) -> float:
         """Give due messages their place, apply maximum waiting times and retention."""
-        return finished(self._call(operators.maintain))
+        return finished(self._call(lambda work: operators.maintain(work, self._broom)))

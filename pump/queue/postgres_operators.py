@@ -7,6 +7,7 @@ from typing import Final
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.names import is_text, uuid_or_none
 from pump.queue.options import QueueOptions
+from pump.queue.postgres_broom import Broom
 from pump.queue.postgres_infos import infos
 from pump.queue.postgres_work import NO_KEY, Work, beginning
 from pump.queue.vocabulary import QueueInfo
@@ -126,13 +127,14 @@ async def delete_message(work: Work, partition_uid: str, transaction_id: str) ->
     return gone
 
 
-async def maintain(work: Work) -> float:
-    """Do what time brings; returns the seconds until there is more."""
+async def maintain(work: Work, broom: Broom) -> float:
+    """Do what time brings, and sweep; returns the seconds until there is more."""
     for queue_id, name in await work.rows(DUE_QUEUES, work.offset):
         if await work.value(PROMOTE, queue_id, work.offset):
             work.rung.add(name)
     dealt = [await work.value(TEND, part_id, AT_ONCE, work.offset) for (part_id,) in await work.rows(TENDED)]
     await work.rows("select message_pump.end_impossible_leases(%s::float8)", work.offset)
+    await broom.sweep(work)
     if any(number >= AT_ONCE for number in dealt):
         return 0.0
     due: float | None = await work.value(NEXT_DUE, work.offset)

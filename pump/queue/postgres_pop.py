@@ -1,7 +1,6 @@
 """Handing out messages."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import psycopg
@@ -24,7 +23,7 @@ async def pop(work: Work, want: Want) -> Taken:
     async with work.together():
         taken = await take(work, want, entry)
         await settle(work, settlements(want, taken, Status.COMPLETED))
-    messages = [replace(message, lease_id="") for message in taken.messages]
+    messages = [message._replace(lease_id="") for message in taken.messages]
     return Taken(messages, "", 0.0, taken.partitions, taken.why_empty, taken.due_in)
 
 

@@ -52,9 +52,8 @@ async def settle(
         async with work.together():
             for each in calls:
                 verdicts.update(await call(work, settlements, each, leases))
-    over = {
-        (each.group, each.partition_id) for index, each in enumerate(settlements) if verdicts.get(index, NOWHERE).over
-    }
+    ended = [settlements[index] for index, verdict in verdicts.items() if verdict.over]
+    over = {(each.group, each.partition_id) for each in ended}
     return [
         answer(each, verdicts.get(index, NOWHERE), benign=benign, over=(each.group, each.partition_id) in over)
         for index, each in enumerate(settlements)
@@ -69,8 +68,9 @@ def calls_for(settlements: Sequence[Settlement]) -> Iterator[list[int]]:
     bundles: dict[tuple[int, str, bool], list[int]] = {}
     seen: dict[tuple[str, str, str], int] = {}
     uids = {uid for uid in {each.partition_id for each in settlements} if uuid_or_none(uid) is not None}
+    groups = {group for group in {each.group for each in settlements} if is_storable(group)}
     for index, each in enumerate(settlements):
-        if each.partition_id not in uids or not is_possible(each):
+        if each.partition_id not in uids or each.group not in groups or not is_storable(each.transaction_id):
             continue
         message = (each.group, each.partition_id, each.transaction_id)
         turn = seen[message] = seen.get(message, -1) + 1
@@ -79,9 +79,9 @@ def calls_for(settlements: Sequence[Settlement]) -> Iterator[list[int]]:
         yield bundles[key]
 
 
-def is_possible(each: Settlement) -> bool:
-    """Whether the settlement can name a message at all."""
-    return all(is_text(text) and "\0" not in text for text in (each.transaction_id, each.group))
+def is_storable(text: str) -> bool:
+    """Whether the text can name anything in the database at all."""
+    return is_text(text) and "\0" not in text
 
 
 async def call(
@@ -129,12 +129,20 @@ def others(items: Sequence[Settlement]) -> tuple[object, ...]:
 def verdicts(work: Work, items: Sequence[Settlement], numbers: dict[str, int], row: Row | None) -> Iterator[Verdict]:
     """What the database says of each."""
     codes, queues, names = row or ([], [], [])
+    told: dict[tuple[int, int], Verdict] = {}  # most of a call are alike
     for item, code in zip(items, codes, strict=True):
         place = numbers[item.partition_id] - 1
-        over, plain = code >= OVER, code % OVER
-        if queues[place] and (over or plain in {FAILED, GIVEN_BACK}):
-            work.rung.add(queues[place])
-        yield Verdict(plain, over, queues[place], names[place]) if plain != MISSING else NOWHERE
+        if (code, place) not in told:
+            told[code, place] = verdict = verdict_of(code, queues[place], names[place])
+            if verdict.queue and (verdict.over or verdict.code in {FAILED, GIVEN_BACK}):
+                work.rung.add(verdict.queue)
+        yield told[code, place]
+
+
+def verdict_of(code: int, queue: str | None, partition: str | None) -> Verdict:
+    """The same of one message."""
+    over, plain = code >= OVER, code % OVER
+    return NOWHERE if plain == MISSING else Verdict(plain, over, queue, partition)
 
 
 def answer(each: Settlement, verdict: Verdict, *, benign: bool, over: bool) -> Settled:

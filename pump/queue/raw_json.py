@@ -14,9 +14,10 @@ _ENVELOPE_DEEPEST: Final = 12
 
 _SPACES: Final = " \t\n\r"
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-_PLAIN: Final = r'"([^"\\\x00-\x1f]*+)"'
-_PLAIN_NAME: Final = re.compile(_PLAIN + r"[ \t\n\r]*+:[ \t\n\r]*+")
-_MEMBER: Final = re.compile(rf"{_PLAIN_NAME.pattern}(?:(?:{_PLAIN}|null)[ \t\n\r]*+(,[ \t\n\r]*+|}}))?+")
+PLAIN: Final = r'"([^"\\\x00-\x1f]*+)"'
+"""A string that stands for itself."""
+_PLAIN_NAME: Final = re.compile(PLAIN + r"[ \t\n\r]*+:[ \t\n\r]*+")
+_MEMBER: Final = re.compile(rf"{_PLAIN_NAME.pattern}(?:(?:{PLAIN}|null)[ \t\n\r]*+(,[ \t\n\r]*+|}}))?+")
 """A name; where its value is a string or null, as most are, that too, and what follows."""
 _MARK: Final = re.compile(r"[ \t\n\r]*([,:\]}])[ \t\n\r]*")
 _SHORTEST_DEEP: Final = 2 * DEEPEST
@@ -67,6 +68,19 @@ def parse(body: bytes, carried: AbstractSet[str] = frozenset()) -> object:
     return tree
 
 
+def span(text: str, start: int) -> tuple[str, int]:
+    """The value that begins there, as it was written, and where it ends; ValueError or BadRequest where none does."""
+    _, end = _decode(text, start)
+    if end - start >= _SHORTEST_DEEP:
+        _refuse_depth(text, start, end)
+    return text[start:end], end
+
+
+def holds_half_a_pair(text: str) -> bool:
+    """Whether something in the text looks like one half of a character, of which the other is to be looked for."""
+    return _HALF_PAIR.search(text) is not None
+
+
 def is_json(body: bytes) -> bool:
     """Whether the bytes can be carried in a JSON text as they are."""
     return json_text(body) is not None
@@ -75,9 +89,9 @@ def is_json(body: bytes) -> bool:
 def json_text(body: bytes) -> str | None:
     """The same bytes as text, where they can be carried in a JSON text as they are; else None."""
     try:
-        text = _text(body)
-        _, end = _decode(text, 0 if text[0] not in _SPACES else _after_space(text, 0))
-        if _HALF_PAIR.search(text):
+        text = body.decode()
+        _, end = _decode(text, _after_space(text, 0) if text[:1] in _SPACES else 0)
+        if "\\" in text and _HALF_PAIR.search(text):
             _refuse_halves(text)
     except (BadRequest, ValueError, RecursionError):
         return None
@@ -176,10 +190,8 @@ class _Reader:
         return str(name), self._mark(end, ":")[1]
 
     def _carry(self, start: int) -> tuple[Raw, int]:
-        _, end = _decode(self._text, start)
-        if end - start >= _SHORTEST_DEEP:
-            _refuse_depth(self._text, start, end)
-        return Raw(self._text[start:end]), end
+        carried, end = span(self._text, start)
+        return Raw(carried), end
 
     def _mark(self, start: int, marks: str) -> tuple[str, int]:
         """Which of the marks stands here, and where it goes on after it; after a `}` or `]` that is at once."""

@@ -31,7 +31,7 @@ UNAVAILABLE: Final = "database connection unavailable"
 """Consumers of old go on where an error speaks of a connection, and end where it does not."""
 
 LONGEST_REST_SECONDS: Final = 60.0
-SHORTEST_REST_SECONDS: Final = 0.05
+SHORTEST_REST_SECONDS: Final = 0.02
 _AFTER_FAILURE_SECONDS: Final = 5.0
 
 _STATUSES: Final[Mapping[type[Exception], int]] = {

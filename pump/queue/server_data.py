@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pump.queue import wire, wire_options, wire_replies
 from pump.queue.errors import QueueFull
-from pump.queue.server_call import Call, Handing, HungUp, log, nothing, reply
+from pump.queue.server_call import Call, Handing, HungUp, json_bytes, log, nothing, reply
 from pump.queue.vocabulary import Pushed, Settled, Settlement, Taken, Want
 
 Read = TypeVar("Read")
@@ -28,7 +28,7 @@ async def push(call: Call) -> Response:
     _count_pushed(call, results)
     if results and all(each.refused for each in results):
         raise QueueFull(results[0].refused)
-    return reply(wire_replies.pushed(results), 201)
+    return json_bytes(wire_replies.pushed(results), 201)
 
 
 async def pop(call: Call) -> Response:
@@ -55,14 +55,14 @@ async def pop(call: Call) -> Response:
 async def acknowledge(call: Call) -> Response:
     """Settle one message."""
     asked = wire.acknowledgement(await call.body())
-    return reply(wire_replies.settled(await _settle(call, [asked])))
+    return json_bytes(wire_replies.settled(await _settle(call, [asked])))
 
 
 async def acknowledge_many(call: Call) -> Response:
     """Settle several messages, each as it says."""
     body = await call.body()
     asked = await _apart(len(body), partial(wire.acknowledgements, body))
-    return reply(wire_replies.settled(await _settle(call, asked)))
+    return json_bytes(wire_replies.settled(await _settle(call, asked)))
 
 
 async def transaction(call: Call) -> Response:
@@ -124,8 +124,10 @@ async def _take_back(call: Call, want: Want, taken: Taken) -> None:
 async def _settle(call: Call, asked: Sequence[wire.Asked]) -> Sequence[Settled]:
     """Carry out what can be, and put the answers in the order of what was asked."""
     wanted = [each for each in asked if isinstance(each, Settlement)]
-    done = iter(await call.desk.settle(wanted)) if wanted else iter(())
-    results = [next(done) if isinstance(each, Settlement) else each for each in asked]
+    results = await call.desk.settle(wanted) if wanted else []
+    if len(wanted) < len(asked):
+        done = iter(results)
+        results = [next(done) if isinstance(each, Settlement) else each for each in asked]
     _count_settled(call, results)
     return results
 

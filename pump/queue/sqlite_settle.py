@@ -1,7 +1,6 @@
 """What consumers say of messages that they have leased. Whoever has no live lease changes nothing."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pump.queue.names import LONGEST_LEASE_SECONDS, checked_text, is_text
@@ -72,7 +71,7 @@ def missing(settlement: Settlement) -> Settled:
 
 def refused(answer: Settled) -> Settled:
     """The answer to whoever does not have the message."""
-    return replace(answer, success=False, message="invalid_lease", error=NO_LEASE)
+    return answer._replace(success=False, message="invalid_lease", error=NO_LEASE)
 
 
 def place_at(work: Work, settlement: Settlement) -> "Place | None":

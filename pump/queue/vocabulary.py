@@ -6,7 +6,7 @@ Times are seconds since the epoch by the database's clock. Ids are strings. Noth
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 DEFAULT_PARTITION: Final = "Default"
 DEFAULT_GROUP: Final = "__QUEUE_MODE__"
@@ -32,8 +32,7 @@ class State(StrEnum):
     DEAD = "dead_letter"
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """One message to store. The same transaction id in the same partition is the same message."""
 
     queue: str
@@ -49,8 +48,7 @@ class Push:
     producer: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(NamedTuple):
     """What became of one Push."""
 
     queue: str
@@ -91,8 +89,7 @@ class Want:
     """In bytes of payload; one message comes in any case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(NamedTuple):
     """One message in the hand of a consumer."""
 
     id: str
@@ -126,8 +123,7 @@ class Taken:
     """Seconds until something of this group becomes ready by time alone, where nothing is now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """What a consumer says of one message."""
 
     transaction_id: str
@@ -145,8 +141,7 @@ class Settlement:
     """For FAILED: the number of retries to store, where the consumer counts by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """What became of one Settlement."""
 
     transaction_id: str

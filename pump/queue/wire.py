@@ -23,6 +23,7 @@ from pump.queue.vocabulary import (
     Trace,
     Want,
 )
+from pump.queue.wire_plain import plain_pushes
 
 Members: TypeAlias = Mapping[str, object]
 Asked: TypeAlias = Settlement | Settled
@@ -40,6 +41,7 @@ _MOST_SECONDS: Final = 100 * 365 * 86_400
 _ACK_PARTITION: Final = "partitionId is required to ensure message uniqueness"
 _BATCH_TRANSACTION: Final = "Each acknowledgment must have a valid transactionId string"
 _BATCH_PARTITION: Final = "Each acknowledgment must have a valid partitionId string to ensure message uniqueness"
+_ORDINARY: Final = {"transactionId", "partitionId", "leaseId", "status"}
 _STATUSES: Final[Mapping[str, Status]] = {
     "completed": Status.COMPLETED,
     "success": Status.COMPLETED,
@@ -54,6 +56,12 @@ _STATUSES: Final[Mapping[str, Status]] = {
 
 def pushes(body: bytes, producer: str | None) -> Sequence[Push]:
     """All messages of a push, or nothing but why not, with the place of the first that is wrong."""
+    plain = plain_pushes(body, producer)
+    return pushes_by_member(body, producer) if plain is None else plain
+
+
+def pushes_by_member(body: bytes, producer: str | None) -> Sequence[Push]:
+    """The same, whatever the body."""
     items = _list(_object(body, _PAYLOADS), "items", "items array is required")
     _few(items)
     return [_push(item, index, "items", producer) for index, item in enumerate(items)]
@@ -71,7 +79,21 @@ def acknowledgements(body: bytes) -> Sequence[Asked]:
     items = _list(members, "acknowledgments", "acknowledgments array is required")
     _few(items)
     group = _group(members) if items else DEFAULT_GROUP
-    return [_numbered_settlement(item, index, group) for index, item in enumerate(items)]
+    return [_ordinary(item, group) or _numbered_settlement(item, index, group) for index, item in enumerate(items)]
+
+
+def _ordinary(item: object, group: str) -> Settlement | None:
+    """A settlement as most clients write it: four plain texts, and nothing else; None where it may be otherwise."""
+    if not isinstance(item, dict) or item.keys() != _ORDINARY:
+        return None
+    transaction_id, partition_id, lease_id = item["transactionId"], item["partitionId"], item["leaseId"]
+    if not (isinstance(transaction_id, str) and isinstance(partition_id, str) and isinstance(lease_id, str)):
+        return None
+    texts, status = transaction_id + partition_id + lease_id, item["status"]
+    if not (transaction_id and partition_id and lease_id and texts.isascii() and texts.isprintable()):
+        return None
+    known = _STATUSES.get(status) if isinstance(status, str) else None
+    return None if known is None else Settlement(transaction_id, partition_id, lease_id, known, group)
 
 
 @dataclass(frozen=True, slots=True)

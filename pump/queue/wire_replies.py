@@ -34,6 +34,7 @@ LAGGING_SECONDS: Final = 300.0
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _MICROSECONDS: Final = 1_000_000
+_FLAGS: Final = ("false", "true")
 _INVALID: Final[Mapping[str, str]] = {
     "invalid_lease": "Invalid or expired lease",
     "not_found": "Message not found",
@@ -67,9 +68,19 @@ def _second_text(whole: float) -> str:
 # -- what producers and consumers are told
 
 
-def pushed(results: Sequence[Pushed]) -> list[Reply]:
-    """What became of each message, in order."""
-    return [_pushed(index, each) for index, each in enumerate(results)]
+def pushed(results: Sequence[Pushed]) -> bytes:
+    """What became of each message, in order. What most are told is written by hand, as there are many."""
+    return f"[{','.join(map(_pushed_text, range(len(results)), results))}]".encode()
+
+
+def _pushed_text(index: int, result: Pushed) -> str:
+    if result.refused or result.duplicate or result.scheduled:
+        return _encode(_pushed(index, result))
+    return (
+        f'{{"index":{index},"transaction_id":{quoted(result.transaction_id)},"queueName":{_name(result.queue)},'
+        f'"status":"queued","message_id":{quoted(result.message_id)},"partition_id":{_name(result.partition_id)},'
+        f'"trace_id":{_optional(result.trace_id)}}}'
+    )
 
 
 def _pushed(index: int, result: Pushed) -> Reply:
@@ -110,10 +121,10 @@ def popped(want: Want, taken: Taken) -> bytes:
 
 def _messages(found: Sequence[Leased], want: Want) -> Iterator[str]:
     """Each in JSON, written by hand: there are many in a reply, and most of one is as in the one before."""
-    last, common = found[0], _common(found[0], want)
+    place, common = None, ""
     for each in found:
-        if each.partition_id != last.partition_id or each.lease_id != last.lease_id:
-            last, common = each, _common(each, want)
+        if place != (each.partition_id, each.lease_id):
+            place, common = (each.partition_id, each.lease_id), _common(each, want)
         yield (
             f'{{"id":{quoted(each.id)},"transactionId":{quoted(each.transaction_id)},'
             f'"traceId":{_optional(each.trace_id)},"producerSub":{_optional(each.producer)},'
@@ -138,9 +149,24 @@ def _optional(text: str | None) -> str:
     return "null" if text is None else quoted(text)
 
 
-def settled(results: Iterable[Settled]) -> list[Reply]:
-    """What became of each settlement, in order."""
-    return [_settled(index, each) for index, each in enumerate(results)]
+_name: Final = lru_cache(maxsize=1024)(quoted)
+"""Of which there are few in one reply."""
+
+
+def settled(results: Sequence[Settled]) -> bytes:
+    """What became of each settlement, in order. What most are told is written by hand, as there are many."""
+    return f"[{','.join(map(_settled_text, range(len(results)), results))}]".encode()
+
+
+def _settled_text(index: int, result: Settled) -> str:
+    if not result.success or result.queue is None or result.partition is None:
+        return _encode(_settled(index, result))
+    return (
+        f'{{"index":{index},"transactionId":{quoted(result.transaction_id)},"success":true,'
+        f'"message":{_name(result.message)},"error":null,"queueName":{_name(result.queue)},'
+        f'"partitionName":{_name(result.partition)},"leaseReleased":{_FLAGS[result.lease_released]},'
+        f'"dlq":{_FLAGS[result.dead]}}}'
+    )
 
 
 def _settled(index: int, result: Settled) -> Reply:
