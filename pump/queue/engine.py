@@ -4,9 +4,9 @@ Every pushed message is, for every group, in exactly one of pending (scheduled c
 dead-lettered. A group's progress never goes back and never passes a message that is not settled; a push that commits
 late is still delivered. An operator's delete and seek are the only exits, and are logged.
 
-All calls block and may come from any thread. Each is one database transaction: what it returns is committed, what it
-raises (a QueueError, or QueueUnavailable) changed nothing, unless the connection broke at the commit itself.
-Whoever cannot know then asks again with the same transaction ids.
+All calls block and may come from any thread; `postgres_async_engine` has the same ones, awaited. Each is one database
+transaction: what it returns is committed, what it raises (a QueueError, or QueueUnavailable) changed nothing, unless
+the connection broke at the commit itself. Whoever cannot know then asks again with the same transaction ids.
 """
 
 from collections.abc import Callable, Sequence
