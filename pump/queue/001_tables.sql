@@ -100,9 +100,11 @@ create table message_pump.progress (
     lease_until timestamptz,
     lease_open integer not null default 0, -- how many of the lease are not settled
     open_rows integer not null default 0, -- how many deliveries an ordered partition has
-    consumed_at timestamptz,
-    primary key (group_id, part_id)
+    consumed_at timestamptz
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+-- There is one row for each pair, as whoever makes a group or a partition has locked its queue. The index does not say
+-- so: it would look at every version of the row at each change, and an old snapshot keeps them all.
+create index progress_place on message_pump.progress (group_id, part_id);
 create index progress_ready on message_pump.progress (group_id, ready_at) where ready_at < 'infinity';
 create index progress_part on message_pump.progress (part_id);
 create index progress_lease on message_pump.progress (lease_id) where lease_id is not null;

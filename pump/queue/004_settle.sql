@@ -69,6 +69,8 @@ declare
     _ordered boolean[] := array_fill(null::boolean, array[cardinality(_parts)]);
     _over boolean[] := array_fill(false, array[cardinality(_parts)]);
     _rows tid[] := array_fill(null::tid, array[cardinality(_parts)]);
+    _mine uuid[] := array(select distinct a.l from unnest(_lease_ids || _leases) a (l) where a.l is not null);
+    _tid tid;
     _tids tid[];
     _p record;
     _s record;
@@ -94,8 +96,17 @@ begin
         names[_p.o] := _p.name;
         continue when _p.gid is null;
         if _p.ordered then
+            -- By its lease first: an old snapshot keeps every version of a row, and only few are of one lease.
+            select s.tid into _tid from (
+                select s.ctid tid, s.group_id, s.part_id from message_pump.progress s where s.lease_id = any (_mine)
+                offset 0
+            ) s where s.group_id = _p.gid and s.part_id = _p.id;
             select s.ctid tid, s.claimed, s.lease_id, s.lease_until into _s from message_pump.progress s
-                where s.group_id = _p.gid and s.part_id = _p.id for no key update;
+                where s.ctid = _tid for no key update;
+            if not found then
+                select s.ctid tid, s.claimed, s.lease_id, s.lease_until into _s from message_pump.progress s
+                    where s.group_id = _p.gid and s.part_id = _p.id for no key update;
+            end if;
         else
             select null::tid tid, s.claimed, null::uuid lease_id, null::timestamptz lease_until into _s from message_pump.progress s
                 where s.group_id = _p.gid and s.part_id = _p.id;
@@ -182,8 +193,9 @@ begin
     return next;
 end $$;
 
--- Settle messages in other ways, each as it says: 'failed', 'retry' or 'dlq'. The codes, besides those above:
--- 4 failed and comes again, 5 failed and is a dead letter, 6 released.
+-- Settle messages one after the other, each as it says: 'failed', 'retry', 'dlq', or 'completed' where a call names a
+-- message twice. Leases end after the last one. The codes, besides those above: 4 failed and comes again, 5 failed and
+-- is a dead letter, 6 released.
 create function message_pump.settle(
     _group text, _parts uuid[], _which integer[], _transactions text[], _lease_ids uuid[], _statuses text[],
     _delays double precision[], _errors text[], _reasons text[], _retries integer[], _leases uuid[],
@@ -244,11 +256,20 @@ begin
         codes[_i] := 2;
         continue when _groups[_w] is null;
         select q.* into _q from message_pump.queue q where q.name = queues[_w];
-        select s.lease_id, s.lease_until into _s from message_pump.progress s
+        select s.lease_id, s.lease_until, s.claimed into _s from message_pump.progress s
             where s.group_id = _groups[_w] and s.part_id = _ids[_w];
         select d.* into _d from message_pump.delivery d
             where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq for update;
-        continue when not found or _d.lease_id is null;
+        if not found then
+            if _statuses[_i] = 'completed' and _m.seq <= _s.claimed and not exists (
+                select 1 from message_pump.dead x
+                where x.part_id = _ids[_w] and x.seq = _m.seq and x.group_id = _groups[_w]
+            ) then
+                codes[_i] := 1;
+            end if;
+            continue;
+        end if;
+        continue when _d.lease_id is null;
         _until := case when _q.ordered then
             case when _s.lease_id = _d.lease_id then _s.lease_until end else _d.visible_at end;
         continue when not (
@@ -259,20 +280,28 @@ begin
         _limit := message_pump.limit_of(_q, _d.retry_limit);
         _count := coalesce(_retries[_i], _d.retries + 1);
         _code := case
+            when _statuses[_i] = 'completed' then 0
             when _statuses[_i] = 'retry' then 6
             when _statuses[_i] = 'dlq' then 5
             when _count + _d.crashes > _limit then 5
             else 4 end;
-        if _code = 5 then
+        if _code in (0, 5) then
             if _statuses[_i] = 'failed' then
                 update message_pump.delivery d set retries = _count
                     where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
             end if;
-            perform message_pump.bury(
-                _groups[_w], _ids[_w], _m.seq,
-                coalesce(nullif(_reasons[_i], ''), case when _statuses[_i] = 'dlq' then 'dlq' else 'max_retries' end),
-                _errors[_i], _now
-            );
+            if _code = 0 then
+                delete from message_pump.delivery d
+                    where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
+            else
+                perform message_pump.bury(
+                    _groups[_w], _ids[_w], _m.seq,
+                    coalesce(
+                        nullif(_reasons[_i], ''), case when _statuses[_i] = 'dlq' then 'dlq' else 'max_retries' end
+                    ),
+                    _errors[_i], _now
+                );
+            end if;
             if _q.ordered and message_pump.count_off(
                 _groups[_w], _ids[_w], null, 1,
                 (not _ended[_w] and coalesce(_s.lease_id = _d.lease_id, false))::integer, _now
@@ -299,7 +328,7 @@ begin
         end if;
     end loop;
     for _i in 1 .. cardinality(_which) loop
-        if codes[_i] in (4, 5, 6) and _ended[_which[_i]] then
+        if codes[_i] in (0, 4, 5, 6) and _ended[_which[_i]] then
             codes[_i] := codes[_i] + 16;
         end if;
     end loop;

@@ -31,6 +31,13 @@ WORDS: Final = {
 ERRORS: Final = {REFUSED: NO_LEASE, MISSING: NO_MESSAGE}
 
 
+class Call(NamedTuple):
+    """Settlements of one group that go together, by their places; `completes` says that all of them do just that."""
+
+    indexes: Sequence[int]
+    completes: bool
+
+
 class Verdict(NamedTuple):
     """What became of one settlement."""
 
@@ -47,11 +54,11 @@ async def settle(
     verdicts: dict[int, Verdict] = {}
     calls = list(calls_for(settlements))
     if len(calls) == 1:
-        verdicts.update(await call(work, settlements, calls[0], leases))
+        verdicts.update(await carried_out(work, settlements, calls[0], leases))
     elif calls:
         async with work.together():
             for each in calls:
-                verdicts.update(await call(work, settlements, each, leases))
+                verdicts.update(await carried_out(work, settlements, each, leases))
     ended = [settlements[index] for index, verdict in verdicts.items() if verdict.over]
     over = {(each.group, each.partition_id) for each in ended}
     return [
@@ -63,20 +70,29 @@ async def settle(
 NOWHERE: Final = Verdict(MISSING)
 
 
-def calls_for(settlements: Sequence[Settlement]) -> Iterator[list[int]]:
-    """Which go together: those of one group that are completed, or are not, and no message twice."""
-    bundles: dict[tuple[int, str, bool], list[int]] = {}
-    seen: dict[tuple[str, str, str], int] = {}
+def calls_for(settlements: Sequence[Settlement]) -> Iterator[Call]:
+    """Which go together: those of one group that are completed, and the others, unless a message is named twice.
+
+    Then what is said of it first decides what may be said of it later, so that the group's go one after the other.
+    """
+    bundles: dict[tuple[str, bool], list[int]] = {}
+    seen: set[tuple[str, str, str]] = set()
+    twice: set[str] = set()
     uids = {uid for uid in {each.partition_id for each in settlements} if uuid_or_none(uid) is not None}
     groups = {group for group in {each.group for each in settlements} if is_storable(group)}
     for index, each in enumerate(settlements):
         if each.partition_id not in uids or each.group not in groups or not is_storable(each.transaction_id):
             continue
         message = (each.group, each.partition_id, each.transaction_id)
-        turn = seen[message] = seen.get(message, -1) + 1
-        bundles.setdefault((turn, each.group, each.status is not Status.COMPLETED), []).append(index)
-    for key in sorted(bundles):
-        yield bundles[key]
+        if message in seen:
+            twice.add(each.group)
+        seen.add(message)
+        bundles.setdefault((each.group, each.status is Status.COMPLETED), []).append(index)
+    for group in sorted(twice):
+        yield Call(sorted(bundles.pop((group, True), []) + bundles.pop((group, False), [])), completes=False)
+    # What is completed goes first: the others may end its lease.
+    for group, completes in sorted(bundles, key=lambda key: (not key[1], key[0])):
+        yield Call(bundles[group, completes], completes)
 
 
 def is_storable(text: str) -> bool:
@@ -84,11 +100,11 @@ def is_storable(text: str) -> bool:
     return is_text(text) and "\0" not in text
 
 
-async def call(
-    work: Work, settlements: Sequence[Settlement], indexes: Sequence[int], leases: frozenset[str]
+async def carried_out(
+    work: Work, settlements: Sequence[Settlement], call: Call, leases: frozenset[str]
 ) -> dict[int, Verdict]:
-    """Carry out one bundle."""
-    items = [settlements[index] for index in indexes]
+    """What became of those of one call."""
+    items = [settlements[index] for index in call.indexes]
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
     head = (
         items[0].group,
@@ -98,11 +114,11 @@ async def call(
         lease_ids(items),
     )
     tail = ([lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset)
-    if items[0].status is Status.COMPLETED:
+    if call.completes:
         row = await work.row(COMPLETE, *head, *tail)
     else:
         row = await work.row(SETTLE, *head, *others(items), *tail)
-    return dict(zip(indexes, verdicts(work, items, numbers, row), strict=True))
+    return dict(zip(call.indexes, verdicts(work, items, numbers, row), strict=True))
 
 
 def lease_ids(items: Sequence[Settlement]) -> list[str | None]:

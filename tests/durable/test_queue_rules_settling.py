@@ -7,7 +7,7 @@ import pytest
 
 from pump.queue.options import QueueOptions
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, Settlement, State, Status
-from support.queue_rig import BACK, DEAD, FAIL, Rig, TimedEngine, settlement
+from support.queue_rig import BACK, DEAD, FAIL, OK, Rig, TimedEngine, settlement
 
 EngineMaker = Callable[..., TimedEngine]
 
@@ -485,3 +485,40 @@ def test_without_order_every_message_has_a_lease_of_its_own(loose: Rig) -> None:
     loose.one(first[0], FAIL)
     assert loose.one(second[0]).success
     assert loose.names() == ["1", "3"]
+
+
+@pytest.mark.requirement("Q-21", "Z-02")
+def test_a_message_that_a_call_names_twice_is_settled_by_whoever_has_it_though_another_of_its_lease_fails(
+    either: Rig,
+) -> None:
+    either.push("a", "b")
+    late = either.pop()
+    either.expire()
+    first, second = either.pop()
+
+    done = either.settle((late[1], OK), (first, FAIL), (second, OK))
+
+    assert [each.success for each in done] == [False, True, True]
+    assert either.states() == {"a": State.PENDING, "b": State.COMPLETED}
+
+
+@pytest.mark.requirement("Q-28", "Q-46")
+def test_what_is_said_first_of_a_message_in_a_call_counts(either: Rig) -> None:
+    either.push("a", "b", "c")
+    first, second, third = either.pop()
+
+    done = either.settle(
+        (first, FAIL), (first, OK), (second, OK), (second, OK), (second, FAIL), (third, DEAD), (third, OK)
+    )
+
+    assert [each.message for each in done] == [
+        "failed_retry",
+        "invalid_lease",
+        "acknowledged",
+        "already_acknowledged",
+        "invalid_lease",
+        "failed_dlq",
+        "invalid_lease",
+    ]
+    assert either.states() == {"a": State.PENDING, "b": State.COMPLETED, "c": State.DEAD}
+    assert either.names() == ["a"]
