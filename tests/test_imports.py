@@ -11,7 +11,7 @@ import pytest
 from support.tree import modules
 
 LAYERS: tuple[str, ...] = (
-    "capabilities clock dead_letter duration errors json_text message request subscription telemetry watermark",
+    "capabilities clock dead_letter duration errors json_text message request subscription telemetry unsaid watermark",
     "colour json_tree ledger loop_thread own_task report",
     "json_form verdict",
     "context dataclass_codec intake queue transport",

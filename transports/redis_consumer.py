@@ -1,6 +1,5 @@
 """One consumer's conversation with Redis, whatever its messages are kept in: when it asks, waits and acknowledges."""
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,11 +14,10 @@ from pump.telemetry import log
 from pump.transport import new_generation
 from pump.transports.redis_names import Names, Seat
 from pump.transports.redis_wire import Command, NoGroup, Reply, Server, Wire, reply_or_raise
+from pump.unsaid import MOST, Unsaid
 
 LOOK_SECONDS: Final = 0.5
 """How often to look for what comes otherwise than fresh. No read blocks for longer."""
-MOST_UNSAID: Final = 64
-LONGEST_UNSAID: Final = 0.02
 """How many acknowledgements wait to be said at one go, and for how many seconds."""
 UNBLOCK_AGAIN_SECONDS: Final = 0.02
 PARKED_SECONDS: Final = 8.0
@@ -81,10 +79,7 @@ class RedisConsumer(ABC):
         self._look_at = 0.0
         self._blocked = False
         self._interrupted = False
-        self._unsaid: dict[Any, Message] = {}
-        self._unsaid_since = 0.0
-        self._unsaid_lock: Final = threading.Lock()
-        self._timed = False
+        self._unsaid: Final = Unsaid[Any, Message](opening.clock, self._flush, again=LOOK_SECONDS)
         self._closed = False
 
     # -- what each kind says in its own way
@@ -131,7 +126,7 @@ class RedisConsumer(ABC):
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
         deadline = self._clock.monotonic() + timeout
-        limit = min(limit, MOST_UNSAID)  # so that all of a batch is acknowledged together with the next one's read
+        limit = min(limit, MOST)  # so that all of a batch is acknowledged together with the next one's read
         made_anew = False
         while True:
             try:
@@ -181,15 +176,7 @@ class RedisConsumer(ABC):
 
     def note(self, message: Message) -> bool:
         """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
-        with self._unsaid_lock:
-            if not self._unsaid:
-                self._unsaid_since = self._clock.monotonic()
-            elif len(self._unsaid) >= MOST_UNSAID:
-                return False
-            self._unsaid[self._handle(message)] = message
-        if not self._timed:
-            self._flush_later(LONGEST_UNSAID)
-        return True
+        return self._unsaid.note(lambda: ((self._handle(message), message),))
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; said with others at one go."""
@@ -214,7 +201,7 @@ class RedisConsumer(ABC):
 
     def _say(self, wire: Wire, *more: Command) -> Sequence[Reply]:
         """Acknowledge what is to be; the replies to what is asked at one go with it."""
-        unsaid = self._take_unsaid()
+        unsaid = self._unsaid.take()
         if not unsaid and not more:
             return ()
         try:
@@ -222,19 +209,9 @@ class RedisConsumer(ABC):
             replies = wire.ask_all((*commands, *more))
             self._heard(unsaid, replies[: len(commands)])
         except BaseException:
-            self._put_back(unsaid)
+            self._unsaid.put_back(unsaid)
             raise
         return replies[len(commands) :]
-
-    def _take_unsaid(self) -> dict[Any, Message]:
-        with self._unsaid_lock:
-            unsaid, self._unsaid = self._unsaid, {}
-            return unsaid
-
-    def _put_back(self, unsaid: Mapping[Any, Message]) -> None:
-        """Nobody knows whether they were heard: they are said again, which changes nothing if they were."""
-        with self._unsaid_lock:
-            self._unsaid = {**unsaid, **self._unsaid}
 
     def _heard(self, unsaid: Mapping[Any, Message], answers: Sequence[Reply]) -> None:
         late = 0
@@ -250,23 +227,6 @@ class RedisConsumer(ABC):
                 len(unsaid),
                 self._names.channel,
             )
-
-    def _flush_later(self, delay: float) -> None:
-        self._timed = True
-        self._clock.alarm(delay, self._flush_on_time)
-
-    def _flush_on_time(self) -> None:
-        self._timed = False  # before the look at what there is, so that what comes after it is timed anew
-        if self._closed or not self._unsaid:
-            return
-        left = self._unsaid_since + LONGEST_UNSAID - self._clock.monotonic()
-        if left > 0:  # others have been said since
-            self._flush_later(left)
-            return
-        try:
-            self._flush()
-        except PumpError:  # it is kept, and said again; whoever has a call under way is told
-            self._flush_later(LOOK_SECONDS)
 
     # -- other verdicts
 
@@ -347,7 +307,8 @@ class RedisConsumer(ABC):
 
     def _let_go(self) -> None:
         self._closed = True
-        unsaid = self._take_unsaid()
+        self._unsaid.close()
+        unsaid = self._unsaid.take()
         if unsaid:
             log.warning(
                 "redis: channel %s: %d acknowledgements did not arrive; the next consumer repeats them",

@@ -1,7 +1,6 @@
 """A pump's consumer of the durable queue, on whichever engine."""
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from pump.clock import Clock, Signal
@@ -18,14 +17,13 @@ from pump.queue.vocabulary import Committed, Leased, Push, Settled, Settlement, 
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport import new_generation
+from pump.unsaid import MOST, Unsaid
 
 LOOK_SECONDS: Final = 1.0
 """How often to look even if no bell rings."""
 SOONEST_SECONDS: Final = 0.005
-MOST_UNSAID: Final = 64
-MOST_UNSAID_OF_ALL: Final = 500
-LONGEST_UNSAID: Final = 0.02
-"""How many acknowledgements wait to be said at one go, or as many as are received at one, and for how many seconds."""
+MOST_UNSAID: Final = 500
+"""As many acknowledgements are said at one go as are received at one, but no more than these."""
 SAY_AGAIN_SECONDS: Final = 0.5
 FRESH: Final = 0.9
 """A lease of which so much is left need not be renewed: another message under it has just had that done."""
@@ -58,11 +56,9 @@ class QueueConsumer:
         self._hand: Final = Hand(route.channel, ordered=rules.ordered)
         self._unsaid_before: Final = unsaid
         """What the channel's last consumer here could not say, and where this one leaves what it cannot say."""
-        self._unsaid: dict[Key, Settlement] = {}
-        self._most_unsaid: Final = max(MOST_UNSAID, min(rules.buffer_size, MOST_UNSAID_OF_ALL))
-        self._unsaid_since = 0.0
-        self._unsaid_lock: Final = threading.Lock()
-        self._timed = False
+        self._unsaid: Final = Unsaid[Key, Settlement](
+            clock, self._say, again=SAY_AGAIN_SECONDS, most=max(MOST, min(rules.buffer_size, MOST_UNSAID))
+        )
         self._woken: Final = Signal()
         self._interrupted = False
         self._broken = False
@@ -104,7 +100,7 @@ class QueueConsumer:
             self._broken = True
             raise
         except NotFound as error:
-            raise TransportError(f"channel {self._route.channel!r} is not there: {error}") from error
+            raise self._not_there(error) from error
         self._broken = False
         expires = asked + self._lease
         receipts = self._hand.take(taken.messages, expires)
@@ -151,44 +147,30 @@ class QueueConsumer:
 
     def note(self, message: Message) -> bool:
         """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
-        with self._unsaid_lock:
-            if not self._unsaid:
-                self._unsaid_since = self._clock.monotonic()
-            elif len(self._unsaid) >= self._most_unsaid:
-                return False
-            for settlement in (self._hand.say(message, Status.COMPLETED), *self._hand.close(message)):
-                self._put(settlement)
-        if not self._timed:
-            self._say_later(LONGEST_UNSAID)
-        return True
+        return self._unsaid.note(lambda: self._completed(message))
+
+    def _completed(self, message: Message) -> Iterable[tuple[Key, Settlement]]:
+        done = self._hand.say(message, Status.COMPLETED)
+        return [(_key(each), each) for each in (done, *self._hand.close(message))]
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; said with others at one go."""
         while not self.note(message):
             self._say()
 
-    def _put(self, settlement: Settlement) -> None:
-        self._unsaid.setdefault(_key(settlement), settlement)
-
     def _say(self, settlements: Sequence[Settlement] = ()) -> Mapping[Key, Settled]:
         """Carry out all that is to be said, these too; what cannot be said is kept, and said again later.
 
         Nobody knows then whether it was heard, but said twice it changes nothing.
         """
-        with self._unsaid_lock:
-            for settlement in settlements:
-                self._put(settlement)
-            unsaid, self._unsaid = self._unsaid, {}
+        unsaid = self._unsaid.take({_key(settlement): settlement for settlement in settlements})
         if not unsaid:
             return {}
         try:
             results = dict(zip(unsaid, self._opened.settle(list(unsaid.values())), strict=True))
         except TransportError:
             self._broken = True
-            with self._unsaid_lock:
-                self._unsaid = {**unsaid, **self._unsaid}
-            if not self._timed:
-                self._say_later(SAY_AGAIN_SECONDS)
+            self._unsaid.put_back(unsaid)
             raise
         ours = {_key(settlement) for settlement in settlements}
         self._tell_of_late([result for key, result in results.items() if key not in ours])
@@ -203,23 +185,6 @@ class QueueConsumer:
                 len(results),
                 self._route.channel,
             )
-
-    def _say_later(self, delay: float) -> None:
-        self._timed = True
-        self._clock.alarm(delay, self._say_on_time)
-
-    def _say_on_time(self) -> None:
-        self._timed = False  # before the look at what there is, so that what comes after it is timed anew
-        if self._closed or not self._unsaid:
-            return
-        left = self._unsaid_since + LONGEST_UNSAID - self._clock.monotonic()
-        if left > 0:  # others have been said since
-            self._say_later(left)
-            return
-        try:
-            self._say()
-        except PumpError:  # it is kept, and said again; whoever has a call under way is told
-            self._say_later(SAY_AGAIN_SECONDS)
 
     # -- other verdicts
 
@@ -307,7 +272,13 @@ class QueueConsumer:
 
     def purge(self) -> int:
         """Settle all that waits, due or not; says how many messages that were."""
-        return self._engine.purge(self._route.topic, self._route.channel)
+        try:
+            return self._engine.purge(self._route.topic, self._route.channel)
+        except NotFound as error:
+            raise self._not_there(error) from error
+
+    def _not_there(self, error: NotFound) -> TransportError:
+        return TransportError(f"channel {self._route.channel!r} is not there: {error}")
 
     # -- ending
 
@@ -331,12 +302,13 @@ class QueueConsumer:
         if self._closed:
             return
         self._closed = True
+        self._unsaid.close()
         self._woken.set()
         try:
             self._say(self._hand.leave(everything=self._broken))
         except PumpError as error:
             log.warning("channel %s: closing: %s", self._route.channel, error)
-            self._unsaid_before.extend(self._unsaid.values())
+            self._unsaid_before.extend(self._unsaid.take().values())
         finally:
             self.ended()
 

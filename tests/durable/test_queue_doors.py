@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from pump import Command, Dispatcher, DontAckAction, Publication, RejectMessageAction, Subscription
+from pump import Command, Dispatcher, DontAckAction, Publication, RejectMessageAction, Subscription, unsaid
 from pump.dead_letter import Rejection
 from pump.errors import ConfigurationError, LeaseLost, PublishError, TransportError
 from pump.message import Header, Message
@@ -295,6 +295,15 @@ def test_a_purge_takes_what_is_not_due_as_well_and_leaves_what_is_in_hand(bench:
     assert bench.door.left(bench.topic) == 0
 
 
+def test_a_purge_of_a_channel_that_somebody_removed_says_so(bench: Bench) -> None:
+    consumer = bench.consumer()
+    with bench.door.engine() as engine:
+        engine.delete_group("channel", bench.topic)
+
+    with pytest.raises(TransportError, match="channel 'channel' is not there"):
+        consumer.purge()
+
+
 # -- processes that die
 
 
@@ -318,7 +327,7 @@ def test_a_consumer_that_is_killed_again_and_again_loses_nothing(door: Door, tmp
         assert program.ends() == 0
 
     assert door.dead(works.channel) == []
-    assert len(works.runs) - 200 <= kills * (10 + door_consumer.MOST_UNSAID)
+    assert len(works.runs) - 200 <= kills * (10 + unsaid.MOST)
 
 
 @pytest.mark.requirement("P-04")
