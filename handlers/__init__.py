@@ -1,4 +1,8 @@
-"""Handler attributes, one file each. All of them stand on `def` and on `async def` handlers."""
+"""Attributes for handlers: feature switches, what to do on an error, retries, time limits and the like.
+
+Imports: the top level of `pump`; no transport.
+Begin with: `dont_ack_on_error`, the shortest one.
+"""
 
 from pump.handlers.circuit_breaker import CircuitBreaker
 from pump.handlers.defer_message_on_error import DeferMessageOnError

@@ -3,8 +3,6 @@
 from pump.attribute import Attribute, Rest, Steps
 from pump.clock import ManualClock, SystemClock
 from pump.context import Context
-from pump.delivery import AsyncDelivery, Delivery
-from pump.dispatcher import Dispatcher
 from pump.errors import (
     ConfigurationError,
     DeferMessageAction,
@@ -21,10 +19,12 @@ from pump.errors import (
     TransportError,
     UnknownPublication,
 )
-from pump.handler import RequestHandler
-from pump.mapping import JsonMapper, Mapper
+from pump.handling.delivery import AsyncDelivery, Delivery
+from pump.handling.handler import RequestHandler
+from pump.mapping.mapper import JsonMapper, Mapper
 from pump.message import Header, Message
-from pump.processor import CommandProcessor
+from pump.program.dispatcher import Dispatcher
+from pump.program.processor import CommandProcessor
 from pump.request import Command, Document, Event
 from pump.subscription import Publication, Subscription
 

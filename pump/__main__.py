@@ -2,7 +2,7 @@
 
 import sys
 
-from pump.cli import main
+from pump.command.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

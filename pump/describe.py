@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from pump.attribute import Attribute
-from pump.dispatcher import Dispatcher
 from pump.duration import seconds
-from pump.mapping import wire_type
-from pump.performer import PerformerState
-from pump.plan import Plan
-from pump.registry import Registration
+from pump.handling.registry import Registration
+from pump.mapping.mapper import wire_type
+from pump.program.dispatcher import Dispatcher
+from pump.program.performer import PerformerState
+from pump.program.plan import Plan
 from pump.subscription import Publication
 
 _HIDDEN: Final = "…"

@@ -26,7 +26,7 @@ from pump.errors import (
 )
 from pump.ledger import FRESH, Ledger, Standing
 from pump.message import Message
-from pump.report import Report
+from pump.pump_log import Report
 from pump.subscription import Subscription
 
 Done = TypeVar("Done", None, Awaitable[None], covariant=True)

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 from pump.capabilities import Capabilities
 from pump.duration import Duration
 from pump.errors import ConfigurationError
-from pump.queue.door import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
-from pump.queue.postgres_engine import PostgresEngine
+from pump.queue.postgres.engine import PostgresEngine
+from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
 
 SCHEMA: Final = "message_pump"
 POOL_SIZE: Final = 10

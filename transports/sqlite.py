@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pump.capabilities import Capabilities
 from pump.duration import Duration
 from pump.errors import ConfigurationError
-from pump.queue.door import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
-from pump.queue.sqlite_engine import SqliteEngine
+from pump.queue.sqlite.engine import SqliteEngine
+from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
 
 _OPTIONS: Final[Mapping[str, Callable[[str], object]]] = {"lease": float, "keep": float, "synchronous": str}
 

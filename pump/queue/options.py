@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from pump.queue.names import check_count, check_seconds
+from pump.queue.limits import check_count, check_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

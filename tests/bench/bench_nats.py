@@ -22,10 +22,10 @@ from bench.orders import COUNT, ORDERS, Awaiting, Blocking, PlaceOrder, best, dr
 from bench.table import Row
 from brokers.nats import Nats
 from pump import Dispatcher, Message, RequestHandler
-from pump.delivery import Settler
+from pump.handling.delivery import Settler
 from pump.message import Header
 from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription, NatsTransport
-from pump.transports.nats_consumer import Receipt
+from pump.transports.nats.consumer import Receipt
 from support.nats_slip import Slip
 
 ROUNDS = 3

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from bench.table import Row
 from pump.attribute import Attribute, Rest, Scope, Steps
 from pump.context import Context, enter_context, leave_context
-from pump.pipeline import build
+from pump.handling.pipeline import build
 from support.pipelines import NoProcessor
 
 COUNT = 20_000

@@ -24,7 +24,7 @@ from bench.table import Row
 from bench.turns import Measured, measure
 from brokers.postgres import Postgres
 from pump.queue.ids import mint_many
-from pump.queue.postgres_engine import PostgresEngine
+from pump.queue.postgres.engine import PostgresEngine
 
 pytestmark = pytest.mark.requirement("Q-24", "Q-25")
 

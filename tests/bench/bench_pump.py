@@ -17,7 +17,7 @@ from dramatiq.brokers.stub import StubBroker
 from bench.table import Row
 from pump import Command, Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
 from pump.handlers import DontAckOnError
-from pump.mapping import mapper_for
+from pump.mapping.mapper import mapper_for
 from pump.message import Header, Message
 
 COUNT = 30_000

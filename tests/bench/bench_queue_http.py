@@ -24,8 +24,8 @@ from bench.queues import BATCH, PAYLOAD, SLOWEST_MS
 from bench.table import Row
 from bench.turns import Measured, measure
 from brokers.postgres import Postgres
-from pump.queue.command import open_engine
 from pump.queue.engine import Engine
+from pump.queue.http.command import open_engine
 from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions
 from pump.queue.vocabulary import Leased, Push, Settlement, Want

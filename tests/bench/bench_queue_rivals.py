@@ -26,7 +26,7 @@ from bench.table import Row
 from brokers.postgres import Postgres
 from pump import Dispatcher, Publication, Subscription
 from pump.queue.options import QueueOptions
-from pump.queue.postgres_engine import PostgresEngine
+from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.vocabulary import Push, Settlement, Want
 
 AT_ONCE = 1000

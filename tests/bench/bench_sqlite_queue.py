@@ -17,7 +17,7 @@ from bench.queues import BATCH, PAYLOAD, Bench, Line, acks, cycles, figures, fla
 from bench.table import Row
 from bench.turns import SECONDS, Measured, measure, side_by_side
 from pump.queue.ids import mint_many
-from pump.queue.sqlite_engine import SqliteEngine
+from pump.queue.sqlite.engine import SqliteEngine
 
 pytestmark = pytest.mark.requirement("Q-24", "Q-25")
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from bench.table import Row
 from bench.turns import SECONDS, Measured, measure, side_by_side
-from pump.queue.desk import Desk
+from pump.queue.batching.batched_engine import Desk
 from pump.queue.engine import Engine
 from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions

@@ -16,7 +16,7 @@ from pump.errors import (
     RejectMessageAction,
 )
 from pump.handlers import CircuitBreaker, DontAckOnError
-from pump.pipeline import build
+from pump.handling.pipeline import build
 from support.pipelines import Failing, Harness
 
 FIVE = [ValueError() for _ in range(5)]

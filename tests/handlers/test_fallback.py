@@ -6,7 +6,7 @@ import pytest
 from pump.attribute import Attribute, Rest, Steps
 from pump.errors import ConfigurationError, DontAckAction, RejectMessageAction
 from pump.handlers import Fallback
-from pump.pipeline import PipelineError
+from pump.handling.pipeline import PipelineError
 from support.pipelines import Failing, Harness
 
 

@@ -11,7 +11,7 @@ from pump.attribute import Scope, attributes_of, declared_decisions
 from pump.clock import ManualClock
 from pump.errors import ConfigurationError, DontAckAction
 from pump.handlers import RateLimit
-from pump.pipeline import build
+from pump.handling.pipeline import build
 from support.pipelines import Failing, Harness
 
 

@@ -12,8 +12,8 @@ from pump.clock import ManualClock, SystemClock
 from pump.context import Context, current_context, find_context, in_context
 from pump.errors import ConfigurationError, HandlerTimeout, PumpError
 from pump.handlers import Retry, Timeout
+from pump.handling.pipeline import build
 from pump.message import Header, Message
-from pump.pipeline import build
 from support.pipelines import Failing, Harness, NoProcessor
 from support.waiting import eventually
 

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from itertools import count
 from typing import Any, Final, TypeVar
 
-from pump.async_channel import AsyncChannel
 from pump.capabilities import Capabilities
-from pump.channel import Channel
 from pump.clock import Clock, ManualClock, Signal
 from pump.colour import Colour
 from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Message
-from pump.report import Report
+from pump.pump_log import Report
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
 from pump.telemetry import Telemetry
-from pump.transport import new_generation
+from pump.transport_kit.protocol import new_generation
 from pump.verdict import Judge, Verdict
 from support.court import message, rules
 

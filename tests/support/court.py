@@ -8,7 +8,7 @@ from pump.clock import ManualClock
 from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Header, Message
-from pump.report import Report
+from pump.pump_log import Report
 from pump.subscription import OnUndecodable, Subscription
 from pump.telemetry import Telemetry
 from pump.verdict import Judge, Verdict

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pump.intake import Intake
 from pump.message import Message
+from pump.pumps.intake import Intake
 from support.court import message
 
 

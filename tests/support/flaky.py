@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
-from pump.transport import new_generation
+from pump.transport_kit.protocol import new_generation
 from pump.transports.memory import MemoryConsumer
 from support.fates import Crash
 

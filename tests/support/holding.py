@@ -11,7 +11,7 @@ from pump.dead_letter import Rejection
 from pump.errors import PublishError, TransportError
 from pump.message import ATTEMPTS_HEADER, Header, Message
 from pump.subscription import Publication, Subscription
-from pump.transport import Consumer, Producer
+from pump.transport_kit.protocol import Consumer, Producer
 from pump.transports.memory import MemoryConsumer, MemoryProducer, MemoryTransport
 
 GARBAGE: Final = "application/garbage"

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pump.dispatcher import Dispatcher
 from pump.errors import DeferMessageAction
+from pump.program.dispatcher import Dispatcher
 from pump.request import Command
 from pump.transports.nats import NatsSubscription
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 
 from pump.colour import Colour
-from pump.delivery import Settler
-from pump.loop_thread import LoopThread
+from pump.handling.delivery import Settler
 from pump.message import Message
 from pump.telemetry import Telemetry
+from pump.transport_kit.loop_thread import LoopThread
 from pump.transports.nats import AsyncNatsMessage, NatsMessage
-from pump.transports.nats_consumer import NatsConsumer, Receipt
-from pump.transports.nats_streams import Binding
+from pump.transports.nats.consumer import NatsConsumer, Receipt
+from pump.transports.nats.streams import Binding
 from support.channels import Line
 
 REPLY: Final = "$JS.ACK.ORDERS.worker.{delivered}.17.33.1700000000123456789.4"

@@ -17,10 +17,10 @@ import nats
 import nats.js.errors
 from nats.js import api
 
-from pump.dispatcher import Dispatcher
-from pump.loop_thread import LoopThread
+from pump.program.dispatcher import Dispatcher
 from pump.subscription import Publication, Subscription
-from pump.transport import Transport
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.protocol import Transport
 from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription
 from support.pumps import PROACTOR, REACTOR, Body, Kind, Order
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pump.async_channel import AsyncChannel
-from pump.channel import Channel
-from pump.concurrent import ConcurrentProactor
 from pump.message import Message
-from pump.proactor import Proactor
-from pump.reactor import Reactor
-from pump.report import Report
+from pump.pump_log import Report
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
+from pump.pumps.concurrent_proactor import ConcurrentProactor
+from pump.pumps.proactor import Proactor
+from pump.pumps.reactor import Reactor
 from pump.telemetry import Telemetry
 from pump.verdict import Judge, Verdict
 from support.fates import ERRORS, FAILING, Crash, Outcome

@@ -8,8 +8,8 @@ from pump.attribute import Attribute, Rest, Scope, Steps, attributes_of
 from pump.clock import Clock, ManualClock, Signal
 from pump.colour import Colour
 from pump.context import Context, in_context
+from pump.handling.pipeline import build
 from pump.message import Header, Message
-from pump.pipeline import build
 from pump.telemetry import Telemetry
 
 Result = TypeVar("Result")

@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 from pump.attribute import Attribute
 from pump.clock import Clock
-from pump.delivery import AsyncDelivery, Delivery
-from pump.dispatcher import Dispatcher
+from pump.handling.delivery import AsyncDelivery, Delivery
 from pump.message import Message
+from pump.program.dispatcher import Dispatcher
 from pump.request import Command, Event
 from pump.subscription import Publication, Subscription
 from pump.testing import PumpHarness, memory_transport
-from pump.transport import Transport
+from pump.transport_kit.protocol import Transport
 
 Body = Callable[[Any], object]
 

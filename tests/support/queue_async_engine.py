@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from pump.loop_thread import LoopThread
-from pump.queue.postgres_async_engine import AsyncPostgresEngine
+from pump.queue.postgres.async_engine import AsyncPostgresEngine
+from pump.transport_kit.loop_thread import LoopThread
 
 
 class AwaitedEngine:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pump.queue.door import QueueTransport
 from pump.queue.engine import Engine
+from pump.queue.transport.transport import QueueTransport
 from pump.queue.vocabulary import DeadLetter, Filter
-from pump.transport import transport_from
+from pump.transport_kit.protocol import transport_from
 
 
 class Door:

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import httpx
 
-from pump.loop_thread import LoopThread
 from pump.queue.engine import Engine
-from pump.queue.server import Server
+from pump.queue.http.server import Server
+from pump.transport_kit.loop_thread import LoopThread
 from support.programs import DEADLINE, Program, pump
 
 LOOPBACK = "http://127.0.0.1"

@@ -17,7 +17,7 @@ Serving = Callable[..., "InProcess"]
 @pytest.fixture
 def file_engine(tmp_path: Path) -> "Iterator[Engine]":
     """The queue in a file of its own."""
-    from pump.queue.sqlite_engine import SqliteEngine
+    from pump.queue.sqlite.engine import SqliteEngine
 
     engine = SqliteEngine(tmp_path / "queue.db")
     yield engine

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from pump.queue.engine import Engine
-from pump.queue.server import Server
+from pump.queue.http.server import Server
 from support.waiting import eventually
 
 

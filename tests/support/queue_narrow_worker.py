@@ -5,7 +5,7 @@ import resource
 import sys
 
 from pump.queue.errors import QueueUnavailable
-from pump.queue.sqlite_engine import SqliteEngine
+from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.vocabulary import Push, Settlement, Want
 
 SMALL = 600_000

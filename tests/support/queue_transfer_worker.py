@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pump.queue.command import open_engine
+from pump.queue.http.command import open_engine
 from pump.queue.vocabulary import Push, Settlement, Want
 
 

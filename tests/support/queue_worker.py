@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pump.queue.sqlite_engine import SqliteEngine
+from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.vocabulary import Push, Settlement, Want
 
 

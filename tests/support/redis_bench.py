@@ -12,7 +12,7 @@ from pump.message import Header, Message
 from pump.request import Command
 from pump.subscription import Publication, Subscription
 from pump.transports.redis import RedisListTransport, RedisTransport, Server
-from pump.transports.redis_consumer import RedisConsumer
+from pump.transports.redis.consumer import RedisConsumer
 
 REJECTED = Rejection("delivery error", "OutOfTea", "no tea left")
 INVALID = Rejection("unacceptable", "Unreadable")

@@ -1,0 +1,301 @@
+"""The command `pump`: run, check and describe a dispatcher, and a demo. What goes wrong is said in one line."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NoReturn
+
+from pump.clock import SystemClock
+from pump.command import tables
+from pump.command.loading import load_dispatcher
+from pump.command.workers import Leash, Supervisor
+from pump.describe import as_text, describe, without_credentials
+from pump.duration import seconds
+from pump.errors import ConfigurationError, SetupError, TransportError
+from pump.program.dispatcher import Dispatcher
+from pump.program.validation import Problem
+from pump.queue.http.command import add_command as add_queue
+
+log: Final = logging.getLogger("pump.cli")
+
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
+
+
+class Exit(IntEnum):
+    """What the command ends with."""
+
+    WELL = 0
+    """Done; for `run`, a signal has stopped it."""
+    STOPPED = 1
+    """Every performer of some channel has stopped by itself."""
+    WRONG = 2
+    """Wrongly called, wrongly configured, or not found."""
+    REFUSED = 3
+    """The broker refused, or could not be reached."""
+    DEFECT = 70
+    """Something that should not happen, in pump itself."""
+
+
+class _Usage(Exception):  # noqa: N818 - how the command was called, not an error of ours
+    """The command was called wrongly."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Usage(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the arguments say; returns what the process should exit with, as `Exit` lists it."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _act(arguments)
+    except SystemExit as end:  # argparse, after --help and --version
+        return Exit.WELL if end.code is None else int(end.code)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+        return Exit.WELL
+    except Exception as error:
+        return _failed(error, show_traceback="--traceback" in arguments)
+
+
+def _act(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    act: Callable[[argparse.Namespace], int] = options.act
+    status = act(options)
+    sys.stdout.flush()
+    return status
+
+
+def _failed(error: Exception, *, show_traceback: bool) -> int:
+    if show_traceback:
+        traceback.print_exception(error)
+    status, text = _diagnosis(error)
+    print(f"pump: {without_credentials(' '.join(text.split()))}", file=sys.stderr)
+    return status
+
+
+def _diagnosis(error: Exception) -> tuple[Exit, str]:
+    match error:
+        case _Usage() | ConfigurationError():
+            return Exit.WRONG, str(error)
+        case SetupError() | TransportError():
+            return Exit.REFUSED, str(error)
+        case _:
+            what = f"{type(error).__name__}: {error}"
+            return Exit.DEFECT, f"{what}; this should not happen: --traceback shows where it did"
+
+
+# -- what can be said
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="pump", description="A message pump: run it, check it, see it work.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"pump {version('message-pump')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (add, about) in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
+        )
+        command.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        add(command)
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    parser.add_argument(
+        "target",
+        metavar="module:dispatcher",
+        nargs="?" if optional else None,
+        help="a Dispatcher, or a function that returns one; found from the current folder too",
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_target(parser)
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--reload", action="store_true", help="start again when a .py file here has changed")
+    parser.add_argument("--log-level", choices=_LEVELS, help="default: info, or as the program itself has set it up")
+    parser.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print what is wrong, a line each, before anything starts (default)",
+    )
+    parser.add_argument("--leash", type=int, help=argparse.SUPPRESS)  # what a worker is given by its supervisor
+    parser.add_argument("--one-of", type=_count, default=1, help=argparse.SUPPRESS)  # so many workers are there
+    parser.set_defaults(act=_run)
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    _add_target(parser)
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="as it would be run by so many")
+    parser.set_defaults(act=_check)
+
+
+def _add_describe(parser: argparse.ArgumentParser) -> None:
+    _add_target(parser, optional=True)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    parser.add_argument("--settlement", action="store_true", help="what becomes of a message, as Markdown")
+    parser.add_argument("--capabilities", action="store_true", help="what each transport can do, as Markdown")
+    parser.add_argument("--write-docs", type=Path, metavar="FOLDER", help="print both into the pages in this folder")
+    parser.set_defaults(act=_describe)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=_positive, default=30.0, metavar="S", help="how long (default: 30)")
+    parser.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="X times as many orders (default: 1)")
+    parser.add_argument("--plain", action="store_true", help="lines instead of a live picture")
+    parser.set_defaults(act=_demo)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+
+
+_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
+    "run": (_add_run, "consume until a signal"),
+    "check": (_add_check, "look for problems, without connecting to anything"),
+    "describe": (_add_describe, "say what a dispatcher is going to do"),
+    "demo": (_add_demo, "show a small shop on the in-memory bus, live"),
+    "queue": (add_queue, "serve the durable queue over HTTP"),
+}
+
+
+# -- what is done
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.reload or options.workers > 1:
+        return _supervise(options)
+    leash = None if options.leash is None else Leash(options.leash, SystemClock())
+    dispatcher = load_dispatcher(options.target)
+    _log(options.log_level)
+    if not dispatcher.plans:
+        raise ConfigurationError(f"{options.target} has no subscriptions, so there is nothing to run: add one")
+    errors = _problems(dispatcher, options.one_of) if options.check else _worker_problems(dispatcher, options.one_of)
+    if _print_errors(errors):
+        return Exit.WRONG
+    if leash is not None:
+        leash.tell(max(seconds(each.grace) for each in dispatcher.subscriptions))
+    log.info("starting %s: %s", options.target, _consumed(dispatcher))
+    with _interrupt_ends():
+        return dispatcher.run()
+
+
+def _consumed(dispatcher: Dispatcher) -> str:
+    channels = (
+        f"{rules.channel} ({rules.performers} performer{'s' if rules.performers > 1 else ''})"
+        for rules in dispatcher.subscriptions
+    )
+    return f"{', '.join(channels)} on {dispatcher.transport.capabilities.system}"
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    _log(options.log_level)
+    pump = [sys.executable, "-P", "-m", "pump"]  # -P: a folder called pump, in the current one, is not this pump
+    workers = str(options.workers)
+    if options.check and not options.reload:
+        checked = subprocess.run(  # noqa: S603 - this same program
+            [*pump, "check", options.target, "--workers", workers], check=False, stdout=subprocess.PIPE, text=True
+        )
+        if checked.returncode:
+            print(checked.stdout, end="", file=sys.stderr)
+            return checked.returncode
+    command = [*pump, "run", options.target, "--one-of", workers, "--check" if options.check else "--no-check"]
+    command += ["--log-level", options.log_level] if options.log_level else []
+    command += ["--traceback"] if options.traceback else []
+    return Supervisor(command, options.workers, watched=Path.cwd() if options.reload else None).run()
+
+
+def _check(options: argparse.Namespace) -> int:
+    problems = _problems(load_dispatcher(options.target), options.workers)
+    for problem in problems:
+        print(problem)
+    return Exit.WRONG if any(each.level == "error" for each in problems) else Exit.WELL
+
+
+def _describe(options: argparse.Namespace) -> int:
+    if options.write_docs is not None:
+        for page in tables.write_tables(options.write_docs):
+            print(f"{page} has a new table")
+    elif options.settlement or options.capabilities:
+        wanted = [tables.TABLES[name] for name in tables.TABLES if getattr(options, name)]
+        print("\n\n".join(table() for table in wanted))
+    elif options.target is None:
+        raise _Usage("say what to describe: module:dispatcher, --settlement or --capabilities")
+    else:
+        described = describe(load_dispatcher(options.target))
+        print(json.dumps(described, indent=2, ensure_ascii=False) if options.format == "json" else as_text(described))
+    return Exit.WELL
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from pump.command.demo import show  # noqa: PLC0415 - only the demo itself pays for the demo
+
+    return show(options.seconds, options.speed, plain=options.plain)
+
+
+def _problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
+    return [*dispatcher.check(), *_worker_problems(dispatcher, workers)]
+
+
+def _worker_problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
+    capabilities = dispatcher.transport.capabilities
+    if workers == 1 or capabilities.between_processes:
+        return []
+    text = (
+        f"{capabilities.system} is private to its process: with --workers {workers} each would have messages of "
+        "its own. Use --workers 1, or a broker"
+    )
+    return [Problem("error", text)]
+
+
+def _print_errors(problems: Sequence[Problem]) -> bool:
+    errors = [problem for problem in problems if problem.level == "error"]
+    for problem in errors:
+        print(f"pump: {problem}", file=sys.stderr)
+    return bool(errors)
+
+
+def _log(level: str | None) -> None:
+    """Log to stderr, unless the program has set up its logging itself."""
+    logging.basicConfig(level=(level or "info").upper(), format=_LOG_FORMAT)
+    if level is not None:
+        logging.getLogger("pump").setLevel(level.upper())
+
+
+@contextmanager
+def _interrupt_ends() -> Iterator[None]:
+    """At the first Ctrl-C a dispatcher gives way to what was before: so a second one ends the process, like SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,107 @@
+"""The tables in the documentation, printed from the code: what becomes of a message, and what each transport can do."""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from importlib.metadata import EntryPoint, entry_points
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from pump import capabilities as capabilities_module
+from pump.capabilities import Capabilities
+from pump.command.settlement_table import HEAD, settlement_rows
+from pump.errors import ConfigurationError
+from pump.transport_kit.protocol import GROUP, find_transport
+
+
+def settlement_table() -> str:
+    """What becomes of a message, for every way in which its handling can end."""
+    return markdown(HEAD, settlement_rows())
+
+
+def capability_table() -> str:
+    """What every installed transport says of itself; one whose client is not installed says nothing."""
+    known = {name: found for name, found in _transports() if found is not None}
+    meanings = _meanings()
+    head = ("", *known, "")
+    rows = [
+        (f"`{each.name}`", *(_said(getattr(found, each.name)) for found in known.values()), meanings.get(each.name, ""))
+        for each in fields(Capabilities)
+    ]
+    return markdown(head, rows)
+
+
+def unknown_transports() -> Sequence[str]:
+    """The schemes of transports that say nothing here, since their clients are not installed."""
+    return [name for name, found in _transports() if found is None]
+
+
+def _transports() -> Iterator[tuple[str, Capabilities | None]]:
+    by_class: dict[str, list[EntryPoint]] = {}
+    for each in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+        by_class.setdefault(each.value, []).append(each)
+    for several in by_class.values():
+        yield " ".join(f"`{each.name}://`" for each in several), _capabilities(several[0].name)
+
+
+def _capabilities(scheme: str) -> Capabilities | None:
+    try:
+        transport = find_transport(scheme)
+    except ConfigurationError:
+        return None
+    declared: object = getattr(transport, "capabilities", None)
+    return declared if isinstance(declared, Capabilities) else transport.from_url(f"{scheme}://").capabilities
+
+
+def _meanings() -> Mapping[str, str]:
+    """What the source says beneath each capability."""
+    tree = ast.parse(inspect.getsource(capabilities_module))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
+    meanings: dict[str, str] = {}
+    for declared, said in pairwise(body):
+        if isinstance(declared, ast.AnnAssign) and isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant):
+            meanings[ast.unparse(declared.target)] = str(said.value.value)
+    return meanings
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {"settlement": settlement_table, "capabilities": capability_table}
+"""By the name of the page that holds it."""
+
+
+def write_tables(folder: Path) -> Sequence[Path]:
+    """Print each table anew into its page of the documentation; says which pages that changed."""
+    changed = []
+    for name, table in TABLES.items():
+        page = folder / f"{name}.md"
+        if not page.is_file():
+            raise ConfigurationError(f"there is no page {page}: name the folder of the documentation")
+        text = page.read_text("utf-8")
+        new = with_table(text, name, table())
+        if new != text:
+            page.write_text(new, "utf-8")
+            changed.append(page)
+    return changed
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """The page with this table between its markers; a ConfigurationError where it has none."""
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ConfigurationError(f"the page of {name} has no markers: write {begin.strip()} and {end} around its table")
+    return f"{before}{begin}\n{table}\n\n{end}{after}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)

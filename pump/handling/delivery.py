@@ -1,0 +1,189 @@
+"""Explicit control: what a handler receives that settles its message itself."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from pump.colour import Colour, must_not_block
+from pump.duration import Duration
+from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
+from pump.message import Message
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
+from pump.verdict import ACKNOWLEDGE, Judge, Verdict
+
+T = TypeVar("T")
+
+
+class Settler(NamedTuple):
+    """Where a delivery's decisions go: the judge and the channel of the pump that received it."""
+
+    judge: Judge
+    channel: Channel | AsyncChannel
+
+
+class _Received(Generic[T]):
+    """What was received: everything a handler may read. It never changes."""
+
+    __slots__ = ("_message", "_payload")
+
+    colour: ClassVar[Colour]
+    twin: ClassVar[str]
+    """The one for handlers of the other colour."""
+    may_leave: ClassVar[bool] = True
+    """Whether a handler may leave the message by it, uncounted, so that a crash cannot be told from that."""
+    system: ClassVar[str] = ""
+    """The broker whose messages it is for; "" is for any."""
+
+    def __init__(self, message: Message, payload: T) -> None:
+        self._message: Final = message
+        self._payload: Final = payload
+
+    @property
+    def payload(self) -> T:
+        """The request, as mapped before the handler was called."""
+        return self._payload
+
+    @property
+    def message(self) -> Message:
+        """The message as delivered."""
+        return self._message
+
+    @property
+    def data(self) -> bytes:
+        """The body as it was sent."""
+        return self._message.body
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's own headers, which cannot be changed."""
+        return self._message.header.headers
+
+    @property
+    def subject(self) -> str:
+        """Where the message was posted to."""
+        return self._message.header.topic
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has been settled, or is being."""
+        return self._message.settled
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._message!r}>"
+
+
+class Delivery(_Received[T]):
+    """One delivery, settled by its handler. The first settlement wins, later ones do nothing; any thread may settle.
+
+    A settlement that fails raises, and may be tried again. If the handler raises before it has settled, the pump
+    settles as for any handler; if it returns without settling, the message stays unsettled until somebody settles it
+    or its lease runs out.
+    """
+
+    __slots__ = ("_channel", "_judge")
+
+    colour: ClassVar[Colour] = "blocking"
+    twin: ClassVar[str] = "AsyncDelivery"
+
+    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
+        super().__init__(message, payload)
+        if not isinstance(settler.channel, Channel):
+            raise TypeError(f"{type(self).__name__} belongs to a blocking handler; an async one takes AsyncDelivery")
+        self._channel: Final = settler.channel
+        self._judge: Final = settler.judge
+
+    def ack(self) -> None:
+        """The message is done."""
+        self._settle(lambda: ACKNOWLEDGE)
+
+    def nack(self) -> None:
+        """Leave the message, as DontAckAction does: it spends nothing, and comes again."""
+        self._settle(lambda: self._judge.decided(self._message, DontAckAction()))
+
+    def defer(self, delay: Duration | None = None) -> None:
+        """Have the message again after the delay, as DeferMessageAction does; the last attempt makes a dead letter."""
+        action = DeferMessageAction(delay)
+        self._settle(lambda: self._judge.decided(self._message, action))
+
+    def reject(self, reason: str = "") -> None:
+        """Make the message a dead letter, as RejectMessageAction does."""
+        self._settle(lambda: self._judge.decided(self._message, RejectMessageAction(reason)))
+
+    def extend(self) -> None:
+        """Keep the message for another lease; LeaseLost if it is not ours any more."""
+        must_not_block("Delivery.extend", "AsyncDelivery.extend")
+        self._channel.extend(self._message)
+
+    def _settle(self, decide: Callable[[], Verdict]) -> None:
+        must_not_block("settling a Delivery", "AsyncDelivery's methods")
+        message = self._message
+        if not message.claim():
+            return
+        try:
+            verdict = decide()
+            verdict.settle(self._channel, message)
+        except BaseException:
+            message.settled = False
+            raise
+        self._judge.settled(message, verdict)
+
+
+class AsyncDelivery(_Received[T]):
+    """One delivery, settled by its async handler; as Delivery, awaited on any loop."""
+
+    __slots__ = ("_channel", "_judge", "_loop")
+
+    colour: ClassVar[Colour] = "awaiting"
+    twin: ClassVar[str] = "Delivery"
+
+    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
+        super().__init__(message, payload)
+        if not isinstance(settler.channel, AsyncChannel):
+            raise TypeError(f"{type(self).__name__} belongs to an async handler; a blocking one takes Delivery")
+        self._channel: Final = settler.channel
+        self._judge: Final = settler.judge
+        self._loop: Final = asyncio.get_running_loop()
+
+    async def ack(self) -> None:
+        """The message is done."""
+        await self._settle(lambda: ACKNOWLEDGE)
+
+    async def nack(self) -> None:
+        """Leave the message, as DontAckAction does: it spends nothing, and comes again."""
+        await self._settle(lambda: self._judge.decided(self._message, DontAckAction()))
+
+    async def defer(self, delay: Duration | None = None) -> None:
+        """Have the message again after the delay, as DeferMessageAction does; the last attempt makes a dead letter."""
+        action = DeferMessageAction(delay)
+        await self._settle(lambda: self._judge.decided(self._message, action))
+
+    async def reject(self, reason: str = "") -> None:
+        """Make the message a dead letter, as RejectMessageAction does."""
+        await self._settle(lambda: self._judge.decided(self._message, RejectMessageAction(reason)))
+
+    async def extend(self) -> None:
+        """Keep the message for another lease; LeaseLost if it is not ours any more."""
+        await self._at_home(self._channel.extend(self._message))
+
+    async def _settle(self, decide: Callable[[], Verdict]) -> None:
+        message = self._message
+        if not message.claim():
+            return
+        await self._at_home(self._carry_out(decide))
+
+    async def _carry_out(self, decide: Callable[[], Verdict]) -> None:
+        message = self._message
+        try:
+            verdict = decide()
+            await verdict.settle(self._channel, message)
+        except BaseException:
+            message.settled = False
+            raise
+        self._judge.settled(message, verdict)
+
+    async def _at_home(self, work: Coroutine[Any, Any, None]) -> None:
+        if asyncio.get_running_loop() is self._loop:
+            await work
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

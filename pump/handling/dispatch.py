@@ -1,0 +1,261 @@
+"""One message's way from its header to its handlers: found, mapped, run in a context. In both colours."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pump.attribute import Scope, is_decision
+from pump.clock import Signal
+from pump.context import Context, Processor, enter_context, leave_context
+from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
+from pump.handling.delivery import Settler
+from pump.handling.dispatch_settings import Surroundings
+from pump.handling.pipeline import Pipeline, build
+from pump.handling.registry import Registration
+from pump.mapping.mapper import Mapper, MappingError, wire_type
+from pump.message import Message
+from pump.pumps.own_task import OwnTask, is_cancelled
+from pump.subscription import Subscription
+from pump.verdict import SetupFault
+
+_SHOWN: Final = 100
+"""So many characters of a type that strangers chose are enough to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A handler with the pipeline that was built for it here, ready to be called for a message."""
+
+    registration: Registration
+    pipeline: Pipeline[Any]
+    factory: Callable[[type], object] | None
+
+    def handle(self) -> Callable[..., object]:
+        """What to call: of a new instance where the handler is a class; a SetupFault where that is misconfigured."""
+        registration = self.registration
+        cls = registration.cls
+        if cls is None:
+            return registration.handle
+        try:
+            instance: Any = cls() if self.factory is None else self.factory(cls)
+        except ConfigurationError as error:
+            raise SetupFault(str(error)) from error
+        handle: Callable[..., object] = instance.handle
+        return handle
+
+
+def bind(registration: Registration, surroundings: Surroundings, channel: str) -> Bound:
+    """Build the handler's pipeline for one channel; the state of its attributes belongs to this pipeline alone."""
+    scope = Scope(
+        clock=surroundings.clock,
+        switches=surroundings.switches,
+        dispatcher=surroundings.name,
+        channel=channel,
+        handler=registration.name,
+        telemetry=surroundings.telemetry,
+        owner=registration.cls or getattr(registration.handle, "__self__", None),
+        request=registration.request if isinstance(registration.request, type) else None,
+    )
+    return Bound(registration, build(registration.attributes, registration.colour, scope), surroundings.factory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    mapper: Mapper[Any]
+    handlers: tuple[Bound, ...]
+
+
+class Router:
+    """Finds the route of each message of one subscription. Shared by the performers of its channel."""
+
+    def __init__(
+        self,
+        rules: Subscription,
+        registrations: Sequence[Registration],
+        surroundings: Surroundings,
+        processor: Processor,
+    ) -> None:
+        self.surroundings: Final = surroundings
+        self.processor: Final = processor
+        self._tell_type: Final = None if rules.request_type is not None else rules.request
+        self._by_type: Final[dict[Any, _Route]] = {}
+        for registration in registrations:
+            route = self._by_type.get(registration.request)
+            bound = bind(registration, surroundings, rules.channel)
+            mapper = surroundings.mapper(registration.request) if route is None else route.mapper
+            self._by_type[registration.request] = _Route(mapper, (*(route.handlers if route else ()), bound))
+        self._by_wire: Final[Mapping[str, _Route]] = self._wired(rules)
+
+    def _wired(self, rules: Subscription) -> Mapping[str, _Route]:
+        if rules.request_type is None:
+            return {}
+        route = self._by_type[rules.request]
+        return {wire_type(rules.request_type): route, "": route}
+
+    def route(self, message: Message) -> _Route:
+        """The mapper and the handlers of a message; InvalidMessageAction where there are none."""
+        route = self._by_wire.get(message.header.type) if self._tell_type is None else self._told(message)
+        if route is None:
+            raise InvalidMessageAction("unknown type") from MappingError(
+                f"nothing here handles the type {message.header.type[:_SHOWN]!r}"
+            )
+        return route
+
+    def _told(self, message: Message) -> _Route | None:
+        assert self._tell_type is not None  # noqa: S101 - route asks only then
+        try:
+            return self._by_type.get(self._tell_type(message))
+        except Exception as error:
+            if is_decision(error):
+                raise
+            raise InvalidMessageAction("its type cannot be told") from error
+
+
+def request_of(mapper: Mapper[Any], message: Message) -> object:
+    """The request in a message. What cannot be mapped is invalid; a mapper put together wrongly is a SetupFault."""
+    try:
+        return mapper.decode(message)
+    except ConfigurationError as error:
+        raise SetupFault(str(error)) from error
+    except Exception as error:
+        if is_decision(error):
+            raise
+        raise Undecodable(UNMAPPABLE) from error
+
+
+class Dispatch:
+    """Runs a message's handlers one after another, in this thread; what they raise comes out, several as one group."""
+
+    __slots__ = ("_clock", "_processor", "_router", "_settler", "_stopping")
+
+    def __init__(self, router: Router, settler: Settler, stopping: Signal) -> None:
+        self._router: Final = router
+        self._settler: Final = settler
+        self._stopping: Final = stopping
+        self._processor: Final = router.processor
+        self._clock: Final = router.surroundings.clock
+
+    def __call__(self, message: Message) -> object:
+        """Map the message and run what handles it."""
+        route = self._router.route(message)
+        request = request_of(route.mapper, message)
+        if len(route.handlers) == 1:
+            return self._run(route.handlers[0], message, request)
+        return self._run_all(route.handlers, message, request)
+
+    def _run(self, bound: Bound, message: Message, request: object) -> object:
+        registration = bound.registration
+        context = Context(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
+        token = enter_context(context)
+        try:
+            handle = bound.handle()
+            if registration.wrapper is not None:
+                message.explicit = True
+                request = registration.wrapper(message, request, self._settler)
+            message.interrupt = context.cancel
+            return bound.pipeline.run(handle, request)
+        except BaseException:
+            message.handler = registration.name
+            raise
+        finally:
+            message.interrupt = None
+            leave_context(token)
+
+    def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
+        errors: list[BaseException] = []
+        for bound in handlers:
+            try:
+                self._run(bound, message, request)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                errors.append(error)
+        return _raised(errors, handlers)
+
+
+class AsyncDispatch:
+    """The same, awaited in this task. A lost lease cancels the handler, told apart from any other cancellation."""
+
+    __slots__ = ("_clock", "_loop", "_processor", "_router", "_settler", "_stopping")
+
+    def __init__(
+        self, router: Router, settler: Settler, stopping: Signal, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._loop: Final = loop  # known, it need not be looked up for every message, which costs as much as mapping
+        self._router: Final = router
+        self._settler: Final = settler
+        self._stopping: Final = stopping
+        self._processor: Final = router.processor
+        self._clock: Final = router.surroundings.clock
+
+    def __call__(self, message: Message) -> Awaitable[object]:
+        """Map the message, and give back the running of what handles it."""
+        route = self._router.route(message)
+        request = request_of(route.mapper, message)
+        if len(route.handlers) == 1:
+            return self._run(route.handlers[0], message, request)
+        return self._run_all(route.handlers, message, request)
+
+    async def _run(self, bound: Bound, message: Message, request: object) -> object:
+        registration = bound.registration
+        context = _TaskContext(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
+        context.task, context.asked = asyncio.current_task(self._loop), False
+        token = enter_context(context)
+        try:
+            handle = bound.handle()
+            if registration.wrapper is not None:
+                message.explicit = True
+                request = registration.wrapper(message, request, self._settler)
+            message.interrupt = context.interrupt
+            return await bound.pipeline.run(handle, request)
+        except BaseException:
+            message.handler = registration.name
+            raise
+        finally:
+            message.interrupt = None
+            if context.asked and context.task is not None:
+                context.task.uncancel()
+            leave_context(token)
+            if isinstance(context.task, OwnTask) and context.task.by_itself:
+                await context.task.recover()
+
+    async def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
+        errors: list[BaseException] = []
+        for bound in handlers:
+            try:
+                await self._run(bound, message, request)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if _cancelled(error):
+                    raise
+                errors.append(error)
+        return _raised(errors, handlers)
+
+
+def _raised(errors: Sequence[BaseException], handlers: Sequence[Bound]) -> object:
+    if errors:
+        raise BaseExceptionGroup(f"{len(errors)} of {len(handlers)} handlers failed", errors)
+    return None
+
+
+class _TaskContext(Context):
+    """A context whose handler is ended by cancelling its task, which is taken back once the handler has ended."""
+
+    __slots__ = ("asked", "task")
+
+    task: "asyncio.Task[Any] | None"
+    asked: bool
+
+    def interrupt(self) -> None:
+        """The message is not ours any more: nothing that the handler does can matter."""
+        if not self.asked and self.task is not None:
+            self.asked = True
+            self.cancel()
+            self.task.cancel()
+
+
+def _cancelled(error: BaseException) -> bool:
+    """Whether this task itself was cancelled, rather than something that it awaited."""
+    return isinstance(error, asyncio.CancelledError) and is_cancelled()

@@ -1,0 +1,174 @@
+"""Which handlers there are, what each takes, and which a message is for. Decided once, at registration."""
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from pump.attribute import Attribute, attributes_of, declared_decisions
+from pump.colour import Colour, colour_of
+from pump.errors import ConfigurationError, MessageAction
+from pump.handling.delivery import AsyncDelivery, Delivery
+from pump.handling.handler import RequestHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One handler, as found out when it was registered."""
+
+    name: str
+    request: Any
+    """The type that it handles; for an explicit one, of the payload."""
+    wrapper: type[Delivery[Any]] | type[AsyncDelivery[Any]] | None
+    """What an explicit handler takes instead of the bare request."""
+    colour: Colour
+    handle: Callable[..., object]
+    """What is called; for a class, its function, which wants an instance."""
+    cls: type | None
+    """The class of which every message gets an instance; None for a shared instance or a function."""
+    attributes: tuple[Attribute, ...]
+    declares: frozenset[type[MessageAction]]
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the handler settles its messages itself."""
+        return self.wrapper is not None
+
+
+def register(handler: object) -> Registration:
+    """Find out what a handler takes. A ConfigurationError names the handler and what is wrong with it."""
+    name, handle, cls = _named(handler)
+    parameter = _only_parameter(name, handle, bound=cls is None)
+    annotation = _annotation(
+        name, handle, parameter, cls if cls is not None else type(getattr(handle, "__self__", None))
+    )
+    wrapper, request = _unwrapped(name, annotation)
+    colour = colour_of(handle)
+    if wrapper is not None and wrapper.colour != colour:
+        kind = "async def" if colour == "awaiting" else "def"
+        raise ConfigurationError(f"{name} is `{kind}` and takes {wrapper.__name__}: it has to take {wrapper.twin}[…]")
+    return Registration(name, request, wrapper, colour, handle, cls, attributes_of(handle), declared_decisions(handle))
+
+
+def _named(handler: object) -> tuple[str, Callable[..., object], type | None]:
+    if isinstance(handler, type):
+        handle = getattr(handler, "handle", None)
+        if not callable(handle) or handle is RequestHandler.handle:
+            raise ConfigurationError(f"{handler.__qualname__} is no handler: it has no handle method")
+        return handler.__qualname__, handle, handler
+    if isinstance(handler, RequestHandler) or callable(getattr(handler, "handle", None)):
+        return type(handler).__qualname__, handler.handle, None  # type: ignore[attr-defined]
+    if not callable(handler):
+        raise ConfigurationError(
+            f"{handler!r} is no handler: give a class, an instance with a handle method, or a function"
+        )
+    function: object = handler
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(handler).__qualname__), handler, None
+
+
+def _only_parameter(name: str, handle: Callable[..., object], *, bound: bool) -> inspect.Parameter:
+    try:
+        parameters = list(inspect.signature(handle).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name} is no handler: its parameters cannot be read") from error
+    if not bound:
+        parameters = parameters[1:]
+    wanted = [each for each in parameters if each.default is each.empty and each.kind not in _ANY_NUMBER]
+    if len(wanted) != 1 or wanted[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        shown = ", ".join(each.name for each in wanted) or "none"
+        raise ConfigurationError(f"{name} has to take exactly one parameter, the request; it takes {shown}")
+    return wanted[0]
+
+
+_ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Parameter, owner: type) -> Any:  # noqa: ANN401 - a type may be any type form
+    function: Any = handle
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function):
+        function = type(function).__call__
+    if parameter.annotation is parameter.empty:
+        return _from_base(name, parameter.name, owner)
+    try:
+        annotation = typing.get_type_hints(function, include_extras=True)[parameter.name]
+    except Exception as error:
+        found = _from_base(name, parameter.name, owner, absent=None)
+        if found is not None:
+            return found
+        raise ConfigurationError(
+            f"{name}: the type {parameter.annotation!r} of its parameter {parameter.name} cannot be resolved ({error})"
+        ) from error
+    variable = isinstance(annotation, typing.TypeVar)
+    return _from_base(name, parameter.name, owner, absent=annotation) if variable else annotation
+
+
+_RAISE: Final = object()
+
+
+def _from_base(name: str, parameter: str, owner: type, absent: object = _RAISE) -> Any:  # noqa: ANN401 - a type may be any type form
+    """The T of RequestHandler[T], where the method's own annotation does not say it."""
+    argument = _argument(owner, {})
+    if argument is not None:
+        return argument
+    if absent is not _RAISE:
+        return absent
+    raise ConfigurationError(f"{name}: say by a type hint what its parameter {parameter} is")
+
+
+def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
+    """What a class makes of the T of RequestHandler[T], itself or by its bases; None if it leaves it open."""
+    for base in vars(owner).get("__orig_bases__", owner.__bases__):
+        origin = typing.get_origin(base) or base
+        arguments = [_filled(each, known) for each in typing.get_args(base)]
+        if origin is RequestHandler:
+            open_ = not arguments or isinstance(arguments[0], typing.TypeVar | typing.ForwardRef | str)
+            return None if open_ else arguments[0]
+        parameters = getattr(origin, "__parameters__", ())
+        found = _argument(origin, dict(zip(parameters, arguments, strict=False))) if isinstance(origin, type) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _filled(form: Any, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
+    if isinstance(form, typing.TypeVar):
+        return known.get(form, form)
+    variables = () if isinstance(form, type) else getattr(form, "__parameters__", ())
+    return form[tuple(known.get(each, each) for each in variables)] if variables else form
+
+
+def _unwrapped(
+    name: str,
+    annotation: Any,  # noqa: ANN401 - a type may be any type form
+) -> tuple[type[Delivery[Any]] | type[AsyncDelivery[Any]] | None, Any]:
+    origin = typing.get_origin(annotation) or annotation
+    if isinstance(origin, type) and issubclass(origin, Delivery | AsyncDelivery):
+        arguments = typing.get_args(annotation)
+        if not arguments:
+            raise ConfigurationError(f"{name}: say what is delivered, {origin.__name__}[YourRequest]")
+        return origin, _request(name, arguments[0])
+    return None, _request(name, annotation)
+
+
+def _request(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type may be any type form
+    if isinstance(annotation, typing.TypeVar) or annotation in {Any, object, None, type(None), inspect.Parameter.empty}:
+        raise ConfigurationError(f"{name}: {annotation!r} is no type of request")
+    return annotation
+
+
+class Registry:
+    """All handlers of one dispatcher."""
+
+    def __init__(self, handlers: Iterable[object]) -> None:
+        self.registrations: Final = tuple(register(handler) for handler in handlers)
+
+    def handling(self, request: object) -> Sequence[Registration]:
+        """The handlers of one type of request."""
+        return tuple(each for each in self.registrations if each.request == request)

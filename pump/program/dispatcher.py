@@ -1,0 +1,359 @@
+"""Puts a program together and runs it: handlers, subscriptions and publications on one transport."""
+
+import asyncio
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+from pump.attribute import SwitchProvider
+from pump.clock import Clock, Signal, SystemClock
+from pump.colour import must_not_block
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError
+from pump.handling.dispatch import Router
+from pump.handling.dispatch_settings import Surroundings
+from pump.handling.registry import Registry
+from pump.mapping.mapper import Mapper
+from pump.program.performer import PerformerState, State
+from pump.program.performer_group import Group
+from pump.program.plan import Plan, plan
+from pump.program.processor import CommandProcessor
+from pump.program.producers import Outlet
+from pump.program.validation import Problem, problems
+from pump.subscription import Publication, Subscription
+from pump.telemetry import Listener, Telemetry, log
+from pump.transport_kit.bridge import awaiting, blocking
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.protocol import Observed, Transport, transport_from
+from pump.verdict import Stopped
+
+_real_clock: Final = SystemClock()
+"""Threads and tasks end in real time, whatever clock the pumps go by."""
+_LEFT_BEHIND: Final = 1.0
+"""How long a handler that was told to end is waited for, in seconds."""
+
+
+class Dispatcher:
+    """Handlers, subscriptions and publications on one transport. Making one opens nothing.
+
+    `with dispatcher:` consumes (Proactors on a loop thread of its own), `async with` too (on the caller's loop),
+    `with dispatcher.publishing():` only publishes, `run()` consumes until a signal.
+    """
+
+    def __init__(
+        self,
+        transport: str | Transport,
+        *,
+        handlers: Iterable[object] = (),
+        subscriptions: Iterable[Subscription] = (),
+        publications: Iterable[Publication] = (),
+        name: str = "",
+        factory: Callable[[type], object] | None = None,
+        switches: SwitchProvider | None = None,
+        mappers: Mapping[type, Mapper[Any]] | None = None,
+        clock: Clock | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> None:
+        self.name: Final = name
+        self.transport: Final = transport_from(transport) if isinstance(transport, str) else transport
+        self.publications: Final = tuple(publications)
+        self.surroundings: Final = Surroundings(
+            name=name,
+            factory=factory,
+            mappers=dict(mappers or {}),
+            switches=switches,
+            clock=clock or SystemClock(),
+            telemetry=Telemetry(*listeners),
+        )
+        registry = Registry(handlers)
+        default = self.transport.capabilities.default_dead_letter
+        self.plans: Final[tuple[Plan, ...]] = tuple(plan(each, registry, name, default) for each in subscriptions)
+        if isinstance(self.transport, Observed):
+            self.transport.observe(self.surroundings.telemetry)
+        self._outlet: Final = Outlet(self.transport)
+        self.processor: Final = CommandProcessor(registry, self.publications, self.surroundings, self._outlet)
+        """Sends and publishes in this process, and posts to the broker."""
+        self.post: Final = self.processor.post
+        self.post_async: Final = self.processor.post_async
+        self.post_many: Final = self.processor.post_many
+        self.post_many_async: Final = self.processor.post_many_async
+        self._groups: dict[str, Group] = {}
+        self._loop_thread: LoopThread | None = None
+        self._wake: Final = Signal()
+        self._running = False
+        self._names: Final = itertools.count(1)
+
+    # -- checks
+
+    def check(self) -> Sequence[Problem]:
+        """Everything that is wrong or surprising in these settings, without connecting to anything."""
+        has_factory = self.surroundings.factory is not None
+        found = problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
+        return [*found, *self._unbuildable()]
+
+    def _unbuildable(self) -> Iterator[Problem]:
+        """What only shows when mappers and pipelines are built, which opens nothing either."""
+        for each in self.plans:
+            try:
+                if each.handlers:
+                    Router(each.rules, each.handlers, self.surroundings, self.processor)
+            except ConfigurationError as error:
+                yield Problem("error", f"channel {each.rules.channel}: {error}")
+
+    def _must_be_sound(self) -> None:
+        found = self.check()
+        for problem in found:
+            if problem.level == "warning":
+                log.warning("%s", problem.text)
+        errors = [problem.text for problem in found if problem.level == "error"]
+        if errors:
+            raise ConfigurationError("; ".join(errors))
+
+    # -- consuming
+
+    def __enter__(self) -> Self:
+        must_not_block("`with dispatcher:`", "`async with dispatcher:`")
+        self._begin()
+        try:
+            blocking(self.transport).prepare(self.subscriptions, self.publications)
+            if any(each.rules.pump == "proactor" for each in self.plans):
+                self._loop_thread = LoopThread("pump-loop")
+            self._start(None if self._loop_thread is None else self._loop_thread.loop)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        try:
+            await awaiting(self.transport).async_prepare(self.subscriptions, self.publications)
+            self._start(asyncio.get_running_loop())
+        except BaseException:
+            await self._outlet.close_async()
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop_async()
+
+    def _begin(self) -> None:
+        if self._running:
+            raise ConfigurationError("this dispatcher is running already")
+        self._must_be_sound()
+        self._running = True
+        self._wake.clear()
+
+    @property
+    def subscriptions(self) -> Sequence[Subscription]:
+        """What is consumed, with every default filled in."""
+        return tuple(each.rules for each in self.plans)
+
+    def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._outlet.open()
+        self._groups = {
+            each.rules.channel: Group(
+                each, self.transport, self.surroundings, self.processor, loop, self._wake.set, self._names
+            )
+            for each in self.plans
+        }
+        for group in self._groups.values():
+            group.scale(group.plan.rules.performers)
+
+    def stop(self, grace: Duration | None = None) -> None:
+        """Stop every performer: intake first, then what is in hand within the grace; the rest goes back."""
+        must_not_block("stop", "stop_async")
+        for group, left in self._stopping(grace):
+            group.finish(left, _real_clock)
+        self._close()
+
+    async def stop_async(self, grace: Duration | None = None) -> None:
+        """The same, awaited."""
+        for group, left in self._stopping(grace):
+            await group.finish_async(left, _real_clock)
+        await self._outlet.close_async()
+        self._close()
+
+    def _stopping(self, grace: Duration | None) -> Iterator[tuple[Group, float]]:
+        """Ask every performer to stop; then each group, with how long to wait for it; told to give up after that."""
+        began = _real_clock.monotonic()
+        for group in self._groups.values():
+            group.stop()
+        for group in self._groups.values():
+            allowed = seconds(group.plan.rules.grace if grace is None else grace)
+            yield group, max(0.0, began + allowed - _real_clock.monotonic())
+            if not group.finished:
+                group.give_up()
+                yield group, _LEFT_BEHIND
+            for name in group.unfinished:
+                log.error(
+                    "performer %s: its handler still runs after the grace of %g s; its message was not settled, and "
+                    "comes again when this process ends",
+                    name,
+                    allowed,
+                )
+
+    def _close(self) -> None:
+        self._running = False
+        try:
+            self._outlet.close()
+        finally:
+            if self._loop_thread is not None:
+                thread, self._loop_thread = self._loop_thread, None
+                thread.close()
+
+    # -- publishing
+
+    def publishing(self) -> "Publishing":
+        """Only publish, in a `with` or `async with`; the subscriptions' channels are made too: nothing is lost."""
+        return Publishing(self, self._open, self._close, self._outlet)
+
+    def _open(self) -> None:
+        """Ready to publish: checked, and counted as running."""
+        self._begin()
+        self._outlet.open()
+
+    # -- running
+
+    def run(self) -> int:
+        """Consume until SIGINT or SIGTERM, or until every performer of some channel has stopped.
+
+        Returns what the process should exit with: 1 where they stopped by themselves, else 0. A second signal ends the
+        grace.
+        """
+        stop = Signal()
+        with _signals(stop, self._wake), self:
+            while not stop.is_set() and not self._is_over:
+                self._wake.clear()
+                if not stop.is_set() and not self._is_over:
+                    _real_clock.wait(self._wake, None)
+            failed = self.stopped_channels
+            for channel in failed:
+                log.critical("channel %s: every performer has stopped", channel)
+        return 1 if failed else 0
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether some channel has nobody left: they stopped by themselves, or somebody asked them to."""
+        every = (group.states for group in self._groups.values())
+        return any(states and all(each.state is State.STOPPED for each in states) for states in every)
+
+    @property
+    def stopped_channels(self) -> Sequence[str]:
+        """The channels of which every performer stopped by itself: the limit was reached, or the set-up is wrong."""
+        by_itself = {Stopped.LIMIT_EXCEEDED, Stopped.CONFIGURATION_ERROR}
+        return [
+            channel
+            for channel, group in self._groups.items()
+            if group.states and all(each.stopped in by_itself for each in group.states)
+        ]
+
+    # -- control
+
+    @property
+    def states(self) -> Sequence[PerformerState]:
+        """Every performer, as it is now."""
+        return [state for group in self._groups.values() for state in group.states]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every performer runs, or is paused on purpose."""
+        states = self.states
+        return bool(states) and all(each.state in {State.RUNNING, State.PAUSED} for each in states)
+
+    def scale(self, channel: str, performers: int) -> None:
+        """Have so many performers on a channel from now on; those too many finish what they have in hand."""
+        self._group(channel).scale(performers)
+
+    def pause(self, channel: str) -> None:
+        """Begin no further message of a channel; what waits here goes back to the broker."""
+        self._group(channel).pause()
+
+    def resume(self, channel: str) -> None:
+        """Go on with a channel."""
+        self._group(channel).resume()
+
+    def restart(self, channel: str) -> None:
+        """Replace a channel's performers by new ones, those too that had stopped by themselves."""
+        self._group(channel).restart()
+
+    def _group(self, channel: str) -> Group:
+        group = self._groups.get(channel)
+        if group is None:
+            known = ", ".join(self._groups) or "none; the dispatcher is not running"
+            raise ConfigurationError(f"there is no channel {channel!r}; there is {known}")
+        return group
+
+
+class Publishing:
+    """A dispatcher that only publishes, for the length of a `with` or `async with`."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, begin: Callable[[], None], end: Callable[[], None], outlet: Outlet
+    ) -> None:
+        self._dispatcher: Final = dispatcher
+        self._begin: Final = begin
+        self._end: Final = end
+        self._outlet: Final = outlet
+
+    def __enter__(self) -> Dispatcher:
+        must_not_block("`with dispatcher.publishing():`", "`async with dispatcher.publishing():`")
+        dispatcher = self._dispatcher
+        self._begin()
+        try:
+            blocking(dispatcher.transport).prepare(dispatcher.subscriptions, dispatcher.publications)
+        except BaseException:
+            self._end()
+            raise
+        return dispatcher
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    async def __aenter__(self) -> Dispatcher:
+        dispatcher = self._dispatcher
+        self._begin()
+        try:
+            await awaiting(dispatcher.transport).async_prepare(dispatcher.subscriptions, dispatcher.publications)
+        except BaseException:
+            self._end()
+            raise
+        return dispatcher
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._outlet.close_async()
+        self._end()
+
+
+@contextmanager
+def _signals(stop: Signal, wake: Signal) -> Iterator[None]:
+    """SIGINT and SIGTERM ask to stop, once; a second one is what it was before. Only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        stop.set()
+        wake.set()
+
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

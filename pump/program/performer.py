@@ -1,0 +1,245 @@
+"""A supervised pump: started, watched, begun again when it dies, stopped within its grace.
+
+Two kinds: a Reactor on a thread of its own, and a Proactor in a task of a loop. What differs is only how they wait.
+"""
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from pump.clock import Clock, Signal
+from pump.duration import seconds
+from pump.pump_log import Report
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
+from pump.pumps.concurrent_proactor import ConcurrentProactor
+from pump.pumps.own_task import is_cancelled, own_task
+from pump.pumps.proactor import Proactor
+from pump.pumps.reactor import Reactor
+from pump.subscription import Subscription
+from pump.verdict import Judge, Stopped
+
+AnyChannel = TypeVar("AnyChannel", bound=Channel | AsyncChannel)
+AnyPump = TypeVar("AnyPump", bound=Reactor | Proactor)
+
+
+class State(Enum):
+    """What a performer is doing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class PerformerState:
+    """A performer, as it was when it was looked at."""
+
+    name: str
+    channel: str
+    state: State
+    stopped: Stopped | None
+    """Why it stopped; None while it has not."""
+    restarts: int
+    unacceptable: int
+    error: str
+    """What it died of last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Generic[AnyChannel, AnyPump]):
+    """One life of a pump."""
+
+    judge: Judge
+    channel: AnyChannel
+    pump: AnyPump
+
+
+class Performer(ABC, Generic[AnyChannel, AnyPump]):
+    """What both kinds share: what is known and asked of a pump, over all its lives."""
+
+    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
+        self,
+        name: str,
+        rules: Subscription,
+        make: Callable[[], Running[AnyChannel, AnyPump]],
+        clock: Clock,
+        report: Report,
+        ended: Callable[[], None],
+    ) -> None:
+        self.name: Final = name
+        self.finished: Final = Signal()
+        """Set when it has stopped for good."""
+        self._rules: Final = rules
+        self._make: Final = make
+        self._clock: Final = clock
+        self._report: Final = report
+        self._ended: Final = ended
+        self._ending: Final = Signal()
+        self._running: Running[AnyChannel, AnyPump] | None = None
+        self._state = State.STARTING
+        self._paused = False
+        self._stopped: Stopped | None = None
+        self._restarts = 0
+        self._unacceptable = 0
+        self._deaths = 0
+        self._began = 0.0
+        self._error = ""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin. From any thread."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """The grace has ended: tell the handlers that run to end. From any thread."""
+
+    @property
+    def state(self) -> PerformerState:
+        """What it is doing now."""
+        running = self._running
+        state = State.PAUSED if self._paused and self._state is State.RUNNING else self._state
+        unacceptable = self._unacceptable if running is None else running.judge.unacceptable
+        return PerformerState(
+            self.name, self._rules.channel, state, self._stopped, self._restarts, unacceptable, self._error
+        )
+
+    def stop(self) -> None:
+        """Begin no further message. What is in hand goes on to its end."""
+        self._ending.set()
+        if not self.finished.is_set():
+            self._state = State.STOPPING
+        if self._running is not None:
+            self._running.judge.stop()
+            self._running.channel.stop()
+
+    def pause(self) -> None:
+        """Begin no further message until resumed; what waits here goes back to the broker."""
+        self._paused = True
+        if self._running is not None:
+            self._running.channel.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._running is not None:
+            self._running.channel.resume()
+
+    def _begin(self) -> Running[AnyChannel, AnyPump]:
+        self._began = self._clock.monotonic()
+        running = self._running = self._make()
+        if self._paused:
+            running.channel.pause()
+        if self._ending.is_set():  # asked to stop while it was being made
+            running.judge.stop()
+        else:
+            self._state = State.RUNNING
+        return running
+
+    def _died(self, error: BaseException) -> float:
+        """Note a death; says how long to wait before the next life."""
+        first, longest = (seconds(each) for each in self._rules.failure_backoff)
+        if self._clock.monotonic() - self._began > 2 * longest:
+            self._deaths = 0
+        delay = min(longest, first * 2.0 ** min(self._deaths, 64))
+        self._deaths += 1
+        self._restarts += 1
+        self._error = f"{type(error).__name__}: {error}"
+        if not self._ending.is_set():
+            self._state = State.RESTARTING
+        self._report.died(self.name, error, delay)
+        return delay
+
+    def _end(self) -> None:
+        running = self._running
+        if running is not None:
+            self._unacceptable = running.judge.unacceptable
+            self._stopped = running.judge.stopped
+        self._stopped = self._stopped or Stopped.REQUESTED
+        self._state = State.STOPPED
+        self.finished.set()
+        self._ended()
+
+
+class ReactorPerformer(Performer[Channel, Reactor]):
+    """A Reactor on a thread of its own."""
+
+    def start(self) -> None:
+        """Begin. From any thread."""
+        threading.Thread(target=self._supervise, name=self.name, daemon=True).start()
+
+    def give_up(self) -> None:
+        """Tell the handler by its context: a thread cannot be stopped."""
+        if self._running is not None:
+            for message in self._running.channel.in_hand:
+                if message.interrupt is not None:
+                    message.interrupt()
+
+    def _supervise(self) -> None:
+        try:
+            while not self._ending.is_set():
+                try:
+                    self._begin().pump.run()
+                except BaseException as error:
+                    self._clock.wait(self._ending, self._died(error))
+                else:
+                    return
+        finally:
+            self._end()
+
+
+class ProactorPerformer(Performer[AsyncChannel, Proactor]):
+    """A Proactor in a task of a loop."""
+
+    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
+        self,
+        name: str,
+        rules: Subscription,
+        make: Callable[[], Running[AsyncChannel, Proactor]],
+        clock: Clock,
+        report: Report,
+        ended: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(name, rules, make, clock, report, ended)
+        self._loop: Final = loop
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. From any thread."""
+        self._loop.call_soon_threadsafe(self._start)
+
+    def give_up(self) -> None:
+        """Cancel the handlers; their messages are handed back."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self) -> None:
+        self._task = own_task(self._supervise(), name=self.name)
+
+    def _cancel(self) -> None:
+        running, task = self._running, self._task
+        if running is not None and isinstance(running.pump, ConcurrentProactor):
+            running.pump.cancel()
+        elif running is not None and task is not None and running.channel.in_hand:
+            task.cancel()
+
+    async def _supervise(self) -> None:
+        try:
+            while not self._ending.is_set():
+                try:
+                    await self._begin().pump.run()
+                except BaseException as error:
+                    if is_cancelled():
+                        raise
+                    await self._clock.wait_async(self._ending, self._died(error))
+                else:
+                    return
+        finally:
+            self._end()

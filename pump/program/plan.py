@@ -1,0 +1,94 @@
+"""What a dispatcher is going to run: each subscription with its defaults filled in and its handlers found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pump.errors import ConfigurationError, DontAckAction, MessageAction
+from pump.handling.registry import Registration, Registry, register
+from pump.mapping.mapper import wire_type
+from pump.request import Event
+from pump.subscription import DEFAULT_DEAD_LETTER, PumpKind, Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One subscription, complete."""
+
+    rules: Subscription
+    """With topic, channel, pump, dead-letter channel and may_block filled in."""
+    handlers: tuple[Registration, ...]
+
+    @property
+    def declares(self) -> frozenset[type[MessageAction]]:
+        """The decisions that its handlers' attributes may raise."""
+        return frozenset().union(*(handler.declares for handler in self.handlers))
+
+    @property
+    def may_block(self) -> bool:
+        """Whether DontAckAction is to be expected."""
+        return bool(self.rules.may_block)
+
+
+def plan(
+    rules: Subscription, registry: Registry, dispatcher: str, default_dead_letter: str = DEFAULT_DEAD_LETTER
+) -> Plan:
+    """Fill in what a subscription leaves open. A ConfigurationError says what cannot be."""
+    topic = rules.topic or wire_type(rules.request_type or type)
+    channel = rules.channel or _default_channel(rules, topic, dispatcher)
+    handlers = _handlers(rules, registry)
+    dead_letter = rules.dead_letter
+    if dead_letter == DEFAULT_DEAD_LETTER:
+        dead_letter = default_dead_letter.replace("<channel>", channel)
+    declares = frozenset[type[MessageAction]]().union(*(handler.declares for handler in handlers))
+    explicit = any(handler.wrapper is not None and handler.wrapper.may_leave for handler in handlers)
+    may_block = rules.may_block
+    if may_block is None:
+        may_block = explicit or DontAckAction in declares or rules.on_unhandled == "dont_ack"
+    complete = replace(
+        rules,
+        topic=topic,
+        channel=channel,
+        dead_letter=dead_letter,
+        may_block=may_block,
+        pump=_kind(channel, rules, handlers),
+    )
+    return Plan(complete, handlers)
+
+
+def _default_channel(rules: Subscription, topic: str, dispatcher: str) -> str:
+    if not isinstance(rules.request, type) or not issubclass(rules.request, Event):
+        return topic
+    if not dispatcher:
+        raise ConfigurationError(
+            f"subscribing to the event {topic} needs Dispatcher(name=…): each service has a channel of its own, "
+            f"<name>.{topic}, or two services would silently share one"
+        )
+    return f"{dispatcher}.{topic}"
+
+
+def _handlers(rules: Subscription, registry: Registry) -> tuple[Registration, ...]:
+    if rules.handlers:
+        return tuple(register(handler) for handler in rules.handlers)
+    if rules.request_type is None:
+        return registry.registrations
+    return tuple(registry.handling(rules.request))
+
+
+def _kind(channel: str, rules: Subscription, handlers: Sequence[Registration]) -> PumpKind:
+    colours = {handler.colour for handler in handlers}
+    if len(colours) > 1:
+        names = ", ".join(f"{handler.name} ({handler.colour})" for handler in handlers)
+        raise ConfigurationError(
+            f"channel {channel} has handlers of both colours ({names}): one pump runs either `def` or `async def`; "
+            "make them alike, or give each its own Subscription(handlers=[…])"
+        )
+    wanted: PumpKind = "proactor" if "awaiting" in colours else "reactor"
+    if not handlers:
+        return rules.pump or wanted
+    if rules.pump not in {None, wanted}:
+        name = handlers[0].name
+        form = "async def" if wanted == "proactor" else "def"
+        raise ConfigurationError(
+            f"channel {channel} has pump={rules.pump!r}, but {name} is `{form}`: that is a {wanted}"
+        )
+    return wanted

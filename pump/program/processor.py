@@ -1,0 +1,280 @@
+"""Sends requests to handlers in this process, or posts them to the broker."""
+
+import inspect
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from pump.colour import must_not_block
+from pump.context import Context, enter_context, find_context, leave_context
+from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError, UnknownPublication
+from pump.handling.dispatch import Bound, bind
+from pump.handling.dispatch_settings import Surroundings
+from pump.handling.registry import Registration, Registry
+from pump.mapping.mapper import Mapper, wire_type, wire_version
+from pump.message import NO_HEADERS, Header, Kind, Message
+from pump.program.producers import Outlet
+from pump.request import Document, Event
+from pump.subscription import Publication
+
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+
+
+class CommandProcessor:
+    """`send` and `publish` run handlers here and now and need no connection; `post` gives the request to the broker."""
+
+    def __init__(
+        self, registry: Registry, publications: Sequence[Publication], surroundings: Surroundings, outlet: Outlet
+    ) -> None:
+        self._registry: Final = registry
+        self._surroundings: Final = surroundings
+        self._outlet: Final = outlet
+        self._publications: Final = {each.request: _Outgoing(each, surroundings) for each in publications}
+        self._bound: Final[dict[type, tuple[Bound, ...]]] = {}
+
+    # -- in this process
+
+    def send(self, request: object, /) -> object:
+        """Run the one handler of a request; returns what it returns, raises what it raises."""
+        must_not_block("send", "send_async")
+        return self._run(self._only(type(request), "blocking"), request)
+
+    async def send_async(self, request: object, /) -> object:
+        """The same with an async handler; a blocking one is run as well, and blocks."""
+        return await self._run_async(self._only(type(request), "awaiting"), request)
+
+    def publish(self, event: object, /) -> None:
+        """Run every handler of an event, one after another; what they raise comes out as one group."""
+        must_not_block("publish", "publish_async")
+        errors: list[Exception] = []
+        for bound in self._handlers(type(event)):
+            try:
+                self._run(bound, event)
+            except Exception as error:
+                errors.append(error)
+        _raise_all(errors, type(event))
+
+    async def publish_async(self, event: object, /) -> None:
+        """The same with async handlers."""
+        errors: list[Exception] = []
+        for bound in self._handlers(type(event)):
+            try:
+                await self._run_async(bound, event)
+            except Exception as error:
+                errors.append(error)
+        _raise_all(errors, type(event))
+
+    def _only(self, request: type, colour: str) -> Bound:
+        handlers = self._handlers(request)
+        if len(handlers) != 1:
+            names = ", ".join(each.registration.name for each in handlers) or "none"
+            raise ConfigurationError(
+                f"{request.__name__} needs exactly one handler to be sent to, and has {names}: publish it, or add one"
+            )
+        if colour == "blocking":
+            _must_be_blocking(handlers[0].registration, "send")
+        return handlers[0]
+
+    def _handlers(self, request: type) -> tuple[Bound, ...]:
+        bound = self._bound.get(request)
+        if bound is None:
+            explicit = [each.name for each in self._registry.handling(request) if each.explicit]
+            if explicit:
+                raise ConfigurationError(
+                    f"{explicit[0]} settles a broker's message: it cannot be called in the process"
+                )
+            bound = tuple(bind(each, self._surroundings, "") for each in self._registry.handling(request))
+            self._bound[request] = bound
+        return bound
+
+    def _context(self, bound: Bound) -> Context:
+        outer = find_context()
+        name = bound.registration.name
+        return Context(self, name, clock=self._surroundings.clock) if outer is None else outer.nested(name)
+
+    def _run(self, bound: Bound, request: object) -> object:
+        _must_be_blocking(bound.registration, "publish")
+        token = enter_context(self._context(bound))
+        try:
+            return bound.pipeline.run(bound.handle(), request)
+        finally:
+            leave_context(token)
+
+    async def _run_async(self, bound: Bound, request: object) -> object:
+        token = enter_context(self._context(bound))
+        try:
+            result = bound.pipeline.run(bound.handle(), request)
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            leave_context(token)
+
+    # -- to the broker
+
+    def post(
+        self,
+        request: object,
+        /,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """Give a request to the broker; returns its id once that is confirmed, and raises PublishError otherwise."""
+        must_not_block("post", "post_async")
+        message = self._message(request, key, headers, id, correlation_id, reply_to)
+        self._outlet.send((message,), _delay(delay))
+        return message.id
+
+    async def post_async(
+        self,
+        request: object,
+        /,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """The same, awaited."""
+        message = self._message(request, key, headers, id, correlation_id, reply_to)
+        await self._outlet.send_async((message,), _delay(delay))
+        return message.id
+
+    def post_many(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
+        """Give many requests to the broker; returns their ids once all are confirmed."""
+        must_not_block("post_many", "post_many_async")
+        messages = [self._message(request) for request in requests]
+        self._outlet.send(messages, _delay(delay))
+        return [message.id for message in messages]
+
+    async def post_many_async(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
+        """The same, awaited."""
+        messages = [self._message(request) for request in requests]
+        await self._outlet.send_async(messages, _delay(delay))
+        return [message.id for message in messages]
+
+    def _message(  # noqa: PLR0917 - post's own options
+        self,
+        request: object,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> Message:
+        headers = _traced(headers)
+        outgoing = self._publications.get(type(request))
+        if outgoing is None:
+            known = ", ".join(each.__name__ for each in self._publications) or "none"
+            raise UnknownPublication(
+                f"no Publication says where {type(request).__name__} goes (there is {known}): "
+                f"add Publication({type(request).__name__}, topic=…) to the dispatcher"
+            )
+        return outgoing.message(
+            request,
+            key=key,
+            headers=headers,
+            message_id=message_id,
+            correlation_id=correlation_id or _correlation(),
+            reply_to=reply_to,
+            now=self._surroundings.clock.wall(),
+        )
+
+
+class _Outgoing:
+    """How one type of request becomes a message."""
+
+    def __init__(self, publication: Publication, surroundings: Surroundings) -> None:
+        self._publication: Final = publication
+        self._mapper: Final[Mapper[Any]] = surroundings.mapper(publication.request)
+        self._type: Final = wire_type(publication.request)
+        self._version: Final = self._mapper.version or wire_version(publication.request)
+        self._kind: Final[Kind] = _kind(publication.request)
+
+    def message(
+        self,
+        request: object,
+        *,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        message_id: str | None,
+        correlation_id: str | None,
+        reply_to: str | None,
+        now: float,
+    ) -> Message:
+        header = Header(
+            id=message_id or uuid.uuid4().hex,
+            topic=self._publication.destination,
+            type=self._type,
+            version=self._version,
+            kind=self._kind,
+            content_type=self._mapper.content_type,
+            key=self._key(request) if key is None else key,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            timestamp=now,
+            headers=_checked(headers) if headers else NO_HEADERS,
+        )
+        return Message(header, self._mapper.encode(request))
+
+    def _key(self, request: object) -> str | None:
+        key = self._publication.key
+        value = getattr(request, key) if isinstance(key, str) else None if key is None else key(request)
+        return None if value is None else str(value)
+
+
+def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
+    for name, text in headers.items():
+        if not isinstance(text, str):
+            raise ConfigurationError(f"headers are text: {name!r} is {type(text).__name__}")
+        if name.startswith("pump-"):
+            raise ConfigurationError(f"the header {name!r} is not yours to set: pump-… belongs to the pump")
+    return MappingProxyType(dict(headers))
+
+
+def _kind(request: type) -> Kind:
+    if issubclass(request, Event):
+        return "event"
+    return "document" if issubclass(request, Document) else "command"
+
+
+def _correlation() -> str | None:
+    """What a request posted while handling a message belongs to: what that one belongs to, or that one itself."""
+    context = find_context()
+    if context is None or not context.has_message:
+        return None
+    return context.message.header.correlation_id or context.message.id
+
+
+def _traced(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """The headers, with the trace that the message in hand belongs to, unless they say another one."""
+    context = find_context()
+    if context is None or not context.has_message or TRACE_PARENT in (headers or {}):
+        return headers
+    carried = {name: context.headers[name] for name in (TRACE_PARENT, TRACE_STATE) if name in context.headers}
+    return {**carried, **(headers or {})} if TRACE_PARENT in carried else headers
+
+
+def _delay(delay: Duration | None) -> float:
+    value = 0.0 if delay is None else seconds(delay)
+    if value < 0:
+        raise ConfigurationError(f"a delay cannot be negative: {value} s")
+    return value
+
+
+def _must_be_blocking(registration: Registration, called: str) -> None:
+    if registration.colour == "awaiting":
+        raise ConfigurationError(f"{registration.name} is async: await {called}_async instead of calling {called}")
+
+
+def _raise_all(errors: Sequence[Exception], event: type) -> None:
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} handlers of {event.__name__} failed", errors)

@@ -1,0 +1,168 @@
+"""What is checked before anything starts: each problem names the thing, says what is wrong and what to change."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pump.capabilities import Capabilities
+from pump.duration import seconds
+from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
+from pump.mapping.mapper import wire_type
+from pump.program.plan import Plan
+from pump.request import Event
+from pump.subscription import Publication
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong (an error: nothing starts) or surprising (a warning)."""
+
+    level: Literal["error", "warning"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.text}"
+
+
+def problems(
+    plans: Sequence[Plan],
+    publications: Sequence[Publication],
+    capabilities: Capabilities,
+    *,
+    has_factory: bool,
+) -> Sequence[Problem]:
+    """Everything that is wrong with a dispatcher's settings."""
+    found = [Problem("error", text) for text in _duplicates(plans, publications)]
+    for plan in plans:
+        found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
+        found += (Problem("error", text) for text in _wrapper_errors(plan, capabilities))
+        found += (Problem("error", text) for text in _order_errors(plan, capabilities))
+        found += (Problem("error", text) for text in _dead_letter_errors(plan, capabilities))
+        found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
+    return found
+
+
+def _duplicates(plans: Sequence[Plan], publications: Sequence[Publication]) -> Iterator[str]:
+    requests = {handler.request for plan in plans for handler in plan.handlers if isinstance(handler.request, type)}
+    requests |= {publication.request for publication in publications}
+    names: dict[str, set[type]] = {}
+    for request in requests:
+        names.setdefault(wire_type(request), set()).add(request)
+    for name, types in names.items():
+        if len(types) > 1:
+            shown = " and ".join(sorted(f"{each.__module__}.{each.__qualname__}" for each in types))
+            yield f"{shown} both travel as {name!r}: give one of them another wire_type"
+    channels = Counter(plan.rules.channel for plan in plans)
+    for channel, count in channels.items():
+        if count > 1:
+            yield f"{count} subscriptions share the channel {channel}: each message reaches only one of them"
+    posted = Counter(publication.request for publication in publications)
+    for request, count in posted.items():
+        if count > 1:
+            yield f"{request.__name__} has {count} Publications: a request type is posted to one topic"
+
+
+def _handler_errors(plan: Plan, *, has_factory: bool) -> Iterator[str]:
+    rules, handlers = plan.rules, plan.handlers
+    if not handlers:
+        name = rules.request.__name__ if isinstance(rules.request, type) else "its types"
+        yield f"channel {rules.channel} has no handler of {name}: add one to Dispatcher(handlers=[…])"
+    by_request = Counter(handler.request for handler in handlers)
+    for request, count in by_request.items():
+        several = [handler for handler in handlers if handler.request == request]
+        if count > 1 and not (isinstance(request, type) and issubclass(request, Event)):
+            names = ", ".join(handler.name for handler in several)
+            yield f"{_name(request)} has {count} handlers ({names}): only an Event may have more than one"
+        if count > 1 and any(handler.explicit for handler in several):
+            yield (
+                f"{_name(request)} on channel {rules.channel} has several handlers, and one settles by itself: "
+                "give each its own Subscription(handlers=[…], channel=…)"
+            )
+    if rules.in_flight > 1 and rules.pump == "reactor":
+        yield (
+            f"channel {rules.channel} has in_flight={rules.in_flight} and blocking handlers: a Reactor handles "
+            f"one message at a time. Make the handlers async, or use performers={rules.in_flight}"
+        )
+    for handler in handlers:
+        missing = [] if has_factory or handler.cls is None else _required(handler.cls)
+        if missing:
+            yield (
+                f"{handler.name} wants {', '.join(missing)} when it is made, and there is no Dispatcher(factory=…): "
+                "give one, or register an instance"
+            )
+
+
+def _required(cls: type) -> list[str]:
+    make: Callable[..., object] = cls
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+
+
+def _wrapper_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    for handler in plan.handlers:
+        wrapper = handler.wrapper
+        if wrapper is not None and wrapper.system not in {"", capabilities.system}:
+            yield (
+                f"{handler.name} takes {wrapper.__name__}, which is for {wrapper.system}, and channel "
+                f"{plan.rules.channel} is on {capabilities.system}: take {_plain(wrapper)} instead"
+            )
+
+
+def _plain(wrapper: type) -> str:
+    return next(base.__name__ for base in wrapper.__mro__ if base.__module__ == "pump.handling.delivery")
+
+
+def _order_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    rules = plan.rules
+    if rules.ordered and rules.performers > 1 and not capabilities.shards_by_key:
+        yield (
+            f"channel {rules.channel} is ordered and has {rules.performers} performers, which would overtake one "
+            f"another on {capabilities.system}: use performers=1, or in_flight with keys"
+        )
+
+
+def _dead_letter_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    rules = plan.rules
+    for name in ("dead_letter", "invalid"):
+        target = getattr(rules, name)
+        if target is not None and target in {rules.channel, rules.topic}:
+            yield f"channel {rules.channel} has itself as {name}: its rejected messages would come back for ever"
+    if rules.dead_letter is not None and not capabilities.dead_letters:
+        yield (
+            f"{capabilities.system} has no dead letters: write Subscription(dead_letter=None) on channel "
+            f"{rules.channel} to accept that rejected messages are gone"
+        )
+
+
+def _capability_warnings(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    rules, declares = plan.rules, plan.declares
+    blocking = DontAckAction in declares or rules.on_unhandled == "dont_ack"
+    if blocking and capabilities.nack == "holds":
+        yield (
+            f"channel {rules.channel}: on {capabilities.system} a message that is not acknowledged stays with this "
+            "consumer; others do not get it meanwhile"
+        )
+    if blocking and rules.performers > 1 and rules.ordered:
+        yield f"channel {rules.channel}: DontAck blocks one performer; the others go on past the message"
+    if DeferMessageAction in declares and capabilities.requeue == "hold":
+        yield (
+            f"channel {rules.channel}: {capabilities.system} cannot deliver a message later: a deferred one is held "
+            "here, and comes at once after a restart"
+        )
+    if RejectMessageAction in declares and rules.dead_letter is None:
+        yield f"channel {rules.channel}: handlers reject messages, and dead_letter=None: they are gone, with an ERROR"
+    longest = capabilities.longest_delay
+    if longest is not None and seconds(rules.requeue_backoff[1]) > longest:
+        yield f"channel {rules.channel}: {capabilities.system} delays by at most {longest:g} s"
+    if rules.max_attempts is not None and not capabilities.durable_attempts and not capabilities.counts_deliveries:
+        yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: a restart begins each budget anew"
+
+
+def _name(request: object) -> str:
+    return request.__name__ if isinstance(request, type) else str(request)

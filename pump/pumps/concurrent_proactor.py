@@ -1,0 +1,93 @@
+"""The pump that awaits several messages at a time, in order within a key: one task fetches, the others handle.
+
+It stands beside the twins: its turn is theirs. Which message may begin is decided by the Intake alone.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from pump.clock import Clock
+from pump.message import Message
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.own_task import own_task
+from pump.pumps.proactor import Proactor
+from pump.subscription import Subscription
+from pump.telemetry import log
+from pump.verdict import Judge
+
+
+class ConcurrentProactor(Proactor):
+    """A Proactor with up to `in_flight` messages in hand. Each task is supervised singly; none can end the pump."""
+
+    def __init__(
+        self,
+        channel: AsyncChannel,
+        dispatch: Callable[[Message], Awaitable[object]],
+        judge: Judge,
+        rules: Subscription,
+        clock: Clock,
+        *,
+        empty_delay: float = 0.0,
+    ) -> None:
+        super().__init__(channel, dispatch, judge, rules, clock, empty_delay=empty_delay)
+        self._in_flight: Final = rules.in_flight
+        self._tasks: Final[dict[asyncio.Task[None], Message]] = {}
+        self._begins = False
+
+    async def run(self) -> None:
+        """Pump until the judge stops it, then wait for what is in hand."""
+        judge = self._judge
+        self._begins = True
+        try:
+            while judge.running:
+                self._begin()
+                try:
+                    found = await self._channel.fill(self._receive_timeout)
+                except Exception as error:
+                    await self._clock.wait_async(judge.stopping, judge.disconnected(error))
+                    continue
+                if not found and self._empty_delay:
+                    await self._clock.wait_async(judge.stopping, self._empty_delay)
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._channel.finish(self._grace)
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        """Let go, the channel last: what is still in hand, where the pump dies, is handed back by its own turn."""
+        self._begins = False
+        self.cancel()
+        try:
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            await self._channel.close()
+
+    def cancel(self) -> None:
+        """End the handlers that are running; their messages are handed back."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self) -> None:
+        while self._begins and len(self._tasks) < self._in_flight and self._judge.running:
+            message = self._channel.take()
+            if message is None:
+                return
+            task = own_task(self._begun(message), name=f"pump-{message.id}")
+            self._tasks[task] = message
+            task.add_done_callback(self._ended)
+
+    async def _begun(self, message: Message) -> None:
+        """The turn of a message, unless it went back in the moment between its taking and its task's beginning."""
+        if self._channel.begins(message):
+            await self._turn(message)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        message = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None or task.cancelled():
+            log.error("the turn of message %s ended by itself; the message comes again", message.id, exc_info=error)
+            self._channel.abandon(message)
+        self._begin()

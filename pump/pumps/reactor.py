@@ -1,0 +1,70 @@
+"""The pump that blocks: one thread, one message at a time. `pump.pumps.proactor` is its twin."""
+
+from collections.abc import Callable
+from typing import Final
+
+from pump.clock import Clock
+from pump.duration import seconds
+from pump.message import Message
+from pump.pumps.channel import Channel
+from pump.subscription import Subscription
+from pump.verdict import Judge
+
+
+class Reactor:
+    """Takes messages from a channel, one after another, and settles each as its handling came out."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        dispatch: Callable[[Message], object],
+        judge: Judge,
+        rules: Subscription,
+        clock: Clock,
+        *,
+        empty_delay: float = 0.0,
+    ) -> None:
+        self._channel: Final = channel
+        self._dispatch: Final = dispatch
+        self._judge: Final = judge
+        self._clock: Final = clock
+        self._receive_timeout: Final = seconds(rules.receive_timeout)
+        self._grace: Final = seconds(rules.grace)
+        self._empty_delay: Final = empty_delay
+
+    def run(self) -> None:
+        """Pump until the judge stops it. Nothing else ends it."""
+        judge = self._judge
+        try:
+            while judge.running:
+                try:
+                    message = self._channel.take() or self._channel.receive(self._receive_timeout)
+                except Exception as error:
+                    self._clock.wait(judge.stopping, judge.disconnected(error))
+                    continue
+                if message is not None:
+                    self._turn(message)
+                elif self._empty_delay:
+                    self._clock.wait(judge.stopping, self._empty_delay)
+            self._channel.finish(self._grace)
+        finally:
+            self._channel.close()
+
+    def _turn(self, message: Message) -> None:
+        judge = self._judge
+        verdict = judge.arrived(message)
+        if verdict is None:
+            try:
+                self._dispatch(message)
+            except BaseException as error:
+                verdict = judge.failed(message, error)
+            else:
+                verdict = judge.handled(message)
+        try:
+            verdict.settle(self._channel, message)
+        except Exception as error:
+            judge.unsettled(message, verdict, error)
+        else:
+            judge.settled(message, verdict)
+        if verdict.pause:
+            self._clock.wait(judge.stopping, verdict.pause)

@@ -1,0 +1,11 @@
+"""Clients of the queue's HTTP API, blocking and awaiting.
+
+Imports: `wire` and the top level of `pump` and of `pump.queue`; never `http` or an engine.
+Begin with: `calls`, what both clients do.
+"""
+
+from pump.queue.client.blocking import Consumer, QueueClient
+from pump.queue.client.calls import Transaction
+from pump.queue.client.messages import DeadLetters, Item, QueueMessage, Verdict
+
+__all__ = ["Consumer", "DeadLetters", "Item", "QueueClient", "QueueMessage", "Transaction", "Verdict"]

@@ -1,0 +1,243 @@
+"""`pump queue serve`: the durable queue over HTTP. What it needs beyond Python is loaded only when it serves."""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from pump.errors import ConfigurationError, SetupError
+from pump.queue.engine import Engine
+from pump.queue.http.guard import Guard, Token, read_tokens
+
+if TYPE_CHECKING:
+    from pump.queue.http.server import Server
+    from pump.queue.sealing import Sealing
+
+log: Final = logging.getLogger("pump.queue")
+
+DEFAULT_DATABASE: Final = "sqlite:///queue.db"
+DEFAULT_PORT: Final = 6632
+DATABASE_VARIABLE: Final = "PUMP_QUEUE_DATABASE"
+TOKENS_VARIABLE: Final = "PUMP_QUEUE_TOKENS"
+KEYS_VARIABLE: Final = "PUMP_QUEUE_KEYS"
+
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
+_HIGHEST_PORT: Final = 65_535
+_KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than clients keep an idle connection, so that none is closed just as it is used again."""
+_GRACE_SECONDS: Final = 10
+_WAITING_CONNECTIONS: Final = 2048
+_SWITCH_SECONDS: Final = 0.0005
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Say what can be said after `pump queue`."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    about = "serve a durable queue over HTTP, until a signal"
+    serving = commands.add_parser("serve", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
+    serving.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    _add_serving(serving)
+    serving.set_defaults(act=_serve)
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    database = os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE)
+    add = parser.add_argument
+    add(
+        "--database",
+        metavar="URL",
+        default=database,
+        help=f"sqlite:///file.db or postgresql://… (default: ${DATABASE_VARIABLE}, or {DEFAULT_DATABASE})",
+    )
+    add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    add("--port", type=_port, default=DEFAULT_PORT, help=f"the port; 0 is any free one (default: {DEFAULT_PORT})")
+    add(
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help=f"lines of `name level token`, the level read, write or admin (default: ${TOKENS_VARIABLE})",
+    )
+    add(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help=f"lines of `id key` for encryption at rest, 64 hexadecimal digits each; the last one seals "
+        f"(default: ${KEYS_VARIABLE})",
+    )
+    add("--allow-host", action="append", default=[], metavar="NAME", help="another name that this server goes by")
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="web pages of this origin may ask")
+    add("--lenient", action="store_true", help="let old clients settle without the id of their lease")
+    add("--known-groups", action="store_true", help="a consumer group has to be known before it may consume")
+    add("--log-level", choices=_LEVELS, default="info", help="default: info")
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    tokens = _tokens(options.tokens)
+    guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens)
+    run = _runner()
+    logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
+    # Threads that have their answer from the database wait for the one that reads and writes requests: not for long.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
+    try:
+        run(engine, guard, options)
+    finally:
+        engine.close()
+    return 0
+
+
+def _runner() -> Callable[[Engine, Guard, argparse.Namespace], None]:
+    try:
+        import starlette  # noqa: F401, PLC0415 - an extra
+        import uvicorn  # noqa: F401, PLC0415 - an extra
+    except ImportError as missing:
+        raise SetupError(
+            f"the server needs the package {missing.name!r}: install the extra, pip install 'message-pump[server]'"
+        ) from missing
+    return _run
+
+
+def _run(engine: Engine, guard: Guard, options: argparse.Namespace) -> None:
+    from pump.queue.http.server import Server  # noqa: PLC0415 - needs an extra
+
+    server = Server(engine, guard=guard, create_groups=not options.known_groups, origins=options.allow_origin)
+    with _listening(options.host, options.port) as listener:
+        log.info("listening on %s", _address(listener))
+        serve(server, listener)
+
+
+def serve(server: "Server", listener: socket.socket) -> None:
+    """Answer what comes to the listener, until SIGTERM or SIGINT; then finish what is under way."""
+    import uvicorn  # noqa: PLC0415 - an extra
+
+    class Serving(uvicorn.Server):
+        """Sends those home who wait for messages, before it waits for the last answer."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            server.send_home()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        server,
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    serving = Serving(config)
+    with _ended_by(serving.handle_exit):
+        serving.run([listener])
+
+
+@contextmanager
+def _ended_by(end: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a signal end the server and not the process, also one that comes before it serves or again after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = found
+        listener = socket.socket(family, kind, protocol)  # told that it is TCP, asyncio sends small answers at once
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_WAITING_CONNECTIONS)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+# -- what it is given
+
+
+def open_engine(url: str, *, lenient: bool = False, keys: "Sealing | None" = None) -> Engine:
+    """The engine on the database of that URL."""
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        return _open_sqlite(url, lenient=lenient, keys=keys)
+    if scheme in {"postgres", "postgresql"}:
+        return _open_postgres(url, lenient=lenient, keys=keys)
+    raise ConfigurationError("--database takes sqlite:///file.db or postgresql://user@host/database")
+
+
+def _open_sqlite(url: str, *, lenient: bool, keys: "Sealing | None") -> Engine:
+    from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - only what is asked for
+
+    parts = urlsplit(url)
+    if parts.netloc or len(parts.path) < len("/f"):
+        raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
+    return SqliteEngine(unquote(parts.path[1:]), lenient=lenient, keys=keys)
+
+
+def _open_postgres(url: str, *, lenient: bool, keys: "Sealing | None") -> Engine:
+    try:
+        from pump.queue.postgres.engine import PostgresEngine  # noqa: PLC0415 - needs an extra
+    except ImportError as missing:
+        raise SetupError(
+            f"PostgreSQL needs the package {missing.name!r}: install the extra, pip install 'message-pump[postgres]'"
+        ) from missing
+    return PostgresEngine(url, lenient=lenient, keys=keys)
+
+
+def _tokens(file: Path | None) -> Sequence[Token]:
+    return read_tokens(*_lines(file, TOKENS_VARIABLE))
+
+
+def _keys(file: Path | None) -> "Sealing | None":
+    from pump.queue.sealing import Sealing  # noqa: PLC0415 - only what is asked for
+
+    lines, origin = _lines(file, KEYS_VARIABLE)
+    pairs = [_key(line, f"{origin}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return Sealing(dict(pairs)) if pairs else None
+
+
+def _key(line: str, where: str) -> tuple[str, bytes]:
+    words = line.split()
+    with suppress(ValueError):
+        if len(words) == len(("id", "key")):
+            return words[0], bytes.fromhex(words[1])
+    raise ConfigurationError(f"{where}: write `id key`, the key in hexadecimal digits")
+
+
+def _lines(file: Path | None, variable: str) -> tuple[Iterable[str], str]:
+    """The lines of a file, or else of an environment variable, and what to call them."""
+    if file is None:
+        return os.environ.get(variable, "").splitlines(), f"${variable}"
+    try:
+        return file.read_text(encoding="utf-8").splitlines(), str(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error

@@ -1,0 +1,112 @@
+"""Dead letters: looked at, pushed again, made pending again."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from pump.queue.errors import Conflict
+from pump.queue.limits import checked_text, is_text, uuid_or_none
+from pump.queue.postgres.push import ids_for, push
+from pump.queue.postgres.session import Row
+from pump.queue.postgres.work import Work
+from pump.queue.vocabulary import DeadLetter, Filter, Push, Pushed
+
+REDRIVEN: Final = "reprocess-"
+
+log: Final = logging.getLogger("pump.queue")
+
+
+async def dead_letters(work: Work, which: Filter) -> tuple[list[DeadLetter], int]:
+    """A page of dead letters, newest first, and how many there are in all."""
+    values = {
+        "queue": which.queue, "partition": which.partition, "group": which.group, "since": which.since,
+        "until": which.until, "limit": which.limit, "skip": which.offset,
+    }  # fmt: skip
+    async with work.together():
+        found = [letter(work, row) for row in await work.rows(PAGE, values)]
+        return found, await work.value(COUNT, values)
+
+
+def letter(work: Work, row: Row) -> DeadLetter:
+    """A row as what it says."""
+    *head, sealed, payload = row[:9]
+    opened = work.opened(payload, row[3], row[2], sealed=sealed)
+    return DeadLetter(*(*head, opened, *row[9:18]))
+
+
+async def redrive(work: Work, ids: Sequence[str]) -> list[Pushed | None]:
+    """Push each again, once; None where there is none or it was done before."""
+    wanted = list(dict.fromkeys(found for found in map(uuid_or_none, ids) if found))
+    async with work.together():
+        rows = {row[0]: row for row in await work.rows(CLAIM, wanted)}
+        letters = [letter(work, rows[dead_id]) for dead_id in wanted if dead_id in rows]
+        items = [again(each, rows[each.id][18]) for each in letters]
+        done = await push(work, items, ids_for(items))
+        pushed = dict(zip((each.id for each in letters), done, strict=True))
+        await work.act(REDRIVE, work.offset, [dead_id for dead_id, each in pushed.items() if not each.refused])
+    return [pushed.pop(uuid_or_none(dead_id) or "", None) for dead_id in ids]
+
+
+def again(dead: DeadLetter, trace_id: str | None) -> Push:
+    """The message, to be pushed another time."""
+    if dead.payload is None:
+        raise Conflict(f"dead letter {dead.id} is encrypted with a key that is not here")
+    name = REDRIVEN + dead.transaction_id
+    return Push(dead.queue, dead.payload, dead.partition, name, trace_id=trace_id, producer=dead.producer)
+
+
+async def retry(work: Work, partition_uid: str, transaction_id: str) -> int:
+    """Make a dead message pending again in its place, for every group that gave it up."""
+    if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
+        return 0
+    count: int = await work.value(RETRY, partition_uid, transaction_id, work.offset)
+    if count:
+        log.info("message %s of partition %s was made pending again", transaction_id, partition_uid)
+        work.rung.update(queue for (queue,) in await work.rows(QUEUE_OF, partition_uid))
+    return count
+
+
+def is_storable(text: str) -> bool:
+    """Whether the database could know the text at all."""
+    return is_text(text) and "\0" not in text
+
+
+async def bury(work: Work, partition_uid: str, transaction_id: str, group: str | None, error: str) -> int:
+    """Make a dead letter of a message for each group that has not settled it, or for one of them."""
+    if uuid_or_none(partition_uid) is None or not (is_storable(transaction_id) and is_storable(group or "")):
+        return 0
+    count: int = await work.value(BURY, partition_uid, transaction_id, group, checked_text(error), work.offset)
+    if count:
+        log.info("message %s of partition %s was given up for %d groups", transaction_id, partition_uid, count)
+        work.rung.update(queue for (queue,) in await work.rows(QUEUE_OF, partition_uid))
+    return count
+
+
+COLUMNS: Final = """
+select x.id::text, x.message_id::text, x.transaction_id, x.partition_uid::text, x.partition_name, x.queue_name,
+    x.group_name, x.sealed, x.payload, x.reason, x.error, x.retries, x.crashes, x.deliveries, x.producer,
+    date_part('epoch', x.created_at), date_part('epoch', x.moved_at), date_part('epoch', x.redriven_at),
+    x.trace_id::text
+from message_pump.dead x
+"""
+WHERE: Final = """
+where (%(queue)s::text is null or x.queue_name = %(queue)s::text)
+    and (%(partition)s::text is null or x.partition_name = %(partition)s::text)
+    and (%(group)s::text is null or x.group_name = %(group)s::text)
+    and (%(since)s::float8 is null or x.moved_at >= to_timestamp(%(since)s::float8))
+    and (%(until)s::float8 is null or x.moved_at <= to_timestamp(%(until)s::float8))
+"""
+PAGE: Final = f"{COLUMNS} {WHERE} order by x.moved_at desc, x.id limit %(limit)s::bigint offset %(skip)s::bigint"
+COUNT: Final = f"select count(*) from message_pump.dead x {WHERE}"  # noqa: S608 - of constants
+CLAIM: Final = (
+    f"{COLUMNS} where x.id = any (%s::text[]::uuid[]) and x.redriven_at is null order by x.id for no key update"
+)
+REDRIVE: Final = (
+    "update message_pump.dead x set redriven_at = message_pump.now_at(%s::float8) where x.id = any (%s::text[]::uuid[])"
+)
+RETRY: Final = "select message_pump.retry(%s::text::uuid, %s::text, %s::float8)"
+BURY: Final = "select message_pump.give_up(%s::text::uuid, %s::text, %s::text, %s::text, %s::float8)"
+QUEUE_OF: Final = (
+    "select q.name from message_pump.partition p join message_pump.queue q on q.id = p.queue_id"
+    " where p.uid = %s::text::uuid"
+)

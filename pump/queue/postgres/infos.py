@@ -1,0 +1,109 @@
+"""Queues, partitions and groups as operators see them; counted from the rows, each answer for one moment."""
+
+from itertools import groupby
+from operator import itemgetter
+from typing import Final
+
+from pump.queue.postgres.work import Work
+from pump.queue.vocabulary import GroupInfo, PartitionInfo, ProgressInfo, QueueInfo
+
+
+async def infos(work: Work, name: str | None = None) -> list[QueueInfo]:
+    """All queues without their partitions, or the one of that name with all of them."""
+    found = await work.rows(GROUPS, work.offset, name, None)
+    groups = {queue: list(rows) for queue, rows in groupby(found, itemgetter(0))}
+    partitions = await partition_infos(work, name) if name is not None else []
+    return [
+        QueueInfo(*(*row, partitions, [GroupInfo(each[1], row[1], *each[2:]) for each in groups.get(row[1], ())]))
+        for row in await work.rows(QUEUES, name)
+    ]
+
+
+async def group_infos(work: Work, name: str | None = None) -> list[GroupInfo]:
+    """All groups of all queues, or those of that name."""
+    return [GroupInfo(row[1], row[0], *row[2:]) for row in await work.rows(GROUPS, work.offset, None, name)]
+
+
+async def partition_infos(work: Work, queue: str) -> list[PartitionInfo]:
+    """All partitions of a queue, each with how far every group is in it."""
+    progress: dict[str, list[ProgressInfo]] = {}
+    for uid, *rest in await work.rows(PROGRESS, work.offset, queue):
+        progress.setdefault(uid, []).append(ProgressInfo(*rest))
+    return [PartitionInfo(*(*row, progress.get(row[0], []))) for row in await work.rows(PARTITIONS, queue)]
+
+
+QUEUES: Final = """
+select q.uid::text, q.name, q.namespace, q.task, q.ordered, date_part('epoch', q.created_at)
+from message_pump.queue q where q.name = coalesce(%s::text, q.name) order by q.name
+"""
+
+OPEN: Final = """
+cross join lateral (
+    select count(*) n, min(d.seq) first,
+        count(*) filter (where d.lease_id is not null and case when q.ordered
+            then d.lease_id = s.lease_id and message_pump.lives(s.lease_until, t.now)
+            else message_pump.lives(d.visible_at, t.now) end) leased
+    from message_pump.delivery d where d.group_id = s.group_id and d.part_id = s.part_id
+) d
+cross join lateral (
+    select message_pump.removed_beyond(s.part_id, s.claimed)
+        + message_pump.passed_beyond(s.group_id, s.part_id, s.claimed) n
+) gap
+left join lateral (
+    select m.at from message_pump.message m
+    where m.part_id = s.part_id and m.seq >= coalesce(d.first, s.claimed + 1) and (m.seq <= s.claimed or (
+        select 1 from message_pump.passed y
+        where y.group_id = s.group_id and y.part_id = s.part_id and y.seq = m.seq limit 1
+    ) is null)
+    order by m.seq limit 1
+) oldest on true
+"""
+
+GROUPS: Final = f"""
+select q.name, g.name, count(s.part_id)::integer, (count(*) filter (where x.lag > 0))::integer,
+    coalesce(sum(x.lag), 0)::bigint, greatest(coalesce(max(x.seconds), 0), 0), g.subscription,
+    date_part('epoch', g.subscribed_from), date_part('epoch', g.created_at)
+from (select message_pump.now_at(%s::float8) now) t
+cross join message_pump.queue q
+cross join lateral (select * from message_pump.consumer_group g where g.queue_id = q.id) g
+left join lateral (select * from message_pump.progress s where s.group_id = g.id) s on true
+left join lateral (
+    select p.last_seq - s.claimed - gap.n + d.n lag, date_part('epoch', t.now - oldest.at) seconds
+    from message_pump.partition p {OPEN} where p.id = s.part_id
+) x on true
+where q.name = coalesce(%s::text, q.name) and g.name = coalesce(%s::text, g.name)
+group by q.id, g.id, q.name, g.name, g.subscription, g.subscribed_from, g.created_at order by q.name, g.name
+"""  # noqa: S608 - of constants
+
+PARTITIONS: Final = """
+select p.uid::text, p.name, (m.n + s.n)::bigint, p.last_seq, date_part('epoch', p.created_at)
+from message_pump.queue q
+cross join lateral (select * from message_pump.partition p where p.queue_id = q.id) p
+cross join lateral (select count(*) n from message_pump.message m where m.part_id = p.id) m
+cross join lateral (select count(*) n from message_pump.scheduled s where s.part_id = p.id) s
+where q.name = %s::text order by p.id
+"""
+
+PROGRESS: Final = f"""
+select p.uid::text, g.name, coalesce(d.first - 1, s.claimed),
+    (p.last_seq - s.claimed - gap.n + d.n - d.leased + waiting.n - passed.n)::bigint, d.leased,
+    message_pump.completed(s.group_id, s.part_id),
+    (select count(*) from message_pump.dead x where x.part_id = p.id and x.group_id = g.id and x.seq is not null)
+        + passed.dead,
+    greatest(coalesce(date_part('epoch', t.now - oldest.at), 0), 0),
+    case when message_pump.lives(s.lease_until, t.now) then s.lease_id::text end,
+    case when message_pump.lives(s.lease_until, t.now) then date_part('epoch', s.lease_until) end,
+    date_part('epoch', s.consumed_at)
+from (select message_pump.now_at(%s::float8) now) t
+cross join message_pump.queue q
+cross join lateral (select * from message_pump.partition p where p.queue_id = q.id) p
+cross join lateral (select * from message_pump.progress s where s.part_id = p.id) s
+cross join lateral (select * from message_pump.consumer_group g where g.id = s.group_id) g
+cross join lateral (select count(*) n from message_pump.scheduled w where w.part_id = p.id) waiting
+cross join lateral (
+    select count(*) n, count(*) filter (where y.dead) dead from message_pump.passed y
+    where y.group_id = s.group_id and y.part_id = s.part_id and y.seq is null
+) passed
+{OPEN}
+where q.name = %s::text order by p.id, g.id
+"""  # noqa: S608 - of constants

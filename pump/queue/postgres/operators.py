@@ -1,0 +1,212 @@
+"""What operators do to queues and groups. Only they take messages out, or move a group; each such act is logged."""
+
+import logging
+from dataclasses import astuple, fields
+from typing import Final
+
+from pump.queue.errors import BadRequest, Conflict, NotFound
+from pump.queue.limits import is_text, uuid_or_none
+from pump.queue.options import QueueOptions
+from pump.queue.postgres.infos import infos
+from pump.queue.postgres.vacuum import Broom
+from pump.queue.postgres.work import NO_KEY, Work, beginning
+from pump.queue.vocabulary import QueueInfo
+
+IDLE_SECONDS: Final = 60.0
+AT_ONCE: Final = 1000
+"""So many messages of a partition a transaction, so that nobody waits long for it."""
+
+log: Final = logging.getLogger("pump.queue")
+
+
+async def configure(work: Work, name: str, options: QueueOptions, namespace: str | None, task: str | None) -> QueueInfo:
+    """Replace all options of a queue, creating it where needed; what it then is."""
+    if options.encryption and work.sealing is None:
+        raise BadRequest(NO_KEY)
+    head, _, tail = name.partition(".")
+    async with work.together():
+        await work.act(MAKE_QUEUE, name, head, tail, work.offset)
+        row = await work.row("select id, ordered from message_pump.queue where name = %s::text for no key update", name)
+        if row is None:
+            raise Conflict(f"queue {name!r} was deleted meanwhile")
+        if row[1] not in {None, options.ordered}:
+            if not await work.value(SET_MODE, row[0], options.ordered, work.offset):
+                raise Conflict(f"queue {name!r} has open leases: its mode cannot be changed now")
+            log.info("queue %s is now %s", name, "ordered" if options.ordered else "not ordered")
+        await work.act(SET_OPTIONS, *astuple(options), namespace, task, row[0])
+        await work.act(LOOK_AGAIN, work.offset, row[0])
+    work.rung.add(name)
+    return (await infos(work, name))[0]
+
+
+async def known_options(work: Work, name: str) -> QueueOptions | None:
+    """The options of a queue."""
+    row = await work.row(OPTIONS, name)
+    return None if row is None else QueueOptions(**dict(zip(FIELDS, row, strict=True)))
+
+
+async def subscribe(work: Work, name: str, group: str, start: float | str) -> None:
+    """Make the group known; one that exists keeps its place."""
+    head, _, tail = name.partition(".")
+    async with work.together():
+        await work.act(MAKE_QUEUE, name, head, tail, work.offset)
+        await work.rows(SUBSCRIBE, group, *beginning(start), work.offset, name)
+    work.rung.add(name)
+
+
+async def delete_queue(work: Work, name: str) -> bool:
+    """Remove a queue and all it holds but its dead letters."""
+    if not await work.rows(DELETE_QUEUE, work.offset, name):
+        return False
+    log.info("queue %s was deleted with all it held", name)
+    return True
+
+
+async def delete_group(work: Work, name: str, queue: str | None) -> bool:
+    """Forget a group's progress, in one queue or all."""
+    found = await work.rows(DELETE_GROUP, name, queue)
+    for (deleted_from,) in found:
+        log.info("group %s of queue %s was deleted", name, deleted_from)
+    return bool(found)
+
+
+async def clear(work: Work, name: str, partition: str | None) -> int:
+    """Remove every message of a queue or of one partition."""
+    await require(work, name, partition)
+    count: int = sum(gone for (gone,) in await work.rows(CLEAR, work.offset, name, partition))
+    log.info("queue %s, partition %s: %d messages were removed", name, partition or "any", count)
+    return count
+
+
+async def seek(work: Work, group: str, name: str, moment: float | None, partition: str | None) -> int:
+    """Move a group to the first message at or after a time, or to the end; its leases end."""
+    await require(work, name, partition)
+    if await work.row(GROUP, name, group) is None:
+        raise NotFound(f"queue {name!r} has no group {group!r}")
+    count: int = await work.value(SEEK, name, group, partition, moment, work.offset)
+    log.info("group %s of queue %s was moved to %s", group, name, "the end" if moment is None else moment)
+    work.rung.add(name)
+    return count
+
+
+async def purge(work: Work, name: str, group: str) -> int:
+    """Complete for a group all that nobody has leased, each batch in a transaction of its own."""
+    await require(work, name, None)
+    row = await work.row(GROUP, name, group)
+    if row is None:
+        raise NotFound(f"queue {name!r} has no group {group!r}")
+    ids, count = (row[0], row[1]), 0
+    after = (BEGINNING, 0)
+    while found := await work.row(PURGE_SCHEDULED, *ids, *after, AT_ONCE):
+        count += found[0]
+        after = found[1:]
+    for (part_id,) in await work.rows(PARTITIONS, name):
+        again = True
+        while again:
+            done, again = (await work.rows(PURGE, ids[1], part_id, AT_ONCE, work.offset))[0]
+            count += done
+    log.info("group %s of queue %s: %d messages were purged", group, name, count)
+    return count
+
+
+async def require(work: Work, name: str, partition: str | None) -> None:
+    """Refuse what is not there."""
+    if await work.row("select 1 from message_pump.queue where name = %s::text", name) is None:
+        raise NotFound(f"there is no queue {name!r}")
+    if partition is not None and await work.row(PARTITION, name, partition) is None:
+        raise NotFound(f"queue {name!r} has no partition {partition!r}")
+
+
+async def delete_message(work: Work, partition_uid: str, transaction_id: str) -> bool:
+    """Remove a message for all groups."""
+    if uuid_or_none(partition_uid) is None or not is_text(transaction_id) or "\0" in transaction_id:
+        return False
+    gone: bool = await work.value(DELETE_MESSAGE, partition_uid, transaction_id, work.offset)
+    if gone:
+        log.info("message %s of partition %s was deleted", transaction_id, partition_uid)
+    return gone
+
+
+async def maintain(work: Work, broom: Broom) -> float:
+    """Do what time brings, and sweep; returns the seconds until there is more."""
+    for queue_id, name in await work.rows(DUE_QUEUES, work.offset):
+        if await work.value(PROMOTE, queue_id, work.offset):
+            work.rung.add(name)
+    dealt = [await work.value(TEND, part_id, AT_ONCE, work.offset) for (part_id,) in await work.rows(TENDED)]
+    await work.rows("select message_pump.end_impossible_leases(%s::float8)", work.offset)
+    await broom.sweep(work)
+    if any(number >= AT_ONCE for number in dealt):
+        return 0.0
+    due: float | None = await work.value(NEXT_DUE, work.offset)
+    return IDLE_SECONDS if due is None else max(0.0, min(IDLE_SECONDS, due))
+
+
+FIELDS: Final = [field.name for field in fields(QueueOptions)]
+MAKE_QUEUE: Final = (
+    "insert into message_pump.queue (name, namespace, task, created_at)"
+    " values (%s::text, %s::text, %s::text, message_pump.now_at(%s::float8)) on conflict (name) do nothing"
+)
+SET_OPTIONS: Final = (
+    f"update message_pump.queue set {', '.join(f'{name} = %s' for name in FIELDS)},"  # noqa: S608 - of constants
+    " namespace = coalesce(%s::text, namespace), task = coalesce(%s::text, task) where id = %s"
+)
+OPTIONS: Final = f"select {', '.join(FIELDS)} from message_pump.queue where name = %s::text".replace(  # noqa: S608 - of constants
+    "ordered", "coalesce(ordered, true)", 1
+)
+SET_MODE: Final = "select message_pump.set_mode(%s::bigint, %s::boolean, message_pump.now_at(%s::float8))"
+LOOK_AGAIN: Final = (
+    "update message_pump.progress s set ready_at = message_pump.now_at(%s::float8)"
+    " where s.lease_id is null and s.ready_at < 'infinity'"
+    " and s.group_id in (select g.id from message_pump.consumer_group g where g.queue_id = %s::bigint)"
+)
+SUBSCRIBE: Final = (
+    "select message_pump.subscribe(q.id, %s::text, %s::text, %s::float8, message_pump.now_at(%s::float8))"
+    " from message_pump.queue q where q.name = %s::text"
+)
+DELETE_QUEUE: Final = (
+    "select message_pump.delete_queue(q.id, message_pump.now_at(%s::float8)) from message_pump.queue q"
+    " where q.name = %s::text"
+)
+DELETE_GROUP: Final = (
+    "select x.name from (select g.id, q.name from message_pump.consumer_group g"
+    " join message_pump.queue q on q.id = g.queue_id where g.name = %s::text and q.name = coalesce(%s::text, q.name)"
+    " order by g.id offset 0) x cross join lateral (select message_pump.forget_group(x.id)) y"
+)
+CLEAR: Final = (
+    "select message_pump.empty(x.id, message_pump.now_at(%s::float8)) from (select p.id from message_pump.queue q"
+    " join message_pump.partition p on p.queue_id = q.id where q.name = %s::text"
+    " and p.name = coalesce(%s::text, p.name) order by p.id offset 0) x"
+)
+SEEK: Final = "select message_pump.seek(%s::text, %s::text, %s::text, %s::float8, %s::float8)"
+BEGINNING: Final = "-infinity"
+PURGE_SCHEDULED: Final = (
+    "select x.done, x.due::text, x.place from message_pump.purge_scheduled("
+    "%s::bigint, %s::bigint, %s::text::timestamptz, %s::bigint, %s::integer) x"
+)
+PURGE: Final = "select x.done, x.again from message_pump.purge(%s::bigint, %s::bigint, %s::integer, %s::float8) x"
+PARTITIONS: Final = (
+    "select p.id from message_pump.queue q join message_pump.partition p on p.queue_id = q.id"
+    " where q.name = %s::text order by p.id"
+)
+GROUP: Final = (
+    "select q.id, g.id from message_pump.queue q join message_pump.consumer_group g on g.queue_id = q.id"
+    " where q.name = %s::text and g.name = %s::text"
+)
+PARTITION: Final = (
+    "select 1 from message_pump.queue q join message_pump.partition p on p.queue_id = q.id"
+    " where q.name = %s::text and p.name = %s::text"
+)
+DELETE_MESSAGE: Final = "select message_pump.delete_message(%s::text::uuid, %s::text, %s::float8)"
+DUE_QUEUES: Final = (
+    "select q.id, q.name from message_pump.queue q cross join lateral (select 1 from message_pump.scheduled s"
+    " where s.queue_id = q.id and s.due_at <= message_pump.now_at(%s::float8) limit 1) s order by q.id"
+)
+PROMOTE: Final = "select message_pump.promote(%s::bigint, message_pump.now_at(%s::float8), true)"
+TENDED: Final = (
+    "select p.id from message_pump.queue q join message_pump.partition p on p.queue_id = q.id where q.max_wait_time > 0"
+    " or (q.retention_enabled and (q.retention > 0 or q.completed_retention > 0)) order by p.id"
+)
+TEND: Final = "select message_pump.tend(%s::bigint, %s::integer, %s::float8)"
+NEXT_DUE: Final = (
+    "select date_part('epoch', min(s.due_at) - message_pump.now_at(%s::float8)) from message_pump.scheduled s"
+)

@@ -1,0 +1,63 @@
+"""What somebody noted about messages."""
+
+from typing import Final
+
+from pump.queue.limits import is_text, uuid_or_none
+from pump.queue.postgres.work import Work
+from pump.queue.vocabulary import Trace
+
+
+async def add_trace(work: Work, trace: Trace) -> str:
+    """Keep a note; returns its id."""
+    values = (trace.partition_id, trace.transaction_id, trace.group, trace.event, trace.data, work.offset)
+    trace_id: str = await work.value(ADD, *values, list(dict.fromkeys(trace.names)))
+    return trace_id
+
+
+async def traces(
+    work: Work, partition_uid: str | None, transaction_id: str | None, name: str | None, *, limit: int, offset: int
+) -> list[Trace]:
+    """Notes about one message, or under one name, oldest first."""
+    texts = all(text is None or (is_text(text) and "\0" not in text) for text in (transaction_id, name))
+    if not texts or (partition_uid is not None and uuid_or_none(partition_uid) is None):
+        return []
+    rows = await work.rows(
+        TRACES,
+        {"uid": partition_uid, "transaction": transaction_id, "name": name, "limit": limit, "skip": offset},
+    )
+    return [
+        Trace(
+            transaction_id=transaction, partition_id=uid, data=data, group=group, event=event, names=tuple(names),
+            id=trace_id, created_at=at,
+        )
+        for trace_id, uid, transaction, group, event, data, at, names in rows
+    ]  # fmt: skip
+
+
+async def trace_names(work: Work) -> list[str]:
+    """All names that notes were filed under."""
+    return [name for (name,) in await work.rows(NAMES)]
+
+
+ADD: Final = """
+with noted as (
+    insert into message_pump.trace (partition_uid, transaction_id, group_name, event, data, at)
+        values (%s::text::uuid, %s::text, %s::text, %s::text, %s::bytea, message_pump.now_at(%s::float8))
+        returning id, ordinal
+), named as (
+    insert into message_pump.trace_name (name, trace_ordinal)
+        select name, noted.ordinal from noted cross join unnest(%s::text[]) name
+)
+select id::text from noted
+"""
+TRACES: Final = """
+select t.id::text, t.partition_uid::text, t.transaction_id, t.group_name, t.event, t.data, date_part('epoch', t.at),
+    array(select n.name from message_pump.trace_name n where n.trace_ordinal = t.ordinal order by n.name)
+from message_pump.trace t
+where (%(uid)s::text is null or t.partition_uid = %(uid)s::text::uuid)
+    and (%(transaction)s::text is null or t.transaction_id = %(transaction)s::text)
+    and (%(name)s::text is null or exists (
+        select 1 from message_pump.trace_name n where n.name = %(name)s::text and n.trace_ordinal = t.ordinal))
+order by t.ordinal limit %(limit)s::bigint offset %(skip)s::bigint
+"""
+NAMES: Final = "select distinct name from message_pump.trace_name order by name"

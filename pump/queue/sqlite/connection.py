@@ -1,0 +1,291 @@
+"""The connections of one process to one SQLite file: one a thread, none across a fork, one writer at a time.
+
+Every write is `BEGIN IMMEDIATE`: a transaction that begins by reading and then writes fails at once where another
+process wrote in between, and no time-out helps it.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from pump.clock import Clock, Signal
+from pump.errors import SetupError
+from pump.queue.errors import BadRequest, QueueUnavailable
+from pump.queue.forks import gate
+from pump.queue.sqlite.schema import prepare
+
+log: Final = logging.getLogger("pump.queue.sqlite")
+
+SAFE_SQLITE: Final = (3, 51, 3)
+"""Older ones can, very rarely, corrupt a file that several connections write and checkpoint at the same time."""
+BUSY_MS: Final = 10_000
+LOOK_SECONDS: Final = (0.0002, 0.001)
+NETWORK_FILE_SYSTEMS: Final = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs",
+    "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs",
+})  # fmt: skip
+
+
+class Link:
+    """One connection; closed with the thread that used it, or before a fork."""
+
+    def __init__(self, path: Path, synchronous: str) -> None:
+        self.closed = False
+        self._path = path
+        self.connection = sqlite3.connect(
+            path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=512
+        )
+        for pragma in (
+            "journal_mode = WAL",
+            f"synchronous = {synchronous}",
+            "wal_autocheckpoint = 0",  # one elected process does it, see sqlite_checkpoint.py
+            "mmap_size = 0",
+            "secure_delete = OFF",
+            "temp_store = MEMORY",
+            "cache_size = -16000",
+        ):
+            self.connection.execute(f"PRAGMA {pragma}")
+        self._file = file_at(path)
+
+    def is_astray(self) -> bool:
+        """Whether the file was removed or replaced: what is written here, nobody else would ever see."""
+        return file_at(self._path) != self._file
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.closed = True
+        self.connection.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never opened
+            self.close()
+
+
+class Kept:
+    """What belongs to one process: a child made by fork starts with none of it."""
+
+    def __init__(self) -> None:
+        self.writing = threading.Lock()
+        """Threads of one process wait for each other here, in turn, rather than poll the file."""
+        self.here = threading.local()
+        self.links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+    def close(self) -> None:
+        """Close every connection; whoever needs one afterwards opens it anew."""
+        for link in list(self.links):
+            link.close()
+
+
+class Connections:
+    """Gives each thread its connection."""
+
+    def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL") -> None:
+        self._clock = clock
+        self.path = checked_path(path)
+        self._synchronous = checked_synchronous(synchronous)
+        self._kept = Kept()
+        self.closed = False
+        self._prepared = False
+        gate.know(self)
+        warn_of_old_sqlite(sqlite3.sqlite_version_info)
+        with self.writing() as connection:
+            prepare(connection)
+        self._prepared = True
+
+    def reading(self) -> sqlite3.Connection:
+        """This thread's connection."""
+        if self.closed:
+            raise QueueUnavailable(f"{self.path} is closed")
+        here = self._kept.here
+        link: Link | None = getattr(here, "link", None)
+        if link is not None and link.is_astray():
+            link.close()
+        if link is None or link.closed:
+            link = here.link = self.new_link()
+        return link.connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: committed at the end of the block, undone by any exception in it."""
+        with gate.using(), outages(self.path), self._kept.writing:
+            connection = self.reading()
+            begin(connection, self._clock)
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[sqlite3.Connection]:
+        """One view of the file that does not change, without keeping a writer waiting."""
+        with gate.using(), outages(self.path):
+            connection = self.reading()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    def new_link(self) -> Link:
+        """A connection that belongs to no thread; to be used behind the gate."""
+        with outages(self.path):
+            if self._prepared and file_at(self.path) is None:
+                raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
+            link = Link(self.path, self._synchronous)
+        self._kept.links.add(link)
+        return link
+
+    def close(self) -> None:
+        """Close all connections of this process, waiting for a write that is under way."""
+        with gate.using(), self._kept.writing:
+            self.closed = True
+            self._kept.close()
+
+    def before_fork(self) -> None:
+        """Close all connections, which nobody uses now."""
+        self._kept.close()
+
+    def in_child(self) -> None:
+        """Begin without what other threads of the parent had in hand."""
+        self._kept = Kept()
+
+
+@contextlib.contextmanager
+def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
+    """A transaction on somebody's own connection to that file; says whether it commits at the end of the block."""
+    files = [Path(file).resolve() for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
+    if files != [path]:
+        raise SetupError(f"that connection is not one to {path}")
+    commits = not connection.in_transaction
+    if commits:
+        with outages(path):
+            connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield commits
+        if commits:
+            with outages(path):
+                connection.execute("COMMIT")
+    except BaseException:
+        if commits and connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def undone_together(connection: sqlite3.Connection) -> Iterator[None]:
+    """Where the block raises, what it did is undone, but not what was done before it in the same transaction."""
+    connection.execute("SAVEPOINT message_pump")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK TO message_pump")
+        raise
+    finally:
+        connection.execute("RELEASE message_pump")
+
+
+def begin(connection: sqlite3.Connection, clock: Clock) -> None:
+    """Become the one writer of the file; waits for others, but not for ever.
+
+    SQLite's own waiting sleeps up to 100 ms between looks, so that who writes without a pause keeps all others out.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        until = clock.monotonic() + BUSY_MS / 1000
+        while not is_begun(connection, last=clock.monotonic() > until):
+            clock.wait(Signal(), random.uniform(*LOOK_SECONDS))  # noqa: S311 - it keeps no secret
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+
+def is_begun(connection: sqlite3.Connection, *, last: bool) -> bool:
+    """Whether this connection is the writer now; where it was the last try, it raises instead of saying no."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if last or not is_busy(error):
+            raise
+        return False
+    return True
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another process held the file for too long."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+@contextlib.contextmanager
+def outages(path: Path) -> Iterator[None]:
+    """No error of SQLite leaves the engine: each becomes one of ours, after which nothing has changed."""
+    try:
+        yield
+    except (OverflowError, UnicodeEncodeError):
+        raise BadRequest("that is a number or a text which no database holds") from None
+    except sqlite3.Error as error:
+        raise QueueUnavailable(f"database connection unavailable: {path.name}: {error}") from error
+
+
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Which file is there; None where none is."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - the other spelling takes twice as long, and this is done for each call
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def checked_synchronous(synchronous: str) -> str:
+    """FULL keeps every confirmed commit through a power cut; NORMAL may lose the last ones then, never at a crash."""
+    if synchronous.upper() not in {"FULL", "NORMAL", "EXTRA"}:
+        raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
+    return synchronous.upper()
+
+
+def checked_path(path: str | Path) -> Path:
+    """The file's absolute path; refused is what could not be shared or not be kept."""
+    if str(path) in {"", ":memory:"} or str(path).startswith("file:"):
+        raise SetupError("the queue needs a file: in memory each connection would have a queue of its own")
+    whole = Path(path).expanduser().resolve()
+    if not whole.parent.is_dir():
+        raise SetupError(f"there is no directory {whole.parent}")
+    kind = file_system_of(whole.parent)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise SetupError(f"{whole} is on a network file system ({kind}), where SQLite's locks do not hold")
+    return whole
+
+
+def file_system_of(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The kind of file system that a directory is on; "" where the system does not tell."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    kinds = {Path(unescaped(mount)): kind for _, mount, kind, *_ in map(str.split, lines)}
+    return next((kinds[above] for above in (directory, *directory.parents) if above in kinds), "")
+
+
+def unescaped(mount: str) -> str:
+    """A mount point as a path: its spaces are written in octal."""
+    return mount.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+@lru_cache
+def warn_of_old_sqlite(version: tuple[int, ...]) -> None:
+    """Say once a process that this SQLite has a defect which the queue can only make unlikely."""
+    if version < SAFE_SQLITE:
+        log.warning(
+            "SQLite %s has a defect that can corrupt a file written by several processes; %s mends it",
+            ".".join(map(str, version)),
+            ".".join(map(str, SAFE_SQLITE)),
+        )

@@ -1,0 +1,64 @@
+"""What somebody noted about messages."""
+
+import json
+from typing import Any
+
+from pump.queue.ids import mint
+from pump.queue.sqlite.work import Work
+from pump.queue.vocabulary import Trace
+
+
+def add_trace(work: Work, trace: Trace) -> str:
+    """Keep a note; returns its id."""
+    trace_id = mint()
+    work.execute(
+        "INSERT INTO trace (transaction_id, partition_uid, data, group_name, event, names, id, created_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            trace.transaction_id,
+            trace.partition_id,
+            trace.data,
+            trace.group,
+            trace.event,
+            json.dumps(list(trace.names)),
+            trace_id,
+            work.now,
+        ),
+    )
+    names = [(name, trace_id) for name in dict.fromkeys(trace.names)]
+    work.executemany("INSERT INTO trace_name (name, trace_id) VALUES (?, ?)", names)
+    return trace_id
+
+
+def traces(
+    work: Work, partition_uid: str | None, transaction_id: str | None, name: str | None, *, limit: int, offset: int
+) -> list[Trace]:
+    """Notes about one message, or under one name, oldest first."""
+    rows = work.execute(
+        "SELECT t.transaction_id, t.partition_uid, t.data, t.group_name, t.event, t.names, t.id, t.created_at"
+        " FROM trace AS t WHERE (?1 IS NULL OR t.partition_uid = ?1) AND (?2 IS NULL OR t.transaction_id = ?2)"
+        " AND (?3 IS NULL OR t.id IN (SELECT trace_id FROM trace_name WHERE name = ?3))"
+        " ORDER BY t.id LIMIT ?4 OFFSET ?5",
+        (partition_uid, transaction_id, name, limit, offset),
+    )
+    return [note(row) for row in rows.fetchall()]
+
+
+def note(row: tuple[Any, ...]) -> Trace:
+    """A row as what it says."""
+    transaction_id, partition_uid, data, group, event, names, trace_id, created_at = row
+    return Trace(
+        transaction_id=transaction_id,
+        partition_id=partition_uid,
+        data=data,
+        group=group,
+        event=event,
+        names=tuple(json.loads(names)),
+        id=trace_id,
+        created_at=created_at,
+    )
+
+
+def trace_names(work: Work) -> list[str]:
+    """All names that notes were filed under."""
+    return [name for (name,) in work.execute("SELECT DISTINCT name FROM trace_name ORDER BY name")]

@@ -1,0 +1,36 @@
+"""What may harm a queue in a SQLite file, told before it does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pump.queue.sqlite.connection import SAFE_SQLITE
+
+LARGE_LOG_BYTES: Final = 64_000_000
+"""The log of changes is emptied at a sixteenth of this, unless a reader keeps it."""
+
+
+def too_old(version: tuple[int, ...]) -> Sequence[str]:
+    """Whether SQLite has a defect that the queue can only make unlikely."""
+    if version >= SAFE_SQLITE:
+        return []
+    found, mended = _written(version), _written(SAFE_SQLITE)
+    defect = f"SQLite {found} has a defect that can corrupt a file written by several processes"
+    return [f"{defect}: use a Python with SQLite {mended} or later"]
+
+
+def log_too_large(path: Path, large: int) -> Sequence[str]:
+    """Whether somebody reads an old state of the file, so that its log of changes cannot be emptied."""
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        size = log.stat().st_size
+    except OSError:
+        return []
+    if size <= large:
+        return []
+    why = f"it cannot be emptied while a process reads an old state of {path.name}"
+    return [f"{log.name} has {size / 1e6:.0f} MB, since {why}: let it end its transaction"]
+
+
+def _written(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

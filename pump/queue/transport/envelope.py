@@ -1,0 +1,100 @@
+"""Between our messages and the payloads of the queue, both ways. Whatever bytes come, they make a message.
+
+An envelope is JSON, so that those who are not of this package can read it too, and the body in it is kept to the byte:
+`{"pump":"000123","header":{…},"json":…}`, where the number is the length of the header's text. A body that is not JSON
+stands there as "text" or in "base64". What is no envelope is all body.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Final
+
+from pump.message import NO_HEADERS, Header
+from pump.queue.wire.raw_json import is_json
+
+START: Final = b'{"pump":"'
+_NUMBER: Final = 6
+_HEADER: Final = b'","header":'
+_TEXT_FROM: Final = len(START) + _NUMBER + len(_HEADER)
+
+_TEXTS: Final = ("id", "type", "version", "kind", "content_type", "key", "correlation_id", "reply_to")
+_MAY_LACK: Final = frozenset({"key", "correlation_id", "reply_to"})
+_KINDS: Final = frozenset({"command", "event", "document"})
+_DEFAULTS: Final = Header("")
+
+
+def write(header: Header, body: bytes) -> bytes:
+    """An envelope. Its topic is the queue's name, and what is as by default is not written either."""
+    said: dict[str, object] = {
+        name: value for name in _TEXTS if (value := getattr(header, name)) != getattr(_DEFAULTS, name)
+    }
+    if header.timestamp:
+        said["timestamp"] = header.timestamp
+    if header.headers:
+        said["headers"] = dict(header.headers)
+    text = json.dumps(said, separators=(",", ":")).encode()
+    number = b"%0*d" % (_NUMBER, len(text))
+    return b"".join((START, number, _HEADER, text, *_written(body), b"}"))
+
+
+def _written(body: bytes) -> tuple[bytes, bytes]:
+    if is_json(body):
+        return b',"json":', body
+    largest = 4 * (len(body) // 3 + 1)
+    try:
+        text = json.dumps(body.decode(), ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        text = b""
+    if text and len(text) <= largest:  # else it is no text that anybody would read
+        return b',"text":', text
+    return b',"base64":', b'"' + base64.b64encode(body) + b'"'
+
+
+def read(payload: bytes, topic: str) -> tuple[Header, bytes, str]:
+    """Header, body, and what is wrong with the envelope, "" if nothing is. A broken one is all body."""
+    if not payload.startswith(START):
+        return Header("", topic), payload, ""
+    try:
+        end = _TEXT_FROM + int(payload[len(START) : len(START) + _NUMBER])
+        header = _header(json.loads(payload[_TEXT_FROM:end]), topic)
+        return header, _body(payload, end), ""
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        return Header("", topic, content_type=""), payload, f"the envelope cannot be read: {error}"
+
+
+def _body(payload: bytes, end: int) -> bytes:
+    colon = payload.index(b":", end) + 1
+    kind, value = payload[end:colon], payload[colon:-1]
+    if not payload.endswith(b"}"):
+        raise ValueError("its end is missing")
+    if kind == b',"json":':
+        return value
+    text = json.loads(value)
+    if kind == b',"text":':
+        return bytes(text.encode())
+    if kind == b',"base64":':
+        return base64.b64decode(text, validate=True)
+    raise ValueError("it has no body")
+
+
+def _header(said: Mapping[str, Any], topic: str) -> Header:
+    texts = {name: _text(said, name, getattr(_DEFAULTS, name)) for name in _TEXTS}
+    if texts["kind"] not in _KINDS:
+        raise ValueError("its kind is none")
+    headers = said.get("headers", NO_HEADERS)
+    if not all(isinstance(word, str) for pair in headers.items() for word in pair):
+        raise TypeError("a header is no text")
+    time = said.get("timestamp", 0.0)
+    if not isinstance(time, int | float) or not isfinite(time):
+        raise ValueError("its timestamp is no time")
+    options: dict[str, Any] = {**texts, "timestamp": float(time), "headers": headers}
+    return Header(topic=topic, **options)
+
+
+def _text(said: Mapping[str, Any], name: str, default: str | None) -> Any:  # noqa: ANN401 - a text, or the default
+    value = said.get(name, default)
+    if not isinstance(value, str) and not (value is None and name in _MAY_LACK):
+        raise TypeError(f"its {name} is no text")
+    return value

@@ -1,0 +1,439 @@
+"""Runs handlers as a dispatcher would, without broker and without waiting: what tests of handlers are made with."""
+
+import asyncio
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from math import inf
+from typing import Any, Final, Self, TypeVar, Unpack, cast
+
+from pump.attribute import SwitchProvider
+from pump.clock import Clock
+from pump.context import Context, find_context, in_context
+from pump.dead_letter import RejectionKind
+from pump.duration import Duration
+from pump.duration import seconds as in_seconds
+from pump.errors import ConfigurationError, PumpError
+from pump.handling.dispatch import Bound
+from pump.handling.dispatch_settings import Surroundings
+from pump.mapping.mapper import Mapper, wire_type
+from pump.message import NO_HEADERS, Header, Message
+from pump.program.dispatcher import Dispatcher
+from pump.program.processor import CommandProcessor
+from pump.program.producers import Outlet
+from pump.pumps.proactor import Proactor
+from pump.subscription import Publication, Subscription
+from pump.telemetry import Listener, Telemetry, log
+from pump.testing.clock import SelfMovingClock, SelfMovingLoop
+from pump.testing.lane import Book, Bus, Call, DeadLetter, Lane, SpiedAsyncChannel
+from pump.testing.settings import SubscriptionOptions, Switchboard, settings_of
+from pump.transport_kit.bridge import blocking
+from pump.transport_kit.protocol import Transport, find_transport
+from pump.verdict import Stopped, Verdict
+
+Result = TypeVar("Result")
+
+MOST_LOOKS: Final = 100_000
+"""After so many looks for a message, a run that does not come to rest is an error."""
+
+
+def memory_transport(clock: Clock | None = None) -> Transport:
+    """An in-memory bus of its own, on this clock, or on the machine's."""
+    make: Callable[..., Transport] = find_transport("memory")
+    return make(clock=clock)
+
+
+class PumpHarness:
+    """The pumps of some handlers, or of a whole Dispatcher, on an in-memory bus, in one thread, on their own clock.
+
+    Everything but the broker and the time is real: mappers, pipelines, judge, channel, Reactor or Proactor. Handlers
+    are given as to a Dispatcher, with the options of their subscription; of a Dispatcher its transport and its clock
+    are left out, and each subscription has one performer. Post, run, and see what has become of the messages: the
+    properties give requests, in the order in which it happened. Close it, or use it in a `with`; the fixture
+    `pump_harness` does.
+    """
+
+    def __init__(
+        self,
+        *handlers: object,
+        subscriptions: Iterable[Subscription] = (),
+        publications: Iterable[Publication | type] = (),
+        name: str = "harness",
+        factory: Callable[[type], object] | None = None,
+        switches: SwitchProvider | None = None,
+        mappers: Mapping[type, Mapper[Any]] | None = None,
+        listeners: Iterable[Listener] = (),
+        **options: Unpack[SubscriptionOptions],
+    ) -> None:
+        self.clock: Final = SelfMovingClock()
+        """The time of pumps, bus and attributes, and of `asyncio.sleep`; it goes on when everybody waits."""
+        self.events: Final[list[tuple[str, Mapping[str, object]]]] = []
+        """What the telemetry's listeners were told."""
+        self.logs: Final[list[logging.LogRecord]] = []
+        """What was logged while running."""
+        telemetry = Telemetry(lambda event, fields: self.events.append((event, fields)), *listeners)
+        given = _of_a_dispatcher(handlers)
+        self.switches: Final = Switchboard(switches or (given.switches if given else None))
+        """Turns feature switches on and off: `harness.switches.set("orders.place", False)`."""
+        surroundings = Surroundings(
+            name=name,
+            factory=factory,
+            mappers=dict(mappers or {}),
+            switches=self.switches,
+            clock=self.clock,
+            telemetry=telemetry,
+        )
+        settings = settings_of(handlers, subscriptions, publications, options, surroundings)
+        transport = self._transport()
+        settings.must_be_sound(transport.capabilities)
+        blocking(transport).prepare([each.rules for each in settings.plans], settings.publications)
+        self.bus: Final[Bus] = cast("Any", transport).bus
+        """The in-memory bus; the channels' names are those of the subscriptions."""
+        self._sent: Final[list[tuple[Message, bool]]] = []
+        self._book: Final = Book()
+        self._outlet: Final = _NotedOutlet(transport, self._note)
+        self._outlet.open()
+        self.processor: Final = CommandProcessor(
+            settings.registry, settings.publications, settings.surroundings, self._outlet
+        )
+        """Sends and publishes in the process, as `self.context.processor` does."""
+        self._mappers: Final = {
+            wire_type(each.request): settings.surroundings.mapper(each.request) for each in settings.publications
+        }
+        self._lanes: Final = [
+            Lane(
+                each,
+                transport,
+                settings.surroundings,
+                self.processor,
+                book=self._book,
+                clock=self.clock,
+                bus=self.bus,
+                goes_on=self._goes_on,
+            )
+            for each in settings.plans
+        ]
+        self._runner: asyncio.Runner | None = None
+        self._loop: SelfMovingLoop | None = None
+        self._enough: Callable[[], bool] = _never
+        self._deadline = inf
+        self._looks = 0
+        self._made()
+
+    def _transport(self) -> Transport:
+        """The in-memory bus, for whoever would rather have another, or stand between."""
+        return memory_transport(self.clock)
+
+    def _made(self) -> None:
+        """For whoever closes what it has made."""
+
+    # -- posting
+
+    def post(
+        self,
+        request: object,
+        /,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """Give a request to the bus, as the program would; returns its id."""
+        return self.processor.post(
+            request,
+            key=key,
+            headers=headers,
+            delay=delay,
+            id=id,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+        )
+
+    def post_raw(
+        self,
+        body: bytes | str,
+        *,
+        type: str = "",  # noqa: A002 - the header's own name for it
+        topic: str | None = None,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        content_type: str = "application/json",
+        version: str = "",
+        key: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> str:
+        """Give the bus a message as a stranger might; returns its id. Without a topic to the first subscription."""
+        header = Header(
+            id=uuid.uuid4().hex if id is None else id,
+            topic=self._lanes[0].plan.rules.topic if topic is None else topic,
+            type=type,
+            version=version,
+            content_type=content_type,
+            key=key,
+            timestamp=self.clock.wall(),
+            headers=headers,
+        )
+        self._outlet.send((Message(header, body.encode() if isinstance(body, str) else body),))
+        return header.id
+
+    def _note(self, messages: Sequence[Message], delay: float) -> None:
+        by_a_handler = find_context() is not None
+        self._sent.extend((message, by_a_handler) for message in messages)
+        if delay > 0:
+            heappush(self._book.dues, self.clock.monotonic() + delay)
+
+    # -- running
+
+    def run(self, *, turns: int | None = None, seconds: Duration | None = None) -> None:
+        """Run until nothing is left to do, time moving as it must.
+
+        A message that was left (DontAck) is not looked at again in the same run, nor what waits behind it. Or run for
+        at most so many messages (`turns`), or for so long by the clock (`seconds`), whatever is left.
+        """
+        self._must_be_outside()
+        last_turn = None if turns is None else self._turns + turns
+        self._deadline = inf if seconds is None else self.clock.monotonic() + in_seconds(seconds)
+
+        def enough() -> bool:
+            if last_turn is not None and self._turns >= last_turn:
+                return True
+            if seconds is not None:
+                return self.clock.monotonic() >= self._deadline
+            return all(lane.at_rest(left_count=turns is not None) for lane in self._lanes)
+
+        self._enough = enough
+        self._looks = 0
+        for lane in self._lanes:
+            lane.left.clear()
+        with self._logging():
+            while not enough() and not all(lane.ended for lane in self._lanes):
+                for lane in self._lanes:
+                    lane.moved = False
+                    self._drive(lane)
+
+    def step(self) -> None:
+        """Handle one message, if there is one or one comes due."""
+        self.run(turns=1)
+
+    def advance(self, seconds: Duration) -> None:
+        """Let time pass while nothing runs."""
+        self.clock.advance(in_seconds(seconds))
+
+    def handle(self, request: object, /, *, headers: Mapping[str, str] = NO_HEADERS) -> object:
+        """Run the one handler of a request, attributes included; returns what it returns, raises what it raises.
+
+        The request itself is handed over, unmapped; its context has a message with these headers.
+        """
+        self._must_be_outside()
+        lane, message, bound = self._handler_of(request, headers)
+        name = bound.registration.name
+        context = Context(self.processor, name, message, clock=self.clock, stopping=lane.judge.stopping)
+
+        async def handled() -> object:
+            with in_context(context), self.clock.handling():
+                return await bound.pipeline.run(bound.handle(), request)
+
+        with self._logging():
+            if bound.registration.colour == "awaiting":
+                return self.await_(handled())
+            with in_context(context):
+                return cast("object", bound.pipeline.run(bound.handle(), request))
+
+    def await_(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop on which the async handlers run, such as `delivery.ack()` of an AsyncDelivery."""
+        if self._runner is None:
+            loop = self._loop = SelfMovingLoop(self.clock)
+            self._runner = asyncio.Runner(loop_factory=lambda: loop)
+        return self._runner.run(coroutine)
+
+    def _drive(self, lane: Lane) -> None:
+        if isinstance(lane.pump, Proactor):
+            self.await_(lane.pump.run())
+        else:
+            lane.pump.run()
+
+    def _goes_on(self, lane: Lane) -> bool:
+        self._looks += 1
+        if self._looks > MOST_LOOKS:
+            raise PumpError(f"the run does not come to rest: give it turns= or seconds=. Still there: {self.pending}")
+        self._skip_time()
+        return not self._enough() and (len(self._lanes) == 1 or not lane.moved)
+
+    def _skip_time(self) -> None:
+        """Where all there is comes due later, it is later now: rather than after a thousand empty receives."""
+        now, dues = self.clock.monotonic(), self._book.dues
+        while dues and dues[0] <= now:
+            heappop(dues)
+        later = min([*dues[:1], self._deadline])
+        if now < later < inf and all(lane.waits for lane in self._lanes):
+            self.clock.advance(later - now)
+
+    def _handler_of(self, request: object, headers: Mapping[str, str]) -> tuple[Lane, Message, Bound]:
+        kind = type(request)
+        for lane in self._lanes:
+            if any(each.request is kind for each in lane.plan.handlers):
+                rules = lane.plan.rules
+                header = Header(uuid.uuid4().hex, rules.topic, wire_type(kind), headers=headers)
+                message = Message(header, self._mappers[wire_type(kind)].encode(request))
+                message.origin = rules.channel
+                handlers = lane.router.route(message).handlers
+                if len(handlers) > 1 or handlers[0].registration.explicit:
+                    break
+                return lane, message, handlers[0]
+        raise ConfigurationError(f"{kind.__name__} has no one handler that can be called so: post it, and run")
+
+    @property
+    def _turns(self) -> int:
+        return sum(lane.turns for lane in self._lanes)
+
+    def _must_be_outside(self) -> None:
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - as must_not_block does
+            raise ConfigurationError("a PumpHarness runs async handlers on a loop of its own: use it in a `def` test")
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        keep, level = _Keep(self.logs), log.level
+        log.addHandler(keep)
+        log.setLevel(logging.DEBUG)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+            log.removeHandler(keep)
+
+    # -- what has become of the messages
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every call of a channel: equal to its name, such as "acknowledge", and with `request`, `delay`, `error`."""
+        return list(self._book.calls)
+
+    @property
+    def verdicts(self) -> list[tuple[object, Verdict]]:
+        """Every request, and the verdict on it; as often as there was one."""
+        return list(self._book.verdicts)
+
+    @property
+    def acknowledged(self) -> list[object]:
+        """What is done."""
+        return self._requests("acknowledge")
+
+    @property
+    def left(self) -> list[object]:
+        """What was not acknowledged (DontAck), once for each time."""
+        return self._requests("nack")
+
+    @property
+    def deferred(self) -> list[object]:
+        """What was put off, once for each time: by DeferMessageAction, or to be tried again after an error."""
+        return self._requests("requeue")
+
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        """What was given up, with the reason and where it came from."""
+        return self._given_up("delivery error")
+
+    @property
+    def invalid(self) -> list[DeadLetter]:
+        """What was wrong in itself: not to be mapped, of an unknown type, or found invalid by its handler."""
+        return self._given_up("unacceptable")
+
+    @property
+    def pending(self) -> list[object]:
+        """What was posted to a subscription, and is neither acknowledged nor given up."""
+        done = Counter((each.message.origin, each.message.id) for each in self._book.calls if each.ends)
+        left = []
+        for lane in self._lanes:
+            for message, _ in self._sent:
+                key = (lane.plan.rules.channel, message.id)
+                if message.header.topic == lane.plan.rules.topic:
+                    if not done[key]:
+                        left.append(lane.request(message))
+                    done[key] -= done[key] > 0
+        return left
+
+    @property
+    def posted(self) -> list[object]:
+        """What the handlers posted."""
+        return [self._mappers[message.header.type].decode(message) for message, inside in self._sent if inside]
+
+    @property
+    def unacceptable(self) -> int:
+        """How many messages were unacceptable, as the limit counts them."""
+        return sum(lane.judge.unacceptable for lane in self._lanes)
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """Why a pump has stopped; None while all run."""
+        return next((lane.judge.stopped for lane in self._lanes if lane.ended), None)
+
+    def _requests(self, name: str) -> list[object]:
+        return [call.request for call in self._book.calls if call == name and call.error is None]
+
+    def _given_up(self, kind: RejectionKind) -> list[DeadLetter]:
+        return [
+            DeadLetter(call.request, call.message, call.rejection)
+            for call in self._book.calls
+            if call.error is None and call.rejection is not None and call.rejection.kind == kind
+        ]
+
+    # -- end
+
+    def close(self) -> None:
+        """Stop the pumps and let go of what they hold."""
+        for lane in self._lanes:
+            lane.judge.stop()
+            if isinstance(lane.channel, SpiedAsyncChannel):
+                if self._runner is not None:
+                    self.await_(lane.channel.close())
+            else:
+                lane.channel.close()
+        self._outlet.close()
+        if self._runner is not None and self._loop is not None:
+            self._loop.stand_still()
+            self._runner.close()
+            self._runner = self._loop = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _NotedOutlet(Outlet):
+    """Tells what it has sent."""
+
+    def __init__(self, transport: Transport, note: Callable[[Sequence[Message], float], None]) -> None:
+        super().__init__(transport)
+        self._note: Final = note
+
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        super().send(messages, delay)
+        self._note(messages, delay)
+
+    async def send_async(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        await super().send_async(messages, delay)
+        self._note(messages, delay)
+
+
+class _Keep(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self._records: Final = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+def _of_a_dispatcher(handlers: Sequence[object]) -> Surroundings | None:
+    return handlers[0].surroundings if handlers and isinstance(handlers[0], Dispatcher) else None
+
+
+def _never() -> bool:
+    return False

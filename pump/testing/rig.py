@@ -1,0 +1,354 @@
+"""What the contract suite works with: a transport in one colour, every call of which looks as if it blocked.
+
+The tests themselves stand in `pump.testing.contract`.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar, cast
+from uuid import uuid4
+
+import pytest
+
+from pump.clock import Clock, Signal, SystemClock
+from pump.colour import Colour
+from pump.dead_letter import Rejection
+from pump.errors import TransportError
+from pump.ledger import Ledger
+from pump.message import Header, Message
+from pump.pump_log import Report
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
+from pump.request import Command
+from pump.subscription import Publication, Subscription
+from pump.telemetry import Telemetry
+from pump.transport_kit.bridge import awaiting, blocking
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.protocol import AsyncProducer, Producer, Transport
+from pump.verdict import Judge
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+EMPTY_DELAY: Final = 0.02
+
+
+class Background:
+    """A call that goes on in a thread of its own."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.ended: Final = Signal()
+        self.result: object = None
+        """What it returned, or the exception that it raised."""
+        self._call: Final = call
+        threading.Thread(target=self._run, name="contract", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:  # the test looks at it
+            self.result = error
+        self.ended.set()
+
+
+class RigChannel:
+    """A channel of either colour, called as if it blocked."""
+
+    def __init__(self, rig: "Rig", subscription: Subscription, channel: Channel | AsyncChannel) -> None:
+        self.subscription: Final = subscription
+        self._rig: Final = rig
+        self._channel: Final = channel
+
+    def receive_once(self, timeout: float) -> Message | None:
+        """What one receive brings; it may end early, with nothing."""
+        return self._rig.call(self._channel.receive, timeout)
+
+    def receive(self, within: float) -> Message | None:
+        """The next message that comes in time, or None."""
+        clock = self._rig.clock
+        deadline = clock.monotonic() + within
+        while True:
+            left = deadline - clock.monotonic()
+            message = self.receive_once(max(left, 0.0))
+            if message is not None or left <= 0:
+                return message
+            if not self._rig.capabilities.waits:
+                self._rig.pause(min(left, EMPTY_DELAY))  # so does the pump, after an empty receive
+
+    def receive_in_spite_of_errors(self, within: float) -> Message | None:
+        """The same, where the connection breaks on the way."""
+        deadline = self._rig.clock.monotonic() + within
+        while True:
+            left = deadline - self._rig.clock.monotonic()
+            try:
+                return self.receive(max(left, 0.0))
+            except TransportError:
+                if left <= 0:
+                    raise
+                self._rig.pause(EMPTY_DELAY)  # so does the pump, before it tries again
+
+    def acknowledge(self, message: Message) -> None:
+        """As Channel's."""
+        self._rig.call(self._channel.acknowledge, message)
+
+    def nack(self, message: Message, delay: float = 0.0) -> None:
+        """As Channel's."""
+        self._rig.call(self._channel.nack, message, delay)
+
+    def requeue(self, message: Message, delay: float = 0.0, attempts: int = 1) -> None:
+        """As Channel's."""
+        self._rig.call(self._channel.requeue, message, delay, attempts)
+
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        """As Channel's."""
+        self._rig.call(self._channel.reject, message, rejection)
+
+    def extend(self, message: Message) -> None:
+        """As Channel's."""
+        self._rig.call(self._channel.extend, message)
+
+    def purge(self) -> int:
+        """As Channel's."""
+        return self._rig.call(self._channel.purge)
+
+    def stop(self) -> None:
+        """As Channel's."""
+        self._channel.stop()
+
+    def close(self) -> None:
+        """As Channel's."""
+        self._rig.call(self._channel.close)
+
+
+class Rig:
+    """A transport under test in one colour, bridged where that is not its own."""
+
+    def __init__(self, transport: Transport, colour: Colour, clock: Clock) -> None:
+        self.transport: Final = transport
+        self.capabilities: Final = transport.capabilities
+        self.clock: Final = clock
+        self._real_clock: Final = SystemClock()
+        self._loop: Final = LoopThread("contract") if colour == "awaiting" else None
+        self._blocking: Final = blocking(transport) if colour == "blocking" else None
+        self._awaiting: Final = awaiting(transport) if colour == "awaiting" else None
+        self._channels: Final[list[RigChannel]] = []
+        self._producer: Producer | AsyncProducer | None = None
+
+    def call(
+        self,
+        function: Callable[Arguments, Result | Coroutine[Any, Any, Result]],
+        *args: Arguments.args,
+        **options: Arguments.kwargs,
+    ) -> Result:
+        """What the function returns, awaited on the rig's loop where it has to be."""
+        result = function(*args, **options)
+        return self._run(result) if inspect.iscoroutine(result) else cast("Result", result)
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        assert self._loop is not None
+        return self._loop.run(work)
+
+    def prepare(self, *subscriptions: Subscription, publications: tuple[Publication, ...] = ()) -> None:
+        """As the transport's."""
+        if self._blocking is not None:
+            self._blocking.prepare(subscriptions, publications)
+        if self._awaiting is not None:
+            self._run(self._awaiting.async_prepare(subscriptions, publications))
+
+    def open(self, subscription: Subscription) -> RigChannel:
+        """A channel such as one pump has, with nothing remembered of other channels; closed with the rig."""
+        channel = RigChannel(self, subscription, self._make_channel(subscription))
+        self._channels.append(channel)
+        return channel
+
+    def _make_channel(self, subscription: Subscription) -> Channel | AsyncChannel:
+        clock, report, ledger = self.clock, Report(subscription.channel, Telemetry()), Ledger(self.clock)
+        judge = Judge(subscription, ledger, clock, report)
+        if self._blocking is not None:
+            consumer = partial(self._blocking.consumer, subscription)
+            return Channel(consumer, subscription, self.capabilities, judge, ledger, clock, report)
+        assert self._awaiting is not None
+        async_consumer = partial(self._awaiting.async_consumer, subscription)
+        return AsyncChannel(async_consumer, subscription, self.capabilities, judge, ledger, clock, report)
+
+    def send(self, *messages: Message, delay: float = 0.0) -> None:
+        """Send all of them at once; they are confirmed when this returns."""
+        if self._producer is None:
+            self._producer = self._open_producer()
+        self.call(self._producer.send, messages, delay)
+
+    def _open_producer(self) -> Producer | AsyncProducer:
+        if self._blocking is not None:
+            return self._blocking.producer()
+        assert self._awaiting is not None
+        return self._run(self._awaiting.async_producer())
+
+    def pause(self, duration: float) -> None:
+        """Let time pass on the rig's clock."""
+        self.clock.wait(Signal(), duration)
+
+    def begin(self, call: Callable[[], object]) -> Background:
+        """Begin a call that may take long, and give it a moment of real time to get under way."""
+        begun = Background(call)
+        self._real_clock.wait(begun.ended, 0.2)
+        return begun
+
+    def ends_within(self, background: Background, limit: float) -> bool:
+        """Whether the call ends in so much real time."""
+        return self._real_clock.wait(background.ended, limit)
+
+    def soon(self, condition: Callable[[], bool], limit: float = 5.0) -> bool:
+        """Whether the condition comes to hold in so much real time."""
+        deadline = self._real_clock.monotonic() + limit
+        while not condition():
+            if self._real_clock.monotonic() > deadline:
+                return False
+            self._real_clock.wait(Signal(), 0.002)
+        return True
+
+    def close(self) -> None:
+        """Close whatever was opened, even where something of it fails to."""
+        with ExitStack() as stack:
+            if self._loop is not None:
+                stack.callback(self._loop.close)
+            if self._producer is not None:
+                stack.callback(self.call, self._producer.close)
+            for channel in self._channels:
+                stack.callback(channel.close)
+
+
+class Sample(Command):
+    """What the contract's messages are said to be."""
+
+
+class ContractBase:
+    """What is the transport's author's to say, and what the tests are made with. The numbers are for slow brokers."""
+
+    arrives_within_seconds: float = 10.0
+    """After how long a message that was sent, given back or has lapsed is there at the latest."""
+    silence_seconds: float = 0.3
+    """For how long nothing has to come before the contract believes that nothing comes."""
+    released_within_seconds: float = 0.1
+    """After how long another consumer has a nacked message at the latest, where nack releases."""
+    delay_seconds: float = 1.0
+    """The delay that messages are deferred by."""
+    early_seconds: float = 0.1
+    """So much too early a deferred message may come."""
+    late_seconds: float = 1.5
+    """So much too late a deferred message may come."""
+    lease_seconds: float = 1.0
+    """The shortest lease that the broker grants, where it grants any."""
+    wakes_within_seconds: float = 1.0
+    """After how long a stopped receive returns at the latest, in real time."""
+    recovers_within_seconds: float = 30.0
+    """After how long messages arrive again at the latest when the connection was broken."""
+    makes_channels_on_use: bool = False
+    """Whether the broker itself makes a missing channel when somebody consumes from it."""
+
+    @pytest.fixture
+    def transport(self) -> Transport:
+        """The transport under test, on a broker where new names are not in use."""
+        raise NotImplementedError("a TransportContract needs the fixture `transport`")
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        """The clock that the transport goes by."""
+        return SystemClock()
+
+    def unique_name(self) -> str:
+        """A name that nothing on the broker has, for a topic or a channel."""
+        return f"contract-{uuid4().hex[:12]}"
+
+    def grave(self, name: str) -> Subscription:
+        """How the dead letters that go to that name are consumed."""
+        return Subscription(Sample, topic=name, channel=name, dead_letter=None)
+
+    def break_connection(self, transport: Transport) -> None:
+        """Cut what consumers are connected by at this moment, as a network does."""
+        pytest.skip("the contract was not told how to break the connection")
+
+    def restart_broker(self, transport: Transport) -> None:
+        """End the broker's process and start it again."""
+        pytest.skip("the contract was not told how to restart the broker")
+
+    def send_unparseable(self, transport: Transport, topic: str) -> bytes:
+        """Send what the transport cannot make sense of, past the transport itself; returns the body."""
+        pytest.skip("the contract was not told of anything that the transport cannot make sense of")
+
+    @pytest.fixture(params=["blocking", "awaiting"])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        """From which side the transport is tested."""
+        return cast("Colour", request.param)
+
+    @pytest.fixture
+    def rig(self, transport: Transport, colour: Colour, clock: Clock) -> Iterator[Rig]:
+        """The transport in that colour; whatever is opened by it is closed at the end."""
+        rig = Rig(transport, colour, clock)
+        yield rig
+        rig.close()
+
+    def subscription(self, topic: str = "") -> Subscription:
+        """A subscription to a channel of its own, of that topic or of one named as the channel; leases are short."""
+        name, lease = self.unique_name(), self.lease_seconds
+        return Subscription(Sample, topic=topic or name, channel=name, dead_letter=f"{name}-dead", lease=lease)
+
+    def open(self, rig: Rig, subscription: Subscription | None = None) -> RigChannel:
+        """A channel that is prepared, to be received from and to be posted to."""
+        subscription = subscription or self.subscription()
+        rig.prepare(subscription, publications=(Publication(Sample, topic=subscription.topic),))
+        return rig.open(subscription)
+
+    def open_grave(self, rig: Rig, channel: RigChannel) -> RigChannel:
+        """Where the dead letters of a channel come to be seen. Has to be open before there are any."""
+        return self.open(rig, self.grave(channel.subscription.dead_letter or ""))
+
+    def message(self, channel: RigChannel, body: bytes = b"", header: Header | None = None) -> Message:
+        """A message to a channel's topic."""
+        header = header or Header("", type="Sample", key="k")
+        return Message(header._replace(id=uuid4().hex, topic=channel.subscription.topic), body)
+
+    def send(self, rig: Rig, channel: RigChannel, *bodies: str) -> None:
+        """Send messages to a channel's topic, all of one key."""
+        rig.send(*(self.message(channel, body.encode()) for body in bodies))
+
+    def expect(self, channel: RigChannel, within: float | None = None) -> Message:
+        """The next message, which has to come."""
+        message = channel.receive(self.arrives_within_seconds if within is None else within)
+        assert message is not None, f"nothing came on {channel.subscription.channel}"
+        return message
+
+    def expect_bodies(self, channel: RigChannel, *bodies: str) -> None:
+        """The next messages, which have to be these; they are acknowledged."""
+        for body in bodies:
+            message = self.expect(channel)
+            assert message.body.decode() == body
+            channel.acknowledge(message)
+
+    def expect_nothing(self, *channels: RigChannel) -> None:
+        """No message may come on any of these."""
+        for channel in channels:
+            message = channel.receive(self.silence_seconds)
+            assert message is None, f"{message} came on {channel.subscription.channel}"
+
+    def expect_nothing_left(self, rig: Rig, channel: RigChannel) -> None:
+        """No message may come, nor be in anybody's hands: the channel is closed, and the next one gets none either."""
+        self.expect_nothing(channel)
+        channel.close()
+        lapse = self.lease_seconds if rig.capabilities.leases else 0.0
+        message = rig.open(channel.subscription).receive(lapse + self.silence_seconds)
+        assert message is None, f"{message} was left on {channel.subscription.channel}"
+
+    def fetch_ahead(self, rig: Rig, channel: RigChannel) -> None:
+        """Settle some messages, so that the channel fetches several at a time from now on."""
+        for text in ("a", "b", "c", "d"):
+            self.send(rig, channel, text)
+            self.expect_bodies(channel, text)
+
+    def assert_on_time(self, rig: Rig, began: float, delay: float | None = None) -> None:
+        """What was due after the delay came neither too early nor too late."""
+        delay = self.delay_seconds if delay is None else delay
+        waited = rig.clock.monotonic() - began
+        assert delay - self.early_seconds <= waited <= delay + self.late_seconds, f"it came after {waited:.2f} s"

@@ -1,0 +1,147 @@
+"""What a harness runs: handlers as they were given, or all that a Dispatcher holds."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypedDict
+
+from pump.attribute import SwitchProvider
+from pump.capabilities import Capabilities
+from pump.duration import Duration
+from pump.errors import ConfigurationError
+from pump.handling.dispatch_settings import Surroundings
+from pump.handling.registry import Registry
+from pump.mapping.mapper import wire_type
+from pump.program.dispatcher import Dispatcher
+from pump.program.plan import Plan, plan
+from pump.program.validation import problems
+from pump.subscription import Missing, OnUnhandled, Publication, PumpKind, Subscription
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """Options of a Subscription."""
+
+    topic: str
+    channel: str
+    pump: PumpKind | None
+    performers: int
+    in_flight: int
+    ordered: bool
+    may_block: bool | None
+    buffer_size: int
+    receive_timeout: Duration
+    empty_delay: Duration
+    failure_backoff: tuple[Duration, Duration]
+    max_attempts: int | None
+    requeue_backoff: tuple[Duration, Duration]
+    on_unhandled: OnUnhandled
+    unacceptable_limit: int
+    unacceptable_window: Duration
+    dont_ack_delay: Duration
+    dont_ack_longest_delay: Duration | None
+    dont_ack_limit: int | None
+    dead_letter: str | None
+    invalid: str | None
+    missing: Missing
+    auto_ack: bool
+    lease: Duration | None
+    renew_lease: bool
+    grace: Duration
+
+
+class Switchboard:
+    """Feature switches that a test sets; those that it does not set are as the program says."""
+
+    def __init__(self, given: SwitchProvider | None = None) -> None:
+        self._given: Final = given.get if isinstance(given, Mapping) else given
+        self._set: Final[dict[str, bool]] = {}
+
+    def set(self, name: str, on: bool) -> None:  # noqa: FBT001 - `set("orders.place", False)` reads as it should
+        """Turn a switch on or off, from the next message on."""
+        self._set[name] = on
+
+    def clear(self, name: str) -> None:
+        """Let a switch be as if the test had never set it."""
+        self._set.pop(name, None)
+
+    def __call__(self, name: str) -> bool | None:
+        """Whether the switch is on; None if nobody set it."""
+        if name in self._set:
+            return self._set[name]
+        return None if self._given is None else self._given(name)
+
+
+class Settings(NamedTuple):
+    """All that a Dispatcher is made of, but for the transport."""
+
+    registry: Registry
+    plans: Sequence[Plan]
+    publications: Sequence[Publication]
+    surroundings: Surroundings
+
+    def must_be_sound(self, capabilities: Capabilities) -> None:
+        """Raise a ConfigurationError where a Dispatcher would, when it starts."""
+        has_factory = self.surroundings.factory is not None
+        found = problems(self.plans, self.publications, capabilities, has_factory=has_factory)
+        errors = [problem.text for problem in found if problem.level == "error"]
+        if errors:
+            raise ConfigurationError("; ".join(errors))
+
+
+def settings_of(
+    handlers: Sequence[object],
+    subscriptions: Iterable[Subscription],
+    publications: Iterable[Publication | type],
+    options: Mapping[str, Any],
+    surroundings: Surroundings,
+) -> Settings:
+    """The settings of these handlers, or of the one Dispatcher among them, with whatever it leaves open."""
+    dispatcher = handlers[0] if handlers and isinstance(handlers[0], Dispatcher) else None
+    if dispatcher is None:
+        registry = Registry(handlers)
+    else:
+        registry = dispatcher.processor._registry  # noqa: SLF001 - the dispatcher's own, to be run as it is
+        subscriptions, publications = dispatcher.subscriptions, (*dispatcher.publications, *publications)
+        surroundings = _merged(dispatcher.surroundings, surroundings)
+    rules = _subscriptions(registry, subscriptions, options)
+    plans = [plan(each, registry, surroundings.name) for each in rules]
+    return Settings(registry, plans, _publications(plans, publications), surroundings)
+
+
+def _merged(theirs: Surroundings, ours: Surroundings) -> Surroundings:
+    ours.telemetry.listen(lambda event, fields: theirs.telemetry.tell(event, **fields))
+    return replace(
+        ours,
+        name=theirs.name or ours.name,
+        factory=ours.factory or theirs.factory,
+        mappers={**theirs.mappers, **ours.mappers},
+    )
+
+
+def _subscriptions(
+    registry: Registry, given: Iterable[Subscription], options: Mapping[str, Any]
+) -> Sequence[Subscription]:
+    make: Callable[..., Subscription] = Subscription
+    change: Callable[..., Subscription] = replace
+    subscriptions = [change(each, **options) for each in given]
+    if subscriptions:
+        return subscriptions
+    requests = dict.fromkeys(each.request for each in registry.registrations)
+    if not requests:
+        raise ConfigurationError("a PumpHarness wants handlers, or a Dispatcher with subscriptions")
+    return [make(_asked_for(request), **{"topic": wire_type(request), **options}) for request in requests]
+
+
+def _asked_for(request: object) -> object:
+    return request if isinstance(request, type) else lambda _message: request
+
+
+def _publications(plans: Sequence[Plan], given: Iterable[Publication | type]) -> Sequence[Publication]:
+    """Those given, and one for whatever is subscribed to and not posted anywhere."""
+    publications = [each if isinstance(each, Publication) else Publication(each) for each in given]
+    known = {each.request for each in publications}
+    for each in plans:
+        for request in dict.fromkeys(handler.request for handler in each.handlers):
+            if isinstance(request, type) and request not in known:
+                known.add(request)
+                publications.append(Publication(request, topic=each.rules.topic))
+    return publications

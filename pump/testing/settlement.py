@@ -1,0 +1,364 @@
+"""The contract's larger half: what acknowledging, leaving, deferring and giving up mean on every transport."""
+
+# ruff: noqa: D102, PLR2004 - a test's name is its sentence, and its numbers are its data
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from pump.dead_letter import PROVENANCE, Rejection, dead_letter
+from pump.errors import LeaseLost, PumpError
+from pump.message import Header, Message
+from pump.testing.rig import ContractBase, Rig, RigChannel
+
+EVERY_BYTE: Final = bytes(range(256))
+GIVEN_UP: Final = Rejection(
+    "delivery error",
+    "OutOfTea",
+    "described with an ü",
+    error=ValueError("no tea left"),
+    handler="PlaceOrderHandler",
+    attempts=3,
+    first_failure=1_700_000_000.25,
+    last_failure=1_700_000_060.5,
+)
+UNACCEPTABLE: Final = replace(GIVEN_UP, kind="unacceptable", reason="Unreadable")
+
+SETTLEMENTS: Final[dict[str, Callable[[RigChannel, Message], None]]] = {
+    "acknowledge": RigChannel.acknowledge,
+    "nack": RigChannel.nack,
+    "requeue": RigChannel.requeue,
+    "reject": lambda channel, message: channel.reject(message, GIVEN_UP),
+}
+
+
+class SettlementContract(ContractBase):
+    """A part of TransportContract, which is what to inherit."""
+
+    # -- acknowledging and leaving
+
+    def test_an_acknowledged_message_never_comes_again(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        self.send(rig, channel, "1")
+
+        self.expect_bodies(channel, "1")
+
+        self.expect_nothing_left(rig, channel)
+
+    def test_what_was_not_settled_when_its_channel_closed_comes_again(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        self.send(rig, channel, "1")
+        received = self.expect(channel)
+
+        channel.close()
+        with pytest.raises(PumpError):
+            channel.acknowledge(received)
+
+        second = rig.open(channel.subscription)
+        again = self.expect(second, self.lease_seconds + self.arrives_within_seconds)
+        assert (again.header, again.body, again.identity) == (received.header, received.body, received.identity)
+        assert again.deliveries == (2 if rig.capabilities.counts_deliveries else 1)
+        second.acknowledge(again)
+        self.expect_nothing(second)
+
+    @pytest.mark.requirement("B-21", "B-25")
+    def test_a_nacked_message_comes_again_itself_as_often_as_it_is_nacked(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        grave = self.open_grave(rig, channel)
+        self.send(rig, channel, "1")
+
+        first = message = self.expect(channel)
+        rises = rig.capabilities.counts_deliveries and rig.capabilities.nack == "releases"  # else it is the same one
+        for delivery in range(2, 7):
+            channel.nack(message)
+            message = self.expect(channel)
+            assert (message.header, message.body, message.identity) == (first.header, b"1", first.identity)
+            assert message.deliveries == (delivery if rises else 1)
+            assert message.attempts == 0
+
+        channel.acknowledge(message)
+        self.expect_nothing(grave)
+        self.expect_nothing_left(rig, channel)
+
+    @pytest.mark.requirement("B-08", "B-24")
+    def test_a_released_message_is_anothers_at_once(self, rig: Rig) -> None:
+        if rig.capabilities.nack != "releases":
+            pytest.skip("nack holds")
+        channel = self.open(rig)
+        second = rig.open(channel.subscription)
+        self.expect_nothing(second)
+        self.send(rig, channel, "1")
+        received = self.expect(channel)
+        released = rig.clock.monotonic()
+
+        channel.nack(received, self.delay_seconds)
+        again = self.expect(second)
+
+        assert rig.clock.monotonic() - released <= self.released_within_seconds
+        assert again.id == received.id
+        second.acknowledge(again)
+        self.expect_nothing(channel, second)
+
+    def test_a_held_message_is_presented_here_after_the_delay_and_to_nobody_else(self, rig: Rig) -> None:
+        if rig.capabilities.nack != "holds":
+            pytest.skip("nack releases")
+        channel = self.open(rig)
+        second = rig.open(channel.subscription)
+        self.send(rig, channel, "1")
+        received = self.expect(channel)
+        held = rig.clock.monotonic()
+
+        channel.nack(received, self.delay_seconds)
+        assert second.receive(self.delay_seconds / 2) is None
+        again = self.expect(channel)
+
+        self.assert_on_time(rig, held)
+        assert again.id == received.id
+        channel.acknowledge(again)
+        self.expect_nothing(channel, second)
+
+    @pytest.mark.requirement("B-33")
+    def test_nothing_passes_a_nacked_message_where_nacking_blocks(self, rig: Rig) -> None:
+        if rig.capabilities.blocks == "nothing":
+            pytest.skip("nacking blocks nothing")
+        channel = self.open(rig)
+        self.fetch_ahead(rig, channel)
+        self.send(rig, channel, "1", "2", "3")
+
+        for _ in range(4):
+            message = self.expect(channel)
+            assert message.body == b"1"
+            channel.nack(message)
+
+        self.expect_bodies(channel, "1", "2", "3")
+        self.expect_nothing(channel)
+
+    def test_a_nacked_message_holds_up_no_other_where_nacking_does_not_block(self, rig: Rig) -> None:
+        if rig.capabilities.blocks != "nothing":
+            pytest.skip("nacking blocks")
+        channel = self.open(rig)
+        rig.send(*(self.message(channel, body, Header("")) for body in (b"1", b"2", b"3")))
+
+        nacked = self.expect(channel)
+        channel.nack(nacked, self.delay_seconds)
+        bodies = [nacked.body]
+        while len(bodies) < 4:
+            message = self.expect(channel)
+            bodies.append(message.body)
+            channel.acknowledge(message)
+
+        assert sorted(bodies[1:]) == [b"1", b"2", b"3"]
+        assert rig.capabilities.nack == "releases" or bodies[-1] == nacked.body
+        self.expect_nothing(channel)
+
+    # -- deferring
+
+    @pytest.mark.parametrize("later", [False, True])
+    @pytest.mark.requirement("P-05")
+    def test_a_requeued_message_comes_again_here_alone_when_it_is_due(self, rig: Rig, *, later: bool) -> None:
+        channel = self.open(rig)
+        grave = self.open_grave(rig, channel)
+        other = self.open(rig, self.subscription(channel.subscription.topic))
+        self.send(rig, channel, "1")
+        self.expect_bodies(other, "1")
+        first = self.expect(channel)
+        requeued = rig.clock.monotonic()
+
+        channel.requeue(first, self.delay_seconds if later else 0.0, attempts=1)
+        again = self.expect(channel)
+
+        self.assert_on_time(rig, requeued, self.delay_seconds if later else 0.0)
+        assert (again.id, again.identity, again.body) == (first.id, first.identity, b"1")
+        assert again.header.topic == first.header.topic
+        assert again.attempts == (1 if rig.capabilities.carries_attempts or rig.capabilities.requeue == "hold" else 0)
+        rises = rig.capabilities.counts_deliveries and rig.capabilities.requeue == "same"
+        assert again.deliveries == (2 if rises else 1)
+        channel.acknowledge(again)
+        self.expect_nothing(other, grave)
+        self.expect_nothing_left(rig, channel)
+
+    @pytest.mark.requirement("P-05")
+    def test_a_requeued_message_outlives_its_consumer(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        self.send(rig, channel, "1")
+        channel.requeue(self.expect(channel), self.delay_seconds, attempts=2)
+
+        channel.close()
+
+        second = rig.open(channel.subscription)
+        again = self.expect(second, self.delay_seconds + self.lease_seconds + self.arrives_within_seconds)
+        assert again.body == b"1"
+        assert again.attempts == (2 if rig.capabilities.carries_attempts else 0)
+        second.acknowledge(again)
+        self.expect_nothing(second)
+
+    def test_a_message_that_comes_later_lets_others_pass(self, rig: Rig) -> None:
+        if rig.capabilities.requeue == "hold":
+            pytest.skip("what comes later is held here")
+        channel = self.open(rig)
+        self.send(rig, channel, "1", "2")
+
+        channel.requeue(self.expect(channel), self.delay_seconds)
+
+        self.expect_bodies(channel, "2", "1")
+
+    # -- giving up
+
+    def test_a_rejected_message_is_a_dead_letter_that_says_where_it_comes_from(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        grave = self.open_grave(rig, channel)
+        sent = self.message(channel, EVERY_BYTE, Header("", type="Sample", headers={"tenant": "t"}))
+        rig.send(sent)
+        rejected = self.expect(channel)
+
+        channel.reject(rejected, GIVEN_UP)
+        dead = self.expect(grave)
+
+        assert (dead.id, dead.header.type, dead.body) == (sent.id, "Sample", EVERY_BYTE)
+        assert (dead.attempts, dead.deliveries) == (0, 1)
+        assert dead.header.headers == dead_letter(rejected, GIVEN_UP).headers
+        assert dead.header.headers["pump-origin"] == channel.subscription.channel
+        assert set(PROVENANCE) - set(dead.header.headers) <= {"pump-position"}
+        grave.acknowledge(dead)
+        self.expect_nothing(grave)
+        self.expect_nothing_left(rig, channel)
+
+    def test_a_dead_letter_fits_however_much_there_is_to_say(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        grave = self.open_grave(rig, channel)
+        self.send(rig, channel, "1")
+        text = "ü" * 200_000
+
+        channel.reject(self.expect(channel), replace(GIVEN_UP, description=text, error=ValueError(text)))
+
+        dead = self.expect(grave)
+        assert (dead.body, dead.header.headers["pump-reason"]) == (b"1", "OutOfTea")
+        grave.acknowledge(dead)
+        self.expect_nothing(channel)
+
+    def test_an_unacceptable_message_goes_to_the_invalid_channel(self, rig: Rig) -> None:
+        subscription = replace(self.subscription(), invalid=f"{self.unique_name()}-invalid")
+        channel = self.open(rig, subscription)
+        grave = self.open_grave(rig, channel)
+        invalid = self.open(rig, self.grave(subscription.invalid or ""))
+        self.send(rig, channel, "1", "2")
+
+        channel.reject(self.expect(channel), UNACCEPTABLE)
+        channel.reject(self.expect(channel), GIVEN_UP)
+
+        self.expect_bodies(invalid, "1")
+        self.expect_bodies(grave, "2")
+        self.expect_nothing(grave, invalid)
+        self.expect_nothing_left(rig, channel)
+
+    def test_an_unacceptable_message_is_a_dead_letter_where_there_is_no_invalid_channel(self, rig: Rig) -> None:
+        channel = self.open(rig)
+        grave = self.open_grave(rig, channel)
+        self.send(rig, channel, "1")
+
+        channel.reject(self.expect(channel), UNACCEPTABLE)
+
+        self.expect_bodies(grave, "1")
+        self.expect_nothing(channel)
+
+    def test_what_is_rejected_without_dead_letters_is_gone_and_logged(
+        self, rig: Rig, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        channel = self.open(rig, replace(self.subscription(), dead_letter=None))
+        self.send(rig, channel, "1")
+        rejected = self.expect(channel)
+
+        channel.reject(rejected, GIVEN_UP)
+
+        self.expect_nothing_left(rig, channel)
+        assert [each for each in caplog.records if each.levelname == "ERROR" and rejected.id in each.getMessage()]
+
+    # -- settling at the wrong time
+
+    @pytest.mark.parametrize("second", SETTLEMENTS)
+    def test_a_second_settlement_has_no_effect(self, rig: Rig, second: str) -> None:
+        if "hold" in {"nack": rig.capabilities.nack, "requeue": rig.capabilities.requeue}.get(second, ""):
+            pytest.skip(f"{second} does not reach the transport")
+        channel = self.open(rig)
+        grave = self.open_grave(rig, channel)
+        self.send(rig, channel, "1")
+        message = self.expect(channel)
+        channel.acknowledge(message)
+
+        with suppress(LeaseLost):
+            SETTLEMENTS[second](channel, message)
+
+        self.expect_nothing(grave)
+        self.expect_nothing_left(rig, channel)
+
+    @pytest.mark.requirement("P-03")
+    def test_a_lapsed_lease_gives_the_message_to_another_and_the_late_settlement_to_nobody(self, rig: Rig) -> None:
+        first, second = self.open_leased(rig)
+        self.send(rig, first, "1")
+        late = self.expect(first)
+
+        again = self.expect(second, self.lease_seconds + self.arrives_within_seconds)
+        for settle in SETTLEMENTS.values():
+            with pytest.raises(LeaseLost):
+                settle(first, late)
+
+        assert again.id == late.id
+        assert again.deliveries == (2 if rig.capabilities.counts_deliveries else 1)
+        second.acknowledge(again)
+        self.expect_nothing(first, second)
+
+    @pytest.mark.requirement("P-03")
+    def test_an_extended_lease_lasts(self, rig: Rig) -> None:
+        first, second = self.open_leased(rig)
+        self.send(rig, first, "1")
+        message = self.expect(first)
+
+        for _ in range(5):
+            assert second.receive(self.lease_seconds / 2) is None
+            first.extend(message)
+
+        first.acknowledge(message)
+        self.expect_nothing(first, second)
+
+    @pytest.mark.requirement("P-03")
+    def test_a_channel_keeps_the_lease_of_what_is_in_hand(self, rig: Rig) -> None:
+        first, second = self.open_leased(rig, renew=True)
+        self.send(rig, first, "1")
+        message = self.expect(first)
+
+        for _ in range(50):
+            assert second.receive(self.lease_seconds / 10) is None
+            assert rig.soon(lambda: self.lease_left(rig, message) > self.lease_seconds / 5)
+
+        first.acknowledge(message)
+        self.expect_nothing(first, second)
+
+    def test_without_leases_a_message_is_its_consumers_until_it_is_settled(self, rig: Rig) -> None:
+        if rig.capabilities.leases:
+            pytest.skip("there are leases")
+        channel = self.open(rig)
+        second = rig.open(channel.subscription)
+        self.send(rig, channel, "1")
+        message = self.expect(channel)
+
+        assert message.lease_expires is None
+        assert second.receive(2 * self.lease_seconds) is None
+        channel.acknowledge(message)
+        self.expect_nothing(channel, second)
+
+    # -- what they are made with
+
+    def open_leased(self, rig: Rig, *, renew: bool = False) -> tuple[RigChannel, RigChannel]:
+        """Two channels of one subscription with a short lease, where there are leases."""
+        if not rig.capabilities.leases:
+            pytest.skip("there are no leases")
+        subscription = replace(self.subscription(), renew_lease=renew)
+        return self.open(rig, subscription), rig.open(subscription)
+
+    def lease_left(self, rig: Rig, message: Message) -> float:
+        """How long the message is still its consumer's."""
+        assert message.lease_expires is not None
+        return message.lease_expires - rig.clock.monotonic()

@@ -1,0 +1,328 @@
+"""The colour that a transport lacks: blocking calls on threads of their own, or awaiting calls on a loop of their own.
+
+A receive is never cancelled: it is asked to end early, and what it brings is kept for the next one, or handed back.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, ParamSpec, TypeVar
+
+from pump.dead_letter import Rejection
+from pump.errors import ConfigurationError
+from pump.message import Message
+from pump.subscription import Publication, Subscription
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.protocol import (
+    AcknowledgesSoon,
+    AsyncConsumer,
+    AsyncProducer,
+    AwaitingTransport,
+    BlockingTransport,
+    Consumer,
+    NotingConsumer,
+    Producer,
+    Transport,
+)
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+SENDS_AT_A_TIME: Final = 8
+"""Of one producer: each waits for the broker to confirm, which takes longer than all else about it."""
+
+
+def blocking(transport: Transport) -> BlockingTransport:
+    """The transport for blocking callers: itself, or bridged."""
+    if isinstance(transport, BlockingTransport):
+        return transport
+    if isinstance(transport, AwaitingTransport):
+        return _BlockingBridge(transport)
+    raise ConfigurationError(
+        f"{type(transport).__name__} is not a transport: it has neither consumer nor async_consumer"
+    )
+
+
+def awaiting(transport: Transport) -> AwaitingTransport:
+    """The transport for awaiting callers: itself, or bridged."""
+    if isinstance(transport, AwaitingTransport):
+        return transport
+    if isinstance(transport, BlockingTransport):
+        return _AwaitingBridge(transport)
+    raise ConfigurationError(
+        f"{type(transport).__name__} is not a transport: it has neither consumer nor async_consumer"
+    )
+
+
+class _Thread:
+    """A thread that does one thing after another for awaiting callers, or several that do so side by side."""
+
+    def __init__(self, name: str, number: int = 1) -> None:
+        self._executor: Final = ThreadPoolExecutor(number, thread_name_prefix=name)
+
+    def submit(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+    ) -> Future[Result]:
+        return self._executor.submit(call, *args, **options)
+
+    async def run(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        """Await the call. Cancelled, the call goes on to its end: it cannot be stopped."""
+        future = self.submit(call, *args, **options)
+        await _ended(future)
+        return future.result()
+
+    def finish(self) -> None:
+        """Block until all that was begun is over."""
+        self._executor.shutdown()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False)
+
+
+class _AwaitingBridge:
+    """A blocking transport for awaiting callers."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport: Final = transport
+
+    async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        thread = _Thread("pump-prepare")
+        try:
+            await thread.run(self._transport.prepare, subscriptions, publications)
+        finally:
+            thread.close()
+
+    async def async_consumer(self, subscription: Subscription) -> AsyncConsumer:
+        settling = _Thread("pump-settle")
+        try:
+            consumer = await settling.run(self._transport.consumer, subscription)
+        except BaseException:
+            settling.close()
+            raise
+        return _AwaitingConsumer(consumer, settling)
+
+    async def async_producer(self) -> AsyncProducer:
+        threads = _Thread("pump-publish", SENDS_AT_A_TIME)
+        try:
+            producer = await threads.run(self._transport.producer)
+        except BaseException:
+            threads.close()
+            raise
+        return _AwaitingProducer(producer, threads)
+
+
+class _AwaitingConsumer:
+    """A blocking consumer for awaiting callers: one thread receives, another settles and renews."""
+
+    def __init__(self, consumer: Consumer, settling: _Thread) -> None:
+        self._consumer: Final = consumer
+        self._note: Final = consumer.note if isinstance(consumer, NotingConsumer) else _cannot_note
+        self._settling: Final = settling
+        self._receiving: Final = _Thread("pump-receive")
+        self._under_way: Future[Sequence[Message]] | None = None
+
+    @property
+    def generation(self) -> int:
+        return self._consumer.generation
+
+    @property
+    def broker_limit(self) -> int | None:
+        return self._consumer.broker_limit
+
+    async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        if self._under_way is None:
+            self._under_way = self._receiving.submit(self._consumer.receive, limit, timeout)
+        await _ended(self._under_way)
+        received, self._under_way = self._under_way, None
+        return received.result()
+
+    async def acknowledge(self, message: Message) -> None:
+        if not self._note(message):
+            await self._settling.run(self._consumer.acknowledge, message)
+
+    async def nack(self, message: Message) -> None:
+        await self._settling.run(self._consumer.nack, message)
+
+    async def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        await self._settling.run(self._consumer.requeue, message, delay, attempts)
+
+    async def reject(self, message: Message, rejection: Rejection) -> None:
+        await self._settling.run(self._consumer.reject, message, rejection)
+
+    async def extend(self, message: Message) -> None:
+        await self._settling.run(self._consumer.extend, message)
+
+    async def hand_back(self, messages: Sequence[Message]) -> None:
+        await self._settling.run(self._consumer.hand_back, messages)
+
+    async def purge(self) -> int:
+        return await self._settling.run(self._consumer.purge)
+
+    def interrupt(self) -> None:
+        self._consumer.interrupt()
+
+    async def close(self) -> None:
+        try:
+            await self._hand_back_what_is_under_way()
+        finally:
+            closing = self._settling.submit(self._consumer.close)
+            self._settling.close()
+            self._receiving.close()
+            await _ended(closing)
+            closing.result()
+
+    async def _hand_back_what_is_under_way(self) -> None:
+        under_way = self._under_way
+        if under_way is None:
+            return
+        self._consumer.interrupt()
+        await _ended(under_way)
+        if under_way.exception() is None and under_way.result():
+            await self.hand_back(under_way.result())
+
+
+def _cannot_note(_: Message) -> bool:
+    return False
+
+
+class _AwaitingProducer:
+    """A blocking producer for awaiting callers. Who waits for the broker's word holds up no other."""
+
+    def __init__(self, producer: Producer, threads: _Thread) -> None:
+        self._producer: Final = producer
+        self._threads: Final = threads
+
+    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        await self._threads.run(self._producer.send, messages, delay)
+
+    async def close(self) -> None:
+        last = _Thread("pump-publish")
+        try:
+            await last.run(self._finish)
+        finally:
+            last.close()
+
+    def _finish(self) -> None:
+        self._threads.finish()
+        self._producer.close()
+
+
+async def _ended(future: Future[Result]) -> None:
+    """Wait for the end of the future, whatever it is."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    future.add_done_callback(lambda _: _end_soon(loop, ended))
+    await ended
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]") -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(_end, ended)
+
+
+def _end(ended: "asyncio.Future[None]") -> None:
+    if not ended.done():  # the wait was cancelled
+        ended.set_result(None)
+
+
+class _BlockingBridge:
+    """An awaiting transport for blocking callers; each consumer and producer has a loop of its own."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport: Final = transport
+
+    def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        thread = LoopThread("pump-prepare")
+        try:
+            thread.run(self._transport.async_prepare(subscriptions, publications))
+        finally:
+            thread.close()
+
+    def consumer(self, subscription: Subscription) -> Consumer:
+        thread = LoopThread("pump-consumer")
+        try:
+            return _BlockingConsumer(thread.run(self._transport.async_consumer(subscription)), thread)
+        except BaseException:
+            thread.close()
+            raise
+
+    def producer(self) -> Producer:
+        thread = LoopThread("pump-producer")
+        try:
+            return _BlockingProducer(thread.run(self._transport.async_producer()), thread)
+        except BaseException:
+            thread.close()
+            raise
+
+
+class _BlockingConsumer:
+    """An awaiting consumer for blocking callers."""
+
+    def __init__(self, consumer: AsyncConsumer, thread: LoopThread) -> None:
+        self._consumer: Final = consumer
+        self._thread: Final = thread
+        self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
+
+    @property
+    def generation(self) -> int:
+        return self._consumer.generation
+
+    @property
+    def broker_limit(self) -> int | None:
+        return self._consumer.broker_limit
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        return self._thread.run(self._consumer.receive(limit, timeout))
+
+    def acknowledge(self, message: Message) -> None:
+        if self._acknowledge_soon is not None:
+            self._acknowledge_soon(message)
+        else:
+            self._thread.run(self._consumer.acknowledge(message))
+
+    def nack(self, message: Message) -> None:
+        self._thread.run(self._consumer.nack(message))
+
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        self._thread.run(self._consumer.requeue(message, delay, attempts))
+
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        self._thread.run(self._consumer.reject(message, rejection))
+
+    def extend(self, message: Message) -> None:
+        self._thread.run(self._consumer.extend(message))
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        self._thread.run(self._consumer.hand_back(messages))
+
+    def purge(self) -> int:
+        return self._thread.run(self._consumer.purge())
+
+    def interrupt(self) -> None:
+        self._consumer.interrupt()
+
+    def close(self) -> None:
+        try:
+            self._thread.run(self._consumer.close())
+        finally:
+            self._thread.close()
+
+
+class _BlockingProducer:
+    """An awaiting producer for blocking callers."""
+
+    def __init__(self, producer: AsyncProducer, thread: LoopThread) -> None:
+        self._producer: Final = producer
+        self._thread: Final = thread
+
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        self._thread.run(self._producer.send(messages, delay))
+
+    def close(self) -> None:
+        try:
+            self._thread.run(self._producer.close())
+        finally:
+            self._thread.close()

@@ -1,0 +1,180 @@
+"""`dispatcher.run()` as a process: which signals end it, and what it exits with."""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from pump.errors import RejectMessageAction
+from pump.program.dispatcher import Dispatcher
+from pump.subscription import Publication, Subscription
+from support.programs import Program
+from support.pumps import Kind, Order, Outcomes
+from support.waiting import LIMIT, eventually
+
+PROGRAM = """
+import asyncio, signal, sys, threading, time
+from dataclasses import dataclass
+from pump import *
+
+@dataclass(frozen=True)
+class Order(Command):
+    number: int
+
+class Handling(RequestHandler[Order]):
+    {handle}
+
+def factory(cls):
+    if {broken}:
+        raise ConfigurationError("there is no database")
+    return cls()
+
+dispatcher = Dispatcher(
+    "memory://",
+    handlers=[Handling],
+    subscriptions=[Subscription(Order, grace=60, unacceptable_limit=1)],
+    publications=[Publication(Order)],
+    factory=factory,
+)
+
+def tell():
+    while not any(each.state.value == "stopping" for each in dispatcher.states):
+        time.sleep(0.01)
+    print("stopping", flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+with dispatcher.publishing():
+    dispatcher.post(Order(1))
+code = dispatcher.run()
+if (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before:
+    print("signals are as before")
+for _ in range(500):
+    threads = [each.name for each in threading.enumerate() if each.name.startswith("pump-")]
+    if threads:
+        time.sleep(0.01)
+print("left:", dispatcher.transport.bus.pending("Order"), "threads:", threads)
+sys.exit(code)
+"""
+
+BLOCKING = """
+def handle(self, order):
+    print("begun", flush=True)
+    {wait}
+    print("handled", flush=True)
+"""
+AWAITING = """
+async def handle(self, order):
+    print("begun", flush=True)
+    {wait}
+    print("handled", flush=True)
+"""
+FORMS = {
+    "reactor": (BLOCKING, "time.sleep({seconds})"),
+    "proactor": (AWAITING, "await asyncio.sleep({seconds})"),
+}
+
+
+def program(folder: Path, form: str, *, seconds: float = 0, wait: str = "", broken: bool = False) -> Program:
+    body, sleep = FORMS[form]
+    handle = dedent(body).format(wait=wait or sleep.format(seconds=seconds))
+    text = PROGRAM.format(handle=indent(handle, "    ").strip(), broken=broken)
+    (folder / "shop.py").write_text(text)
+    return Program([sys.executable, "shop.py"], folder)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_when_the_message_in_hand_is_done(tmp_path: Path, form: str, number: signal.Signals) -> None:
+    with program(tmp_path, form, seconds=0.5) as running:
+        running.says("begun")
+        running.send(number)
+        code = running.ends()
+
+        output = running.says("threads: []")
+    assert code == 0
+    assert "handled\n" in output
+    assert "left: 0" in output
+    assert "signals are as before" in output
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_grace(tmp_path: Path, form: str, number: signal.Signals) -> None:
+    with program(tmp_path, form, seconds=3600) as running:
+        running.says("begun")
+        running.send(number)
+        running.says("stopping")
+        running.send(number)
+        code = running.ends()
+
+    assert code != 0
+    assert "handled" not in running.output
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_exits_with_1_when_a_limit_was_reached(tmp_path: Path, form: str) -> None:
+    with program(tmp_path, form, wait="raise RejectMessageAction('no')") as running:
+        code = running.ends()
+
+        output = running.says("threads: []")
+    assert code == 1
+    assert "channel Order: every performer has stopped" in output
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_exits_with_1_when_the_set_up_is_wrong(tmp_path: Path, form: str) -> None:
+    with program(tmp_path, form, broken=True) as running:
+        code = running.ends()
+
+        output = running.says("left: 1")
+    assert code == 1
+    assert "there is no database" in output
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_ends_when_a_handler_raises_a_keyboard_interrupt(tmp_path: Path, form: str) -> None:
+    with program(tmp_path, form, wait="raise KeyboardInterrupt") as running:
+        code = running.ends()
+
+        running.says("left: 1")
+    assert code == 0
+
+
+def consuming(kind: Kind, body: Outcomes) -> Dispatcher:
+    return Dispatcher(
+        "memory://",
+        handlers=[kind.handler(body)],
+        subscriptions=[Subscription(Order, unacceptable_limit=1, **kind.options)],
+        publications=[Publication(Order)],
+    )
+
+
+def test_in_another_thread_it_ends_when_the_dispatcher_is_stopped(kind: Kind) -> None:
+    body = Outcomes(None)
+    dispatcher = consuming(kind, body)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(dispatcher.run()))
+    thread.start()
+    eventually(lambda: dispatcher.ready)
+    dispatcher.post(Order())
+    eventually(lambda: body.runs == 1)
+    dispatcher.stop()
+    thread.join(LIMIT)
+
+    assert codes == [0]
+
+
+def test_in_another_thread_it_ends_when_a_limit_was_reached(kind: Kind) -> None:
+    dispatcher = consuming(kind, Outcomes(RejectMessageAction("no")))
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(dispatcher.run()))
+    thread.start()
+    eventually(lambda: dispatcher.ready)
+    dispatcher.post(Order())
+    thread.join(LIMIT)
+
+    assert codes == [1]

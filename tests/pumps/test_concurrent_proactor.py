@@ -1,0 +1,135 @@
+"""The pump that handles several messages at a time: what ends by itself takes no slot and no pump with it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pump.clock import ManualClock, SystemClock
+from pump.ledger import Ledger
+from pump.message import Message
+from pump.program.performer import ProactorPerformer, Running
+from pump.pump_log import Report
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.concurrent_proactor import ConcurrentProactor
+from pump.pumps.proactor import Proactor
+from pump.telemetry import Telemetry
+from pump.verdict import Judge
+from support.channels import AsyncScriptedConsumer, Script, capabilities
+from support.court import rules
+from support.waiting import LIMIT
+
+
+class Line:
+    """A pump with several slots over a scripted consumer, which the test stops."""
+
+    def __init__(self, dispatch: Callable[[Message], Awaitable[object]], **options: Any) -> None:
+        self.clock = ManualClock(automatic=True)
+        self.script = Script(self.clock)
+        self.rules = rules(in_flight=2)
+        ledger, report = Ledger(self.clock), Report("samples", Telemetry())
+        self.judge = Judge(self.rules, ledger, self.clock, report, chance=lambda: 0.0)
+        self.channel = AsyncChannel(self._open, self.rules, capabilities(), self.judge, ledger, self.clock, report)
+        self.pump = ConcurrentProactor(self.channel, dispatch, self.judge, self.rules, self.clock, **options)
+
+    async def _open(self) -> AsyncScriptedConsumer:
+        return AsyncScriptedConsumer(self.script.open())
+
+    def run(self, seconds: float = 20.0) -> None:
+        self.clock.alarm(seconds, self.judge.stop)
+        asyncio.run(asyncio.wait_for(self.pump.run(), LIMIT))
+
+
+async def returns(_: Message) -> None:
+    await asyncio.sleep(0)
+
+
+def test_it_waits_between_empty_receives_where_the_transport_does_not() -> None:
+    line = Line(returns, empty_delay=0.5)
+
+    line.run(20.0)
+
+    assert line.clock.waits.count(0.5) == pytest.approx(len(line.script.done("receive")), abs=1)
+    assert len(line.script.done("receive")) < 45
+
+
+def test_it_does_not_wait_while_messages_come() -> None:
+    line = Line(returns, empty_delay=0.5)
+    line.script.put(*"123456")
+
+    line.run(5.0)
+
+    acknowledged = [call for call in line.script.calls if call.startswith(("acknowledge", "receive"))]
+    assert acknowledged.index("acknowledge 6") < 14
+
+
+@pytest.mark.parametrize("lease", [None, 30.0])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
+def test_a_turn_that_dies_frees_its_slot_and_its_message_comes_again(
+    lease: float | None, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(returns)
+    line.script.put("1", "2", "3", lease=lease)
+    line.script.fail("acknowledge", error, error)
+
+    line.run()
+
+    assert line.script.done("acknowledge")[-1] == "acknowledge 3"
+    assert line.channel.in_hand == ()
+    assert caplog.text.count("ended by itself") == 2
+    assert (len(line.script.consumers) > 1) is (lease is None)
+
+
+class Pump:
+    """A pump of which each life ends as the test says."""
+
+    def __init__(self, *lives: BaseException | None) -> None:
+        self.lives = list(lives)
+        self.begun = 0
+
+    async def run(self) -> None:
+        self.begun += 1
+        await asyncio.sleep(0)
+        error = self.lives.pop(0)
+        if error is not None:
+            raise error
+
+
+def supervised(pump: Any) -> ProactorPerformer:
+    clock = ManualClock(automatic=True)
+    report = Report("samples", Telemetry())
+    channel: Any = Line(returns).channel
+
+    def make() -> Running[AsyncChannel, Proactor]:
+        return Running(Judge(rules(), Ledger(clock), clock, report), channel, pump)
+
+    return ProactorPerformer("pump-1", rules(), make, clock, report, lambda: None, asyncio.get_running_loop())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), ValueError("odd"), GeneratorExit()])
+def test_a_pump_that_dies_of_somebody_elses_cancellation_is_begun_again(error: BaseException) -> None:
+    async def scenario() -> tuple[int, int]:
+        pump = Pump(error, error, None)
+        performer = supervised(pump)
+        performer.start()
+        await SystemClock().wait_async(performer.finished, LIMIT)
+        return pump.begun, performer.state.restarts
+
+    assert asyncio.run(asyncio.wait_for(scenario(), LIMIT)) == (3, 2)
+
+
+def test_a_pump_whose_own_task_is_cancelled_ends() -> None:
+    async def scenario() -> int:
+        pump = Pump(asyncio.CancelledError(), None)
+        performer = supervised(pump)
+        performer.start()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert performer._task is not None
+        performer._task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await performer._task
+        return pump.begun
+
+    assert asyncio.run(asyncio.wait_for(scenario(), LIMIT)) == 1

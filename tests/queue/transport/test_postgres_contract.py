@@ -1,0 +1,51 @@
+"""The contract on the durable queue in PostgreSQL, each from a blocking and from an awaiting pump's side."""
+
+import uuid
+from contextlib import closing
+
+import pytest
+
+from brokers.postgres import Postgres
+from pump.queue.postgres.engine import PostgresEngine
+from pump.queue.transport import consumer as door_consumer
+from pump.queue.transport.envelope import START
+from pump.queue.vocabulary import Push
+from pump.testing.contract import TransportContract
+from pump.transport_kit.protocol import Transport
+from pump.transports.postgres import PostgresTransport
+
+
+@pytest.mark.requirement("R-41", "B-24", "B-32", "B-33")
+class TestPostgres(TransportContract):
+    """On a server that may be restarted; every test has a schema of its own."""
+
+    broker: Postgres
+    schema: str
+    silence_seconds = 0.25
+    delay_seconds = 0.6
+    lease_seconds = 0.7
+
+    @pytest.fixture(autouse=True)
+    def _on(self, own_postgres: Postgres) -> None:
+        self.broker = own_postgres
+        self.schema = f"contract_{uuid.uuid4().hex[:12]}"
+
+    @pytest.fixture
+    def transport(self, _on: None) -> Transport:
+        return PostgresTransport(self.broker.url, schema=self.schema)
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(door_consumer, "LOOK_SECONDS", 0.1)
+
+    def send_unparseable(self, transport: Transport, topic: str) -> bytes:
+        body = START + b'000009","header":{"id":[]}}'
+        with closing(PostgresEngine(self.broker.url, schema=self.schema)) as engine:
+            engine.push([Push(topic, body)])
+        return body
+
+    def break_connection(self, transport: Transport) -> None:
+        assert self.broker.kill_backends("message-pump%")
+
+    def restart_broker(self, transport: Transport) -> None:
+        self.broker.restart()

@@ -1,0 +1,489 @@
+"""Posting to NATS: confirmed or reported, tried again where that may help, and stored once."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+import pytest
+from nats.aio.client import Client
+
+from brokers.fixtures import ProxyTo
+from brokers.nats import Nats
+from pump.clock import ManualClock
+from pump.context import current_context
+from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
+from pump.message import Header, Message
+from pump.program.dispatcher import Dispatcher
+from pump.subscription import Publication
+from pump.telemetry import Telemetry
+from pump.transport_kit.bridge import blocking
+from pump.transports.nats import NatsProducer, NatsTransport
+from pump.transports.nats.connection import Address
+from pump.transports.nats.headers import MSG_ID
+from pump.transports.nats.publisher import Denied, Outgoing, Publisher, Retries, classified
+from support.nats_wire import ACK, Seen, Wire, pumping, stays, subscribed
+from support.pumps import Kind, Order
+from support.waiting import eventually
+
+Events = list[tuple[str, dict[str, Any]]]
+TIMEOUT = nats.errors.TimeoutError()
+
+
+class FakeLink:
+    """A connection on which each posting ends as it is told to, and then is confirmed."""
+
+    alive = True
+    closed = False
+
+    def __init__(self, outcomes: list[BaseException | None]) -> None:
+        self.posted: list[Outgoing] = []
+        self._outcomes = outcomes
+
+    def outcome(self, outgoing: Outgoing) -> BaseException | None:
+        self.posted.append(outgoing)
+        return self._outcomes.pop(0) if self._outcomes else None
+
+    async def ask(self, _: str, __: object) -> dict[str, Any]:
+        return {"streams": []}
+
+    async def close(self) -> None: ...
+
+
+class FakePublisher(Publisher):
+    """A publisher over a fake connection, on a clock that moves when somebody waits."""
+
+    def __init__(self, outcomes: Sequence[BaseException | None], **retries: Any) -> None:
+        self.clock = ManualClock(automatic=True)
+        self.events: Events = []
+        telemetry = Telemetry(lambda event, fields: self.events.append((event, dict(fields))))
+        super().__init__(
+            Address(),
+            "testing",
+            clock=self.clock,
+            retries=Retries(**retries),
+            telemetry=telemetry,
+            chance=lambda: 0.5,
+        )
+        self.link = FakeLink(list(outcomes))
+        self.opened = 0
+
+    async def _working_link(self) -> Any:
+        self.opened += 1
+        self._link = self.link  # type: ignore[assignment]
+        return self.link
+
+    async def _send_window(self, link: Any, window: Sequence[Outgoing]) -> list[Any]:
+        errors = [link.outcome(each) for each in window]
+        return [None if error is None else classified(error) for error in errors]
+
+    def send_all(self, *outgoing: Outgoing) -> None:
+        asyncio.run(self.send(outgoing or (order(),)))
+
+    def count(self, event: str) -> int:
+        return sum(name == event for name, _ in self.events)
+
+
+def order(subject: str = "orders") -> Outgoing:
+    headers = {MSG_ID: "once", "x-assignment-id": "a-1", "request_id": "r-1"}
+    return Outgoing(subject, b"{}", headers, "1")
+
+
+# -- tries
+
+
+@pytest.mark.requirement("R-20", "R-21", "R-24", "R-25")
+def test_what_times_out_is_posted_again_with_growing_pauses_under_the_same_id() -> None:
+    publisher = FakePublisher([TIMEOUT, TIMEOUT, None])
+
+    publisher.send_all()
+
+    assert [each.headers[MSG_ID] for each in publisher.link.posted] == ["once"] * 3
+    assert publisher.clock.waits == pytest.approx([0.1 * 1.05, 0.2 * 1.05])
+    assert publisher.count("router_assignment_retry_total") == 2
+    assert publisher.count("router_assignment_published_total") == 1
+    assert publisher.count("router_assignment_publish_failures_total") == 0
+
+
+@pytest.mark.requirement("R-20", "R-21")
+def test_the_defaults_are_three_tries_in_all_and_a_tenth_of_a_second() -> None:
+    retries = Retries()
+
+    assert (retries.max_retries, retries.retry_base_ms) == (3, 100)
+    assert [retries.delay(1, 0.0), retries.delay(2, 0.0), retries.delay(2, 1.0)] == pytest.approx([0.1, 0.2, 0.22])
+
+
+@pytest.mark.requirement("R-21", "R-22", "R-24", "R-26", "R-27", "R-29")
+@pytest.mark.parametrize("tries", [1, 3, 5])
+def test_after_the_last_try_it_is_given_up_and_the_caller_is_told(tries: int) -> None:
+    publisher = FakePublisher([nats.errors.ConnectionClosedError()] * 9, max_retries=tries)
+
+    with pytest.raises(PublishExhausted) as exhausted:
+        publisher.send_all()
+
+    assert len(publisher.link.posted) == tries
+    assert (exhausted.value.kind, exhausted.value.tries, exhausted.value.sent) == ("connection_failed", tries, False)
+    assert exhausted.value.retriable
+    assert publisher.count("router_assignment_retry_total") == tries - 1
+    assert publisher.count("router_assignment_published_total") == 0
+    ends = [each for each in publisher.events if each[0] != "router_assignment_retry_total"]
+    assert ends == [
+        (
+            "router_assignment_publish_failures_total",
+            {"error_kind": "connection_failed", "subject": "orders", "exemplar": IDS},
+        ),
+        ("router_retry_exhausted_total", {"error_kind": "connection_failed", "retries": tries, "exemplar": IDS}),
+    ]
+
+
+IDS = {"assignment_id": "a-1", "request_id": "r-1"}
+
+
+@pytest.mark.requirement("R-23")
+@pytest.mark.parametrize(
+    ("error", "kind", "tries", "sent"),
+    [
+        (nats.errors.TimeoutError(), "timeout", 3, None),
+        (TimeoutError(), "timeout", 3, None),
+        (nats.errors.ConnectionClosedError(), "connection_failed", 3, False),
+        (nats.errors.OutboundBufferLimitError(), "connection_failed", 3, False),
+        (nats.errors.StaleConnectionError(), "connection_failed", 3, None),
+        (ConnectionResetError(), "connection_failed", 3, None),
+        (TransportError("nobody there"), "connection_failed", 3, False),
+        (nats.js.errors.ServiceUnavailableError(), "nats_unavailable", 3, False),
+        (nats.js.errors.ServerError(), "nats_unavailable", 3, False),
+        (RuntimeError("what is this"), "unknown", 3, None),
+        (nats.js.errors.NoStreamResponseError(), "no_stream", 1, False),
+        (nats.errors.NoRespondersError(), "no_stream", 1, False),
+        (Denied("permissions violation"), "permission_denied", 1, False),
+        (SetupError("wrong password"), "permission_denied", 1, False),
+        (nats.errors.MaxPayloadError(), "invalid_format", 1, False),
+        (nats.errors.BadSubjectError(), "invalid_format", 1, False),
+        (nats.errors.BadHeaderError("a b"), "invalid_format", 1, False),
+        (nats.js.errors.BadRequestError(), "invalid_format", 1, False),
+    ],
+)
+def test_what_may_help_is_tried_again_and_what_cannot_is_not(
+    error: Exception, kind: str, tries: int, *, sent: bool | None
+) -> None:
+    publisher = FakePublisher([error] * 9)
+
+    with pytest.raises(PublishError) as failed:
+        publisher.send_all()
+
+    assert classified(error).kind == kind
+    assert len(publisher.link.posted) == tries
+    assert isinstance(failed.value, PublishExhausted) is (tries > 1)
+    assert (failed.value.sent, failed.value.retriable) == (sent, tries > 1)
+    assert failed.value.__cause__ is error
+    assert publisher.count("router_retry_exhausted_total") == (tries > 1)
+    assert publisher.count("router_assignment_publish_failures_total") == 1
+
+
+@pytest.mark.requirement("R-20", "R-27")
+def test_of_several_only_those_that_failed_are_posted_again() -> None:
+    publisher = FakePublisher([None, TIMEOUT, None, None])
+
+    publisher.send_all(order("a"), order("b"), order("c"))
+
+    assert [each.subject for each in publisher.link.posted] == ["a", "b", "c", "b"]
+    assert publisher.count("router_assignment_published_total") == 3
+    assert publisher.count("router_assignment_publish_failures_total") == 0
+
+
+@pytest.mark.requirement("R-28")
+def test_ids_are_told_apart_from_labels() -> None:
+    publisher = FakePublisher([TIMEOUT, None])
+
+    publisher.send_all()
+
+    assert [fields["exemplar"] for _, fields in publisher.events] == [IDS, IDS]
+    assert not any(set(fields) & set(IDS) for _, fields in publisher.events)
+
+
+@pytest.mark.requirement("R-20")
+def test_a_pause_between_tries_ends_when_the_producer_is_closed() -> None:
+    publisher = FakePublisher([TIMEOUT] * 9)
+
+    async def send() -> None:
+        await publisher.close()
+        await publisher.send((order(),))
+
+    with pytest.raises(PublishExhausted):
+        asyncio.run(send())
+
+    assert len(publisher.link.posted) == 1
+
+
+# -- on a server
+
+
+@contextmanager
+def producing(transport: NatsTransport) -> Iterator[Any]:
+    """A producer, called as if it blocked."""
+    producer = blocking(transport).producer()
+    try:
+        yield producer
+    finally:
+        producer.close()
+
+
+def message(subject: str, name: str = "1", **headers: str) -> Message:
+    return Message(Header(name, subject, headers=headers), b'{"number": 1}')
+
+
+@pytest.mark.requirement("R-20", "Z-14")
+def test_a_confirmation_that_is_lost_does_not_store_the_message_twice(
+    own_nats_server: Nats, proxy_to: ProxyTo, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = proxy_to(own_nats_server.port)
+    transport = NatsTransport(proxy.url(own_nats_server.url), publish_timeout=0.5)
+    with Wire(own_nats_server.url) as wire, producing(transport) as producer:
+        wire.stream(topic)
+        producer.send([message(topic, "first")])
+        proxy.stall("to_client")
+
+        def heal() -> None:
+            eventually(lambda: "try 2 follows" in caplog.text)
+            proxy.heal()
+
+        healing = threading.Thread(target=heal)
+        healing.start()
+        producer.send([message(topic, "second")])
+        healing.join()
+
+        assert wire.count(topic) == 2
+
+
+@pytest.mark.requirement("R-29", "R-30", "R-22", "Z-14")
+def test_what_was_given_up_is_never_posted_later(own_nats_server: Nats, topic: str) -> None:
+    with Wire(own_nats_server.url) as wire:
+        wire.stream(topic)
+    transport = NatsTransport(own_nats_server.url)
+    with producing(transport) as producer:
+        producer.send([message(topic, "first")])
+        own_nats_server.stop()
+
+        with pytest.raises(PublishExhausted) as exhausted:
+            producer.send([message(topic, "lost")])
+
+        assert exhausted.value.kind == "connection_failed"
+        own_nats_server.start()
+        with Wire(own_nats_server.url) as wire:
+            eventually(lambda: _sends(producer, topic))
+            stays(lambda: wire.count(topic) == 2, 1)
+            ids = [wire.stored(topic, each + 1).headers["pump-id"] for each in range(wire.count(topic))]  # type: ignore[index]
+    assert ids == ["first", "again"]
+
+
+def _sends(producer: Any, topic: str) -> bool:
+    try:
+        producer.send([message(topic, "again")])
+    except PublishError:
+        return False
+    return True
+
+
+@pytest.mark.requirement("R-23")
+def test_where_there_is_no_stream_one_try_says_so(transport: NatsTransport, topic: str) -> None:
+    with producing(transport) as producer, pytest.raises(PublishError, match="no_stream") as failed:
+        producer.send([message(topic)])
+
+    assert (failed.value.sent, failed.value.retriable) == (False, False)
+    assert not isinstance(failed.value, PublishExhausted)
+
+
+@pytest.mark.requirement("R-23")
+def test_a_posting_that_is_not_permitted_is_tried_once(topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Nats(users={"admin": "secret-of-admin"}) as server:
+        server.stop()
+        text = server._configuration.read_text().replace(
+            '"password": "secret-of-admin"',
+            f'"password": "secret-of-admin", "permissions": {{"publish": {{"deny": "{topic}"}}}}',
+        )
+        server._configuration.write_text(text)
+        server.start()
+        transport = NatsTransport.from_url(server.url)
+        with producing(transport) as producer, pytest.raises(PublishError, match="permission_denied") as failed:
+            producer.send([message(topic)])
+
+        assert "try 2 follows" not in caplog.text
+        assert (failed.value.sent, failed.value.retriable) == (False, False)
+        assert "secret-of-admin" not in caplog.text + str(failed.value)
+
+
+@pytest.mark.requirement("R-23")
+def test_a_stream_that_is_full_is_unavailable_and_may_be_tried_again(
+    wire: Wire, transport: NatsTransport, topic: str
+) -> None:
+    wire.stream(topic, max_msgs=1, discard="new")
+    with producing(transport) as producer:
+        producer.send([message(topic, "1")])
+
+        with pytest.raises(PublishExhausted, match="maximum messages exceeded") as failed:
+            producer.send([message(topic, "2")])
+
+    assert (failed.value.kind, failed.value.sent) == ("nats_unavailable", False)
+
+
+def test_two_messages_of_one_id_are_two_messages(wire: Wire, transport: NatsTransport, topic: str) -> None:
+    wire.stream(topic)
+    with producing(transport) as producer:
+        producer.send([message(topic, "same")])
+        producer.send([message(topic, "same"), message(topic, "same")])
+
+    assert wire.count(topic) == 3
+
+
+def test_whoever_names_the_repetition_stores_it_once(wire: Wire, transport: NatsTransport, topic: str) -> None:
+    wire.stream(topic)
+    with producing(transport) as producer:
+        for _ in range(2):
+            producer.send([message(topic, **{MSG_ID: "mine"})])
+
+    assert wire.count(topic) == 1
+
+
+def test_thousands_are_posted_in_order(wire: Wire, transport: NatsTransport, topic: str) -> None:
+    wire.stream(topic)
+    with producing(transport) as producer:
+        producer.send([message(topic, str(each)) for each in range(1700)])
+
+    assert wire.count(topic) == 1700
+    picked = [wire.stored(topic, each + 1).headers["pump-id"] for each in (0, 499, 500, 1699)]  # type: ignore[index]
+    assert picked == ["0", "499", "500", "1699"]
+
+
+def test_a_producer_that_is_closed_sends_nothing(wire: Wire, transport: NatsTransport, topic: str) -> None:
+    wire.stream(topic)
+
+    async def send() -> None:
+        producer: NatsProducer = await transport.async_producer()
+        await producer.send([message(topic)])
+        await producer.close()
+        with pytest.raises(PublishError):
+            await producer.send([message(topic)])
+
+    asyncio.run(send())
+
+    assert wire.count(topic) == 1
+
+
+@pytest.mark.requirement("R-31")
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_posting_that_fails_in_a_handler_is_the_handlers_to_judge(
+    wire: Wire, transport: NatsTransport, kind: Kind, topic: str, *, caught: bool
+) -> None:
+    def body(request: Order) -> object:
+        processor: Any = current_context().processor
+        if kind.awaits:
+            return post_async(processor, request)
+        try:
+            processor.post(request)
+        except PublishError:
+            if not caught:
+                raise
+        return None
+
+    async def post_async(processor: Any, request: Order) -> None:
+        try:
+            await processor.post_async(request)
+        except PublishError:
+            if not caught:
+                raise
+
+    seen = Seen(body)
+    dispatcher = Dispatcher(
+        transport,
+        handlers=[kind.handler(seen)],
+        subscriptions=[subscribed(kind, topic)],
+        publications=[Publication(Order, topic=f"nowhere-{topic}", missing="assume")],
+    )
+    with dispatcher:
+        wire.orders(topic, 1)
+        seen.wait(1 if caught else 3)
+        eventually(lambda: wire.settled(topic, topic))
+
+    assert len(seen) == (1 if caught else 3)
+    assert wire.consumer(topic, topic).delivered.consumer_seq == len(seen)  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("R-32")
+def test_a_result_that_comes_after_its_publisher_gave_up_is_handled_as_any_other(
+    wire: Wire, transport: NatsTransport, kind: Kind, topic: str
+) -> None:
+    seen = Seen()
+    with pumping(transport, kind, seen, subscribed(kind, topic)) as dispatcher:
+        with pytest.raises(PublishError), producing(transport) as producer:
+            producer.send([message(f"nowhere-{topic}", "a-1")])
+        wire.orders(topic, 1, headers={"assignment_id": "a-1"})
+        seen.wait(1)
+        eventually(lambda: wire.settled(topic, topic))
+        assert dispatcher.ready
+
+    assert wire.words(topic) == [ACK]
+
+
+@pytest.mark.requirement("R-17")
+def test_the_trace_of_a_message_goes_on_in_what_its_handler_posts(
+    wire: Wire, transport: NatsTransport, kind: Kind, topic: str
+) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    inside: list[str | None] = []
+    other = f"{topic}-out"
+
+    def body(request: Order) -> object:
+        context = current_context()
+        inside.append(context.headers.get("traceparent"))
+        processor: Any = context.processor
+        return processor.post_async(request) if kind.awaits else processor.post(request)
+
+    dispatcher = Dispatcher(
+        transport,
+        handlers=[kind.handler(body)],
+        subscriptions=[subscribed(kind, topic)],
+        publications=[Publication(Order, topic=other)],
+    )
+    with dispatcher:
+        wire.orders(topic, 1, headers={"traceparent": parent, "tracestate": "a=b"})
+        eventually(lambda: wire.count(other) == 1)
+        posted = wire.stored(other).headers
+        outside = dispatcher.post(Order(2), headers={"traceparent": "00-1-2-00"})
+
+    assert inside == [parent]
+    assert posted is not None
+    assert (posted["traceparent"], posted["tracestate"]) == (parent, "a=b")
+    assert wire.stored(other, 2).headers["traceparent"] == "00-1-2-00"  # type: ignore[index]
+    assert outside
+
+
+def test_retries_are_logged_without_the_body(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    publisher = FakePublisher([TIMEOUT, None])
+
+    publisher.send_all(Outgoing("orders", b"the body", {MSG_ID: "1"}, "1"))
+
+    assert "posting to orders failed (timeout); try 2 follows in 0.105 s" in caplog.text
+    assert "the body" not in caplog.text
+
+
+def test_a_client_that_fails_in_an_unknown_way_is_tried_again(nats_server: Nats, wire: Wire, topic: str) -> None:
+    class Odd(Client):
+        tries = 0
+
+        async def publish(self, subject: str, *arguments: Any, **options: Any) -> None:
+            if subject == topic:
+                Odd.tries += 1
+                if Odd.tries == 1:
+                    raise RuntimeError("never seen before")
+            await super().publish(subject, *arguments, **options)
+
+    wire.stream(topic)
+    with producing(NatsTransport(nats_server.url, client=Odd)) as producer:
+        producer.send([message(topic)])
+
+    assert (Odd.tries, wire.count(topic)) == (2, 1)

@@ -1,0 +1,231 @@
+"""Asking for messages: one request at a time, and what the server says of it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from pump.clock import ManualClock
+from pump.errors import TransportError
+from pump.transports.nats.consumer import position_of
+from pump.transports.nats.pull import PAUSE_SECONDS, STALL_SECONDS, Change, Puller
+from pump.transports.nats.streams import Binding
+
+REPLY = "$JS.ACK.S.d.1.7.7.1700000000000000000.0"
+
+
+class FakeSubscription:
+    ended = False
+
+    async def unsubscribe(self) -> None:
+        self.ended = True
+
+
+class FakeClient:
+    """Notes what is asked, and answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.inboxes: list[str] = []
+        self.subscriptions: list[FakeSubscription] = []
+        self.answer: Callable[[Msg], Any] = print
+
+    def new_inbox(self) -> str:
+        self.inboxes.append(f"_INBOX.{len(self.inboxes)}")
+        return self.inboxes[-1]
+
+    async def subscribe(self, _: str, *, cb: Callable[[Msg], Any], **limits: int) -> FakeSubscription:
+        assert set(limits.values()) == {0}
+        self.answer = cb
+        self.subscriptions.append(FakeSubscription())
+        return self.subscriptions[-1]
+
+    async def publish(self, subject: str, payload: bytes, inbox: str) -> None:
+        self.asked.append({"subject": subject, "inbox": inbox, **json.loads(payload)})
+
+
+class FakeLink:
+    prefix = "$JS.API"
+    alive = True
+    reconnects = 0
+
+    def __init__(self) -> None:
+        self.client = FakeClient()
+
+
+class Asking:
+    """A puller, with its clock and what it asks in the test's hands."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        link: Any = FakeLink()
+        self.link = link
+        self.changes = 0
+        self.puller = Puller(link, "S", "d", longest=1.0, clock=self.clock, changed=self._note)
+
+    def _note(self) -> None:
+        self.changes += 1
+
+    def is_under_way(self) -> bool:
+        return self.puller.under_way
+
+    def ask(self, limit: int = 5, timeout: float = 0.3) -> dict[str, Any]:
+        asyncio.run(self.puller.ask(limit, timeout))
+        return dict(self.link.client.asked[-1])
+
+    def deliver(self, count: int = 1) -> None:
+        for _ in range(count):
+            asyncio.run(self.link.client.answer(Msg(self.link.client, "s", REPLY, b"x")))
+
+    def say(self, status: str, text: str = "") -> None:
+        headers = {"Status": status, "Description": text}
+        asyncio.run(self.link.client.answer(Msg(self.link.client, "_INBOX", "", b"", headers)))
+
+
+@pytest.fixture
+def asking() -> Asking:
+    return Asking()
+
+
+def test_it_asks_for_what_is_there_or_comes_in_time(asking: Asking) -> None:
+    assert asking.ask(5, 0.3) == {
+        "subject": "$JS.API.CONSUMER.MSG.NEXT.S.d",
+        "inbox": "_INBOX.0",
+        "batch": 5,
+        "no_wait": True,
+        "expires": 300_000_000,
+    }
+    asking.say("408")
+    assert asking.ask(5, 60)["expires"] == 1_000_000_000
+    asking.say("408")
+    assert "expires" not in asking.ask(5, 0)
+
+
+def test_a_request_is_over_when_all_have_come(asking: Asking) -> None:
+    asking.ask(3)
+    asking.deliver(2)
+    assert asking.is_under_way()
+    asking.deliver()
+
+    assert not asking.is_under_way()
+    assert len(asking.puller.arrived) == 3
+    assert asking.changes == 3
+
+
+@pytest.mark.parametrize("status", ["404", "408"])
+def test_a_request_is_over_when_the_server_says_so(asking: Asking, status: str) -> None:
+    asking.ask()
+    asking.deliver(2)
+    asking.say("100", "Idle Heartbeat")
+    assert asking.is_under_way()
+    asking.say(status)
+
+    assert not asking.is_under_way()
+    asking.puller.check()
+
+
+def test_leases_count_from_when_it_was_asked(asking: Asking) -> None:
+    asked = asking.clock.monotonic()
+    asking.ask()
+    asking.clock.advance(0.2)
+    asking.deliver()
+
+    assert [since for _, since in asking.puller.arrived] == [asked]
+
+
+@pytest.mark.parametrize("text", ["Exceeded MaxWaiting", "Leadership Change", "Server Shutdown", "whatever is new"])
+def test_a_busy_server_is_asked_again_after_a_pause(asking: Asking, text: str) -> None:
+    asking.ask()
+    asking.say("409", text)
+
+    asking.puller.check()
+    assert asking.puller.busy_until == asking.clock.monotonic() + PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(("status", "text"), [("409", "Consumer Deleted"), ("400", "Bad Request")])
+def test_what_nothing_more_comes_of_is_an_error(asking: Asking, status: str, text: str) -> None:
+    asking.ask()
+    asking.say(status, text)
+
+    with pytest.raises(TransportError, match=f"'d' of the stream 'S': {text}"):
+        asking.puller.check()
+    asking.puller.check()
+
+
+def test_where_nobody_answers_for_long_the_consumer_is_not_there(asking: Asking) -> None:
+    asking.ask()
+    asking.say("503")
+    asking.puller.check()
+    asking.clock.advance(STALL_SECONDS / 2)
+    asking.ask()
+    asking.say("503")
+    asking.puller.check()
+    asking.clock.advance(STALL_SECONDS)
+    asking.ask()
+    asking.say("503")
+
+    with pytest.raises(TransportError, match="is not there"):
+        asking.puller.check()
+
+
+def test_silence_is_an_error(asking: Asking) -> None:
+    asking.ask(5, 0.3)
+    asking.clock.advance(0.3 + STALL_SECONDS - 0.01)
+    asking.puller.check()
+    asking.clock.advance(0.01)
+
+    with pytest.raises(TransportError, match="silent"):
+        asking.puller.check()
+    assert not asking.is_under_way()
+
+
+def test_what_was_asked_for_on_an_earlier_connection_is_forgotten(asking: Asking) -> None:
+    asking.ask()
+    asking.link.alive = False
+    asking.puller.check()
+    assert not asking.is_under_way()
+    asking.link.alive, asking.link.reconnects = True, 1
+
+    asking.ask()
+
+    client = asking.link.client
+    assert [each["inbox"] for each in client.asked] == ["_INBOX.0", "_INBOX.1"]
+    assert [each.ended for each in client.subscriptions] == [True, False]
+
+
+def test_a_change_wakes_who_waits_and_is_kept_for_who_will() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        change = Change(loop)
+        change.set()
+        await asyncio.wait_for(change.wait(60), 1)
+        change.clear()
+        waiting = asyncio.ensure_future(change.wait(60))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(change.set_soon)
+        await asyncio.wait_for(waiting, 1)
+        change.clear()
+        await asyncio.wait_for(change.wait(0.01), 1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "$JS.ACK.ORDERS.worker.2.17.33.1700000000123456789.4",
+        "$JS.ACK.hub.ACCOUNT.ORDERS.worker.2.17.33.1700000000123456789.4",
+        "$JS.ACK._.ACCOUNT.ORDERS.worker.2.17.33.1700000000123456789.4.token",
+    ],
+)
+def test_old_and_new_forms_of_the_acknowledgements_subject_are_understood(reply: str) -> None:
+    assert position_of(reply) == ("ORDERS", 2, 17, "1700000000123456789")
+
+
+def test_a_back_off_of_the_durable_says_how_long_each_delivery_is_ours() -> None:
+    binding = Binding("S", "d", ("s",), "explicit", 30.0, (1.0, 5.0), None, -1, keeps_all=True)
+
+    assert [binding.lease(delivery) for delivery in (1, 2, 3, 9)] == [1.0, 5.0, 5.0, 5.0]

@@ -1,0 +1,228 @@
+"""How often a handler runs on a message before it is given up, on a broker that counts and on one that does not."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+
+from brokers.rabbitmq import RabbitMQ
+from pump import Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+from pump.transports.rabbitmq import RabbitMQTransport
+from pump.transports.rabbitmq import consumer as rabbitmq_consumer
+from support.programs import lives
+from support.rabbitmq_worker import Job
+from support.rabbitmq_works import Works
+from support.waiting import eventually
+
+pytestmark = pytest.mark.requirement("P-04")
+
+FAST: dict[str, Any] = {
+    "requeue_backoff": (0.0, 0.0),
+    "dont_ack_delay": 0.0,
+    "failure_backoff": (0.1, 1.0),
+    "receive_timeout": 0.1,
+}
+
+
+class Patience:
+    """What a handler does in each of its runs, over all handlers and all their dispatchers."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.runs = 0
+        self._refusals = refusals
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        with self._lock:
+            self.runs += 1
+            refused = self.runs <= self._refusals
+        if refused:
+            raise DontAckAction
+        raise ValueError("it fails")
+
+
+class Failing(RequestHandler[Job]):
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    def handle(self, job: Job) -> None:
+        self._patience.run()
+
+
+class FailingAsync(RequestHandler[Job]):
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    async def handle(self, job: Job) -> None:
+        self._patience.run()
+
+
+class Budget:
+    """One channel with handlers that fail, and a look at its dead letters."""
+
+    def __init__(self, broker: RabbitMQ, queue_type: str, channel: str, *, colour: str) -> None:
+        self.broker = broker
+        self.channel = channel
+        self._url = f"{broker.url}?queue_type={queue_type}"
+        self._handler = FailingAsync if colour == "proactor" else Failing
+
+    def dispatcher(self, patience: Patience, **options: Any) -> Dispatcher:
+        settings = {**FAST, **options}
+        return Dispatcher(
+            RabbitMQTransport.from_url(self._url),
+            handlers=[self._handler(patience)],
+            subscriptions=[Subscription(Job, topic=self.channel, channel=self.channel, **settings)],
+            publications=[Publication(Job, topic=self.channel)],
+        )
+
+    def ready(self, queue: str) -> int:
+        with self.broker.connect() as connection:
+            return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+
+    @property
+    def dead(self) -> int:
+        return self.ready(f"{self.channel}.dead")
+
+    def nothing_more_happens(self, patience: Patience, dispatcher: Dispatcher, runs: int) -> None:
+        """A message posted later comes to its end, and the one before has not come again."""
+        dispatcher.post(Job("another"))
+        eventually(lambda: patience.runs == runs + 3)
+        eventually(lambda: self.dead == 2)
+        assert patience.runs == runs + 3
+
+
+@pytest.fixture
+def budget(rabbitmq: RabbitMQ, queue_type: str, works: Works, colour: str) -> Budget:
+    return Budget(rabbitmq, queue_type, works.channel, colour=colour)
+
+
+def test_a_message_that_always_fails_is_run_three_times_and_is_one_dead_letter(budget: Budget) -> None:
+    patience = Patience()
+
+    with budget.dispatcher(patience) as dispatcher:
+        dispatcher.post(Job("job"))
+        eventually(lambda: budget.dead == 1)
+
+        assert patience.runs == 3
+        budget.nothing_more_happens(patience, dispatcher, 3)
+
+
+def test_attempts_are_remembered_over_restarts(budget: Budget) -> None:
+    patience = Patience()
+    slow = {"requeue_backoff": (1.0, 1.0)}
+
+    for runs in (1, 2):
+        with budget.dispatcher(patience, **slow) as dispatcher:
+            if runs == 1:
+                dispatcher.post(Job("job"))
+            eventually(lambda runs=runs: patience.runs == runs)  # type: ignore[misc]
+    with budget.dispatcher(patience):
+        eventually(lambda: budget.dead == 1)
+
+    assert patience.runs == 3
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_refusals_spend_nothing(budget: Budget, *, restarted: bool) -> None:
+    patience = Patience(refusals=50)
+
+    with budget.dispatcher(patience, may_block=True) as dispatcher:
+        dispatcher.post(Job("job"))
+        if restarted:
+            eventually(lambda: patience.runs > 25)
+        else:
+            eventually(lambda: budget.dead == 1)
+    if restarted:
+        with budget.dispatcher(patience, may_block=True):
+            eventually(lambda: budget.dead == 1)
+
+    assert patience.runs == 50 + 3
+
+
+@pytest.mark.parametrize("limit", [None, 20, 1_000_000], ids=["absent", "20", "large"])
+def test_refusals_lose_nothing_on_a_queue_of_others(
+    rabbitmq: RabbitMQ, works: Works, colour: str, limit: int | None
+) -> None:
+    budget, patience = Budget(rabbitmq, "quorum", works.channel, colour=colour), Patience(refusals=50)
+    arguments = {"x-queue-type": "quorum", **({} if limit is None else {"x-delivery-limit": limit})}
+    with rabbitmq.connect() as connection:
+        connection.channel().queue_declare(works.channel, durable=True, arguments=arguments)
+
+    with budget.dispatcher(patience, may_block=True) as dispatcher:
+        dispatcher.post(Job("job"))
+        eventually(lambda: budget.dead == 1)
+
+    assert patience.runs == 50 + 3
+    assert budget.ready(works.channel) == 0
+
+
+class FullGrave:
+    """A dead-letter queue that takes nothing more, until it is emptied."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._broker, self._name = budget.broker, f"{budget.channel}.dead"
+        with self._broker.connect() as connection:
+            channel = connection.channel()
+            channel.queue_declare(
+                self._name, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+            )
+            channel.confirm_delivery()
+            channel.basic_publish("", self._name, b"the first", pika.BasicProperties(delivery_mode=2), mandatory=True)
+
+    def empty(self) -> None:
+        with self._broker.connect() as connection:
+            connection.channel().queue_purge(self._name)
+
+    @property
+    def last(self) -> bytes | None:
+        with self._broker.connect() as connection:
+            _, _, body = connection.channel().basic_get(self._name, auto_ack=False)
+        return bytes(body) if body is not None else None
+
+
+@pytest.fixture
+def parked_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(rabbitmq_consumer, "PARKED_SECONDS", 1.0)
+        yield
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_message_that_cannot_be_given_up_is_not_run_again(
+    budget: Budget, parked_briefly: None, caplog: pytest.LogCaptureFixture, *, restarted: bool
+) -> None:
+    grave, patience = FullGrave(budget), Patience()
+
+    with budget.dispatcher(patience) as dispatcher:
+        dispatcher.post(Job("job"))
+        eventually(lambda: caplog.text.count("were not stored") + caplog.text.count("was not stored") > 1)
+        if not restarted:
+            grave.empty()
+            eventually(lambda: budget.dead == 1)
+    if restarted:
+        with budget.dispatcher(patience):
+            grave.empty()
+            eventually(lambda: budget.dead == 1)
+
+    assert patience.runs == 3
+    assert b'"job"' in (grave.last or b"")
+
+
+def test_a_killer_is_found_out_and_nobody_else_suffers(rabbitmq: RabbitMQ, works: Works) -> None:
+    jobs = [Job(f"job-{number}") for number in range(99)]
+    works.post(rabbitmq.url, *jobs[:40], Job("killer", fate="kills"), *jobs[40:])
+    budget = Budget(rabbitmq, "quorum", works.channel, colour="reactor")
+
+    deaths = 0
+    while budget.dead == 0:
+        with works.program(rabbitmq.url) as program:
+            eventually(lambda program=program: budget.dead or not lives(program.pid))  # type: ignore[misc]
+        deaths += 1
+        assert deaths <= 12
+
+    with works.program(rabbitmq.url):
+        eventually(lambda: set(works.runs) == {*(job.name for job in jobs), "killer"})
+    assert budget.dead == 1
+    assert works.runs.count("killer") <= 9

@@ -1,0 +1,581 @@
+"""When a consumer is told what, on a broker that does nothing by itself: the frames, in their order."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from pika import exceptions
+
+from pump import Command, Subscription
+from pump.clock import ManualClock
+from pump.errors import LeaseLost, PumpError, TransportError
+from pump.message import Header, Message
+from pump.transports.rabbitmq import flow as rabbitmq_flow
+from pump.transports.rabbitmq.deliveries import Spared
+from pump.transports.rabbitmq.feed import Feed
+from pump.transports.rabbitmq.pika_internals import Content, entry, join
+from pump.transports.rabbitmq.settings import RabbitMQSettings
+from pump.transports.rabbitmq.topology import Names
+from pump.transports.rabbitmq.wire import write_properties
+
+
+class Job(Command):
+    """Something to do."""
+
+
+class Operation:
+    """Ends at once or never."""
+
+    def __init__(self) -> None:
+        self.results: list[object] = []
+
+    def succeed(self, result: object) -> None:
+        self.results.append(result)
+
+
+class Link:
+    """A connection in which everything happens at once, in the calling thread."""
+
+    def __init__(self, settings: RabbitMQSettings, name: str, owner: Any) -> None:
+        self.channels: list[Channel] = []
+        self.dropped: PumpError | None = None
+        self._owner = owner
+
+    def call(self, act: Callable[..., object], *args: Any, **options: Any) -> None:
+        act(*args, **options)
+
+    def guarded(self, act: Callable[..., object]) -> Callable[..., object]:
+        return act
+
+    def begin(self) -> Operation:
+        return Operation()
+
+    def open_channel(self, opened: Callable[[Any], None], closed: Callable[[Exception], None]) -> None:
+        self.channels.append(Channel(closed))
+        opened(self.channels[-1])
+
+    def drop(self, error: PumpError) -> None:
+        self.dropped = error
+        self._owner.lost(error)
+
+    @property
+    def channel(self) -> "Channel":
+        return self.channels[-1]
+
+
+class Channel:
+    """An AMQP channel that notes what is asked of it, and answers when it is told to."""
+
+    is_open = True
+    numbers = count(1)
+
+    def __init__(self, closed: Callable[[Exception], None]) -> None:
+        self.channel_number = next(self.numbers)
+        self.asked: list[tuple[Any, ...]] = []
+        self.cancelled: Callable[[object], None] = lambda _: None
+        self.delivered = 0
+        self._closed = closed
+        self._answers: list[Callable[[object], object]] = []
+
+    def basic_qos(self, *, prefetch_count: int, global_qos: bool, callback: Any) -> None:
+        self.asked.append(("qos", prefetch_count, global_qos))
+        callback(None)
+
+    def basic_consume(self, queue: str, on_message: Any, *, consumer_tag: str, callback: Any) -> None:
+        self.asked.append(("consume", queue))
+        self._answers.append(callback)
+
+    def basic_cancel(self, consumer_tag: str, callback: Any) -> None:
+        self.asked.append(("cancel",))
+        self._answers.append(callback)
+
+    def basic_ack(self, tag: int, *, multiple: bool) -> None:
+        self.asked.append(("ack", tag, multiple))
+
+    def basic_nack(self, *args: Any, **options: Any) -> None:
+        self.asked.append(("nack", args, options))
+
+    def add_on_cancel_callback(self, callback: Any) -> None:
+        self.cancelled = callback
+
+    def close(self) -> None:
+        self.asked.append(("close",))
+        self._answers.append(lambda _: self._closed(exceptions.ChannelClosedByClient(0, "closed by us")))
+
+    def answer(self) -> None:
+        """Answer what was asked last and not answered yet."""
+        self._answers.pop(0)(None)
+
+    def closes(self, reason: Exception) -> None:
+        self._closed(reason)
+
+    @property
+    def said(self) -> list[tuple[Any, ...]]:
+        """What was asked since this was looked at last."""
+        asked, self.asked = self.asked, []
+        return asked
+
+
+class Consumer:
+    """A feed on such a connection."""
+
+    def __init__(self, most: int = 8) -> None:
+        rules = Subscription(Job, topic="topic", channel="queue")
+        self.clock = ManualClock()
+        self.spared = Spared()
+        self.feed = Feed(RabbitMQSettings(), Names(rules), most, self.clock, self.spared)
+        self.flow = self.feed._flow
+        self.link: Link = self.feed.link  # type: ignore[assignment]
+        self._numbers = count(1)
+
+    def take(self, limit: int, timeout: float = 0.0) -> list[Message]:
+        self.feed.ask(limit)
+        try:
+            return self.feed.take(limit, self.clock.monotonic() + timeout) or []
+        finally:
+            self.feed.taken()
+
+    def deliver(self, *counts: int) -> None:
+        """Messages arrive, each with the number of deliveries that it had before."""
+        for before in counts or (0,):
+            self.link.channel.delivered += 1
+            header = Header(f"m{next(self._numbers)}", "topic")
+            properties = write_properties(header)
+            if before:
+                parts: list[bytes | None] = [None] * 14
+                parts[2] = b"\x10x-delivery-countl" + before.to_bytes(8, "big")
+                parts[8] = header.id.encode()
+                properties = join(parts)
+            self.flow._deliver(Content(self.link.channel.delivered, "topic", "", properties, b""))
+        self.flow._tell()
+
+    def answer(self) -> None:
+        self.link.channel.answer()
+
+    @property
+    def said(self) -> list[tuple[Any, ...]]:
+        return self.link.channel.said
+
+    def consumes(self, window: int) -> None:
+        """Take the first steps, up to a consumer with this prefetch."""
+        self.take(window)
+        assert self.said == [("qos", window, False), ("consume", "queue")]
+        self.answer()
+
+    def quiet(self) -> None:
+        """Let so much time pass that nothing can be on its way."""
+        self.clock.advance(rabbitmq_flow.QUIET_SECONDS)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Consumer]:
+    monkeypatch.setattr(rabbitmq_flow, "Link", Link)
+    monkeypatch.setattr(rabbitmq_flow.Flow, "opened", lambda _self: None)
+    return Consumer
+
+
+Make = Callable[..., Consumer]
+
+
+def test_as_much_is_fetched_as_is_asked_for(make: Make) -> None:
+    consumer = make()
+
+    consumer.take(1)
+
+    assert consumer.said == [("qos", 1, False), ("consume", "queue")]
+
+
+def test_more_is_fetched_when_more_is_asked_for_and_all_that_came_is_used_up(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(1)
+    consumer.deliver()
+    (message,) = consumer.take(1)
+    consumer.feed.acknowledge(message)
+
+    consumer.take(2)
+
+    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    consumer.answer()
+    assert consumer.said == [("qos", 2, False), ("consume", "queue")]
+
+
+def test_a_consumer_that_still_may_get_something_is_not_cancelled_to_fetch_more(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(2)
+    consumer.deliver()
+    (message,) = consumer.take(2)
+    consumer.feed.acknowledge(message)
+
+    consumer.take(4)
+
+    assert consumer.said == [("ack", 1, False)]
+
+
+def test_what_is_in_hand_counts_when_more_is_fetched(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(2)
+    consumer.deliver(0, 0)
+    first, _ = consumer.take(2)
+    consumer.feed.acknowledge(first)
+
+    consumer.take(3)
+
+    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    consumer.answer()
+    assert consumer.said == [("qos", 3, False), ("consume", "queue")]
+    assert consumer.flow.window + 1 == 4
+
+
+def test_what_came_under_way_is_handed_out_before_more_is_fetched(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(1)
+    consumer.deliver()
+    (message,) = consumer.take(1)
+    consumer.feed.acknowledge(message)
+    consumer.take(4)
+    consumer.deliver()
+    consumer.answer()
+    assert consumer.said == [("cancel",), ("ack", 1, False)]
+
+    (late,) = consumer.take(4)
+    consumer.take(3)
+
+    assert late.id == "m2"
+    assert consumer.said[-2:] == [("qos", 3, False), ("consume", "queue")]
+
+
+def test_less_is_fetched_at_once_when_less_is_asked_for_and_nothing_is_on_its_way(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(4)
+    consumer.quiet()
+
+    consumer.take(1)
+
+    assert consumer.said == [("cancel",)]
+    consumer.answer()
+    assert consumer.said == [("qos", 1, False), ("consume", "queue")]
+
+
+def test_a_consumer_is_not_cancelled_while_something_may_be_on_its_way_to_it(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(4)
+    consumer.deliver(0, 0)
+    for message in consumer.take(4):
+        consumer.feed.acknowledge(message)
+
+    consumer.take(1)
+    assert consumer.said == []
+    consumer.quiet()
+
+    assert consumer.said == [("cancel",), ("ack", 2, True)]
+
+
+def test_what_is_settled_while_somebody_waits_does_not_make_less_be_fetched(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(4)
+    consumer.deliver(0, 0)
+    first, _ = consumer.take(4)
+    deadline = consumer.clock.monotonic() + 10
+    consumer.feed.ask(2)
+
+    assert consumer.feed.take(2, deadline) is None
+    consumer.feed.acknowledge(first)
+    consumer.quiet()
+    assert consumer.feed.take(2, deadline) is None
+
+    assert ("cancel",) not in consumer.said
+
+
+def test_what_was_delivered_before_is_handed_out_alone(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0, 1, 1, 0)
+
+    batches = [[message.id for message in consumer.take(8)] for _ in range(4)]
+
+    assert batches == [["m1", "m2"], ["m3"], ["m4"], ["m5"]]
+
+
+def test_acknowledgements_are_written_together(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(*[0] * 8)
+    messages = consumer.take(8)
+
+    for message in messages[:3]:
+        consumer.feed.acknowledge(message)
+    assert consumer.said == []
+    consumer.feed.acknowledge(messages[3])
+
+    assert consumer.said == [("ack", 4, True)]
+
+
+def test_an_acknowledgement_behind_a_gap_is_written_alone_beside_the_others(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(*[0] * 8)
+    messages = consumer.take(8)
+
+    for number in (0, 1, 3, 5):
+        consumer.feed.acknowledge(messages[number])
+
+    assert consumer.said == [("ack", 2, True), ("ack", 4, False), ("ack", 6, False)]
+
+
+def test_an_acknowledgement_waits_20_ms_at_most(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0)
+    first, _ = consumer.take(8)
+
+    consumer.feed.acknowledge(first)
+    consumer.clock.advance(0.02)
+
+    assert consumer.said == [("ack", 1, False)]
+
+
+def test_an_acknowledgement_long_after_the_delivery_waits_no_longer(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0)
+    first, _ = consumer.take(8)
+    consumer.clock.advance(60)
+
+    consumer.feed.acknowledge(first)
+    assert consumer.said == []
+    consumer.clock.advance(0.02)
+
+    assert consumer.said == [("ack", 1, False)]
+
+
+def test_an_empty_take_writes_the_acknowledgements(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (message,) = consumer.take(8)
+
+    consumer.feed.acknowledge(message)
+    consumer.take(8)
+
+    assert consumer.said == [("ack", 1, False)]
+
+
+@pytest.mark.requirement("B-26")
+def test_a_nack_gives_back_this_one_delivery(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0, 0)
+    first, second, _ = consumer.take(8)
+
+    consumer.feed.acknowledge(first)
+    consumer.feed.nack(second)
+    consumer.quiet()
+
+    assert consumer.said == [
+        ("cancel",),
+        ("ack", 1, False),
+        ("nack", (2,), {"multiple": False, "requeue": True}),
+    ]
+
+
+@pytest.mark.requirement("B-26")
+def test_a_nack_while_more_is_asked_for_is_written_at_once(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (message,) = consumer.take(8)
+
+    consumer.feed.ask(7)
+    consumer.feed.nack(message)
+
+    assert consumer.said == [("nack", (1,), {"multiple": False, "requeue": True})]
+
+
+def test_each_delivery_is_settled_once(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (message,) = consumer.take(8)
+    consumer.feed.acknowledge(message)
+
+    for settle in (consumer.feed.acknowledge, consumer.feed.nack, consumer.feed.settle, consumer.feed.check):
+        with pytest.raises(LeaseLost):
+            settle(message)
+
+    consumer.take(8)
+    assert consumer.said == [("ack", 1, False)]
+
+
+def test_handing_back_says_first_what_is_settled_and_voids_the_rest(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0, 0)
+    first, second = consumer.take(2)
+    consumer.feed.acknowledge(first)
+    generation = consumer.feed.generation
+
+    operation: Any = consumer.feed.hand_back()
+    assert consumer.said == []
+    consumer.quiet()
+    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    consumer.answer()
+    assert consumer.said == [("close",)]
+    assert operation.results == []
+    consumer.answer()
+
+    assert operation.results == [None]
+    assert consumer.feed.generation != generation
+    with pytest.raises(LeaseLost):
+        consumer.feed.acknowledge(second)
+    consumer.take(1)
+    assert len(consumer.link.channels) == 2
+    assert consumer.said == [("qos", 1, False), ("consume", "queue")]
+
+
+def test_what_was_settled_too_late_hits_no_other_delivery(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (late,) = consumer.take(8)
+    consumer.feed.hand_back()
+    consumer.quiet()
+    consumer.answer()
+    consumer.answer()
+    consumer.take(8)
+    consumer.answer()
+    consumer.deliver()
+    consumer.take(8)
+
+    consumer.feed._stock.acks.append(late)  # as a thread does that was overtaken in the midst of it
+    consumer.take(8)
+
+    assert [said for said in consumer.said if said[0] == "ack"] == []
+
+
+def test_what_was_given_back_unbegun_has_spent_nothing(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    consumer.feed.hand_back()
+    consumer.quiet()
+    consumer.answer()
+    consumer.answer()
+    consumer.take(1)
+    again = Message(Header("m1"), b"", deliveries=2)
+
+    consumer.spared.explain(again)
+
+    assert again.unexplained == 0
+
+
+def test_a_consumer_whom_nobody_asks_gives_back_what_it_has(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0)
+
+    consumer.clock.advance(1.0)
+    consumer.answer()
+
+    assert consumer.said == [("cancel",), ("close",)]
+
+
+def test_a_consumer_with_something_in_hand_keeps_what_it_has(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (message,) = consumer.take(8)
+    consumer.deliver()
+
+    consumer.clock.advance(60.0)
+    assert consumer.said == []
+    consumer.feed.settle(message)
+    consumer.clock.advance(1.0)
+
+    assert consumer.said == [("ack", 1, False), ("cancel",)]
+
+
+def test_purging_acknowledges_what_was_fetched_ahead(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0, 0)
+    consumer.quiet()
+
+    operation: Any = consumer.feed.empty()
+    consumer.answer()
+
+    assert operation.results == [3]
+    assert consumer.said == [("cancel",), ("ack", 3, True)]
+
+
+def test_a_channel_that_the_broker_closes_costs_the_connection(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver()
+    (message,) = consumer.take(8)
+
+    consumer.link.channel.closes(exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - time-out"))
+
+    assert consumer.link.dropped is not None
+    with pytest.raises(TransportError, match="closed the channel of queue"):
+        consumer.take(8)
+    with pytest.raises(LeaseLost):
+        consumer.feed.acknowledge(message)
+
+
+def test_a_consumer_that_the_broker_cancels_says_what_is_settled_and_ends(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0)
+    first, _ = consumer.take(8)
+    consumer.feed.acknowledge(first)
+
+    consumer.link.channel.cancelled(None)
+
+    assert consumer.said == [("ack", 1, False)]
+    with pytest.raises(TransportError, match="cancelled the consumer of queue"):
+        consumer.take(8)
+
+
+def test_a_broker_that_does_not_answer_is_left(make: Make) -> None:
+    consumer = make()
+    consumer.take(1)
+
+    consumer.clock.advance(10.0)
+
+    with pytest.raises(TransportError, match="says nothing of queue"):
+        consumer.take(1)
+
+
+def test_an_answer_in_time_is_good_for_ever(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(1)
+    consumer.feed.ask(1)
+
+    consumer.clock.advance(60.0)
+
+    assert consumer.link.dropped is None
+
+
+def test_what_came_before_its_time_is_not_handed_out(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    due = entry("pump-due", f"{consumer.clock.wall() + 60:.3f}")
+    parts: list[bytes | None] = [None] * 14
+    parts[2] = due
+
+    consumer.flow._deliver(Content(1, "", "queue", join(parts), b""))
+
+    assert consumer.take(8) == []
+    assert len(consumer.feed.take_postponed()) == 1
+
+
+def test_an_interrupted_take_ends_at_once(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+
+    consumer.feed.interrupt()
+    consumer.feed.ask(8)
+
+    assert consumer.feed.take(8, consumer.clock.monotonic() + 60) == []
+    assert consumer.feed.take(8, consumer.clock.monotonic() + 60) is None

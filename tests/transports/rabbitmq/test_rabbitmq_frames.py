@@ -1,0 +1,142 @@
+"""Messages read out of a connection's bytes, wherever these are cut, and what is left to pika."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pika import frame, spec
+
+from brokers.rabbitmq import RabbitMQ
+from pump import Command, Publication, Subscription
+from pump.errors import PublishError
+from pump.message import Header, Message
+from pump.transports.rabbitmq import RabbitMQTransport
+from pump.transports.rabbitmq import pika_internals as rabbitmq_amqp
+from pump.transports.rabbitmq.pika_internals import DELIVER, RETURN, Content, ContentReader
+
+CHANNEL = 7
+PROPERTIES = pika.BasicProperties(message_id="id", headers={"a": "b"})
+ENCODED = b"".join(PROPERTIES.encode())
+
+
+class Connection:
+    """What the reader sees of pika's."""
+
+    def __init__(self) -> None:
+        self.bytes_received = 0
+        self.frames: list[Any] = []
+        self._frame_buffer = b""
+        self._transport = None
+        self._on_data_available: Any = None
+
+    def _process_frame(self, read: Any) -> None:
+        self.frames.append(read)
+
+
+def delivery(tag: int, body: bytes, channel: int = CHANNEL, size: int = 100) -> bytes:
+    method = spec.Basic.Deliver("consumer", tag, redelivered=True, exchange="exchange", routing_key="key")
+    return content(frame.Method(channel, method), body, channel, size)
+
+
+def returned(body: bytes) -> bytes:
+    method = spec.Basic.Return(312, "NO_ROUTE", "exchange", "key")
+    return content(frame.Method(CHANNEL, method), body, CHANNEL, 100)
+
+
+def content(method: Any, body: bytes, channel: int, size: int) -> bytes:
+    pieces = [method.marshal(), frame.Header(channel, len(body), PROPERTIES).marshal()]
+    pieces += [frame.Body(channel, body[at : at + size]).marshal() for at in range(0, len(body), size)]
+    return b"".join(pieces)
+
+
+def read(pieces: Sequence[bytes]) -> tuple[list[Content], Connection]:
+    connection, taken = Connection(), list[Content]()
+    reader = ContentReader(connection, {DELIVER: taken.append, RETURN: taken.append})
+    assert reader.install()
+    reader.channel = CHANNEL
+    for piece in pieces:
+        connection._on_data_available(piece)
+    return taken, connection
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.lists(st.integers(0, 2000), max_size=12))
+def test_deliveries_are_read_wherever_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(delivery(tag, body) + frame.Heartbeat().marshal() for tag, body in enumerate(bodies, start=1))
+    places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
+    pieces = [stream[first:last] for first, last in pairwise(places)]
+
+    taken, connection = read(pieces)
+
+    assert taken == [Content(tag, "exchange", "key", ENCODED, body) for tag, body in enumerate(bodies, start=1)]
+    assert len(connection.frames) == len(bodies)
+    assert connection.bytes_received == len(stream)
+
+
+def test_what_is_returned_is_read_too() -> None:
+    taken, _ = read([returned(b"body")])
+
+    assert taken == [Content(0, "exchange", "key", ENCODED, b"body")]
+
+
+def test_the_messages_of_other_channels_are_left_to_pika() -> None:
+    taken, connection = read([delivery(1, b"other", CHANNEL + 1), delivery(2, b"ours")])
+
+    assert [each.body for each in taken] == [b"ours"]
+    assert [type(each) for each in connection.frames] == [frame.Method, frame.Header, frame.Body]
+
+
+def test_other_frames_of_the_channel_are_left_to_pika() -> None:
+    cancelled = frame.Method(CHANNEL, spec.Basic.CancelOk("consumer"))
+
+    taken, connection = read([delivery(1, b"1") + cancelled.marshal() + delivery(2, b"2")])
+
+    assert [each.body for each in taken] == [b"1", b"2"]
+    assert [type(each.method) for each in connection.frames] == [spec.Basic.CancelOk]
+
+
+def test_what_pika_had_begun_to_read_is_read_on() -> None:
+    connection, taken = Connection(), list[Content]()
+    stream = delivery(1, b"body")
+    connection._frame_buffer = stream[:10]
+    reader = ContentReader(connection, {DELIVER: taken.append})
+    reader.install()
+    reader.channel = CHANNEL
+
+    connection._on_data_available(stream[10:])
+
+    assert [each.body for each in taken] == [b"body"]
+    assert connection._frame_buffer == b""
+
+
+class Job(Command):
+    """Something to do."""
+
+
+def test_a_pika_of_another_make_reads_by_itself(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rabbitmq_amqp, "_HOOKS", ("_a_hook_that_is_not_there",))
+    name = f"frames-{uuid4().hex[:8]}"
+    rules = Subscription(Job, topic=name, channel=name)
+    transport = RabbitMQTransport.from_url(rabbitmq.url)
+    transport.prepare([rules], [Publication(Job, topic=f"{name}-lonely")])
+    header = Header("1", name, headers={"a": "b"}, timestamp=1.5)
+    producer, consumer = transport.producer(), transport.consumer(rules)
+    try:
+        producer.send([Message(header, b"body")])
+        with pytest.raises(PublishError, match="nothing takes"):
+            producer.send([Message(header._replace(topic=f"{name}-lonely"), b"body")])
+
+        (message,) = consumer.receive(1, 5.0)
+
+        assert (message.header, message.body) == (header, b"body")
+        consumer.nack(message)
+        (again,) = consumer.receive(1, 5.0)
+        assert again.deliveries == 2
+        consumer.acknowledge(again)
+    finally:
+        consumer.close()
+        producer.close()

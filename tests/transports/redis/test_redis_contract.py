@@ -1,0 +1,82 @@
+"""The contract on a real Redis: streams and lists, each from a blocking and from an awaiting pump's side."""
+
+import pytest
+
+from brokers.redis import Redis
+from pump.testing.contract import TransportContract
+from pump.transport_kit.protocol import Transport
+from pump.transports.redis import RedisListTransport, RedisTransport, Server
+from pump.transports.redis import consumer as redis_consumer
+from pump.transports.redis import lists as redis_lists
+from pump.transports.redis import streams as redis_streams
+from pump.transports.redis.entries import MAGIC
+
+
+class RedisContract(TransportContract):
+    """On a server that may be restarted. What is looked for every so often is looked for more often than usual."""
+
+    broker: Redis
+    silence_seconds = 0.25
+    delay_seconds = 0.4
+    lease_seconds = 0.6
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (redis_consumer, redis_lists, redis_streams):
+            monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+
+    @pytest.fixture(autouse=True)
+    def _on(self, own_redis_server: Redis) -> None:
+        self.broker = own_redis_server
+
+    def break_connection(self, transport: Transport) -> None:
+        with self.broker.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def restart_broker(self, transport: Transport) -> None:
+        self.broker.restart()
+
+
+class TestStreams(RedisContract):
+    @pytest.fixture
+    def transport(self, own_redis_server: Redis) -> Transport:
+        return RedisTransport(Server(host="127.0.0.1", port=own_redis_server.port), largest_body=300_000)
+
+    def send_unparseable(self, transport: Transport, topic: str) -> bytes:
+        with self.broker.client() as client:
+            client.xadd(topic, {"temperature": b"\xff\x00", "unit": "K"})
+        return b""
+
+
+class TestLists(RedisContract):
+    @pytest.fixture
+    def transport(self, own_redis_server: Redis) -> Transport:
+        return RedisListTransport(Server(host="127.0.0.1", port=own_redis_server.port), largest_body=300_000)
+
+    def send_unparseable(self, transport: Transport, topic: str) -> bytes:
+        body = MAGIC + b"0123456789abcdef" + b"\0\0\0\2" + b"{]" + b"body"
+        with self.broker.client() as client:
+            client.rpush(topic, body)
+        return body
+
+
+@pytest.mark.long
+class TestStreamsUnhurried(TestStreams):
+    silence_seconds = 0.6
+    delay_seconds = 1.0
+    lease_seconds = 2.0
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self) -> None:
+        """As it is."""
+
+
+@pytest.mark.long
+class TestListsUnhurried(TestLists):
+    silence_seconds = 0.6
+    delay_seconds = 1.0
+    lease_seconds = 2.0
+
+    @pytest.fixture(autouse=True)
+    def _hurry(self) -> None:
+        """As it is."""

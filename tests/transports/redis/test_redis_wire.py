@@ -1,0 +1,487 @@
+"""Reaching Redis: logins, encryption, what its errors become, and waits that end when they are told to."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers.certificates import Certificates
+from brokers.fixtures import ProxyTo
+from brokers.ports import Port
+from brokers.redis import Redis
+from pump.clock import SystemClock
+from pump.errors import ConfigurationError, PublishError, PumpError, SetupError, TransportError
+from pump.transport_kit.bridge import awaiting
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.protocol import NotingConsumer, transport_from
+from pump.transports.redis import RedisListTransport, RedisTransport, Server
+from pump.transports.redis import connection as redis_wire
+from pump.transports.redis import consumer as redis_consumer
+from pump.transports.redis import lists as redis_lists
+from pump.transports.redis import streams as redis_streams
+from pump.transports.redis.connection import NotConnected, Wire, script
+from pump.transports.redis.consumer import RedisConsumer
+from support.redis_bench import RedisBench, StreamBench, bodies, receive
+from support.waiting import eventually
+
+SECRET = "sesame-open"
+CLOCK = SystemClock()
+ANSWER = script("return 'forty-two'")
+
+
+def local(server: Redis, **options: Any) -> Server:
+    return Server(host="127.0.0.1", port=server.port, **options)
+
+
+@pytest.fixture
+def wire(redis_server: Redis) -> Iterator[Wire]:
+    made = Wire(local(redis_server), CLOCK)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Redis]:
+    with Redis(password=SECRET) as server:
+        yield server
+
+
+# -- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://", "Redis at localhost:6379"),
+        ("redis://shop:p%2Fw@cache:6380/3", "Redis at cache:6380, database 3"),
+        ("redis+list://[::1]:1", "Redis at ::1:1"),
+        ("redis://?socket_file=/run/redis.sock", "Redis at /run/redis.sock"),
+        ("rediss+list://cache?lease=5&prefix=shop:&consumer=a-1&timeout=2&largest_body=1000", "Redis at cache:6379"),
+        ("redis://cache?body_field=data&keep=forever", "Redis at cache:6379"),
+    ],
+)
+def test_a_url_says_where_and_how(url: str, place: str) -> None:
+    transport = transport_from(url)
+
+    assert isinstance(transport, RedisListTransport if "+list" in url else RedisTransport)
+    assert str(transport.server) == place
+    assert transport.server.tls == url.startswith("rediss")
+
+
+@pytest.mark.requirement("P-17")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://shop:sesame/öffne&dich@cache/0",
+        "redis://shop:sesame@cache:sesame/0",
+        "redis://:sesame@cache/sesame",
+        "redis://:sesame@cache/0?unknown=1",
+        "redis://:sesame@cache/0?unknown",
+        "redis://:sesame@cache/0?lease=never",
+        "redis://:sesame@cache/0?lease=0",
+        "redis://:sesame@cache/0?timeout=-1",
+        "redis://:sesame@cache/0?keep=-1",
+        "redis://:sesame@cache/0?largest_body=0",
+        "redis://:sesame@cache/0?consumer=a:b",
+        "redis://:sesame@cache/0?ca_file=x",
+        "rediss://:sesame@cache/0?socket_file=x",
+        "redis+list://:sesame@cache/0?keep=1",
+        "redis://:sesame@cache/-1",
+        "redis://:sesame@cache:0",
+        "redis://:sesame@cache/0#x",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        transport_from(url)
+
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.requirement("P-17")
+def test_the_password_is_nowhere_to_be_read(guarded: Redis, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    transport = RedisTransport(local(guarded, password="wrong-sesame"))
+
+    with pytest.raises(SetupError) as refused:
+        Wire(transport.server, CLOCK).ask(("PING",))
+
+    assert "sesame" not in f"{transport!r} {transport.server!r} {transport.server} {refused.value!r} {caplog.text}"
+
+
+# -- logins and encryption
+
+
+def test_the_right_password_opens(guarded: Redis) -> None:
+    wire = Wire(local(guarded, password=SECRET), CLOCK)
+
+    assert wire.ask(("PING",)) == b"PONG"
+    wire.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"password": "wrong"}, {"user": "nobody", "password": SECRET}])
+def test_a_wrong_login_is_to_be_mended(guarded: Redis, options: dict[str, str]) -> None:
+    with pytest.raises(SetupError):
+        Wire(local(guarded, **options), CLOCK).ask(("PING",))
+
+
+def test_what_a_user_may_not_do_is_to_be_mended(guarded: Redis) -> None:
+    with guarded.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">pass", "~*", "+@connection", "+xlen")
+    wire = Wire(local(guarded, user="reader", password="pass"), CLOCK)
+
+    assert wire.ask(("XLEN", "x")) == 0
+    with pytest.raises(SetupError, match="may not"):
+        wire.ask(("XADD", "x", "*", "a", "b"))
+    wire.close()
+
+
+def test_a_database_that_is_not_there_is_to_be_mended(redis_server: Redis) -> None:
+    with pytest.raises(SetupError):
+        Wire(local(redis_server, db=99), CLOCK).ask(("PING",))
+
+
+class TlsRedis(Redis):
+    """Speaks TLS alone, on its port and on a Unix socket without it."""
+
+    def __init__(self, certificates: Certificates, socket_file: Path) -> None:
+        super().__init__()
+        self._options |= {
+            "port": "0",
+            "tls-port": str(self.port),
+            "tls-cert-file": str(certificates.certificate),
+            "tls-key-file": str(certificates.key),
+            "tls-ca-cert-file": str(certificates.authority),
+            "tls-auth-clients": "no",
+            "unixsocket": str(socket_file),
+        }
+        self._authority = str(certificates.authority)
+
+    def url_for(self, password: str) -> str:
+        return f"rediss://127.0.0.1:{self.port}/0?ssl_ca_certs={self._authority}"
+
+
+def test_tls_and_unix_sockets(tmp_path: Path) -> None:
+    certificates, socket_file = Certificates(tmp_path), tmp_path / "socket"
+    with TlsRedis(certificates, socket_file) as server:
+        trusting = transport_from(f"rediss://127.0.0.1:{server.port}/0?ca_file={certificates.authority}")
+        nearby = transport_from(f"redis://?socket_file={socket_file}")
+        for transport in (trusting, nearby):
+            assert isinstance(transport, RedisTransport)
+            wire = Wire(transport.server, CLOCK)
+            assert wire.ask(("PING",)) == b"PONG"
+            wire.close()
+
+        with pytest.raises(SetupError, match="encrypted"):
+            Wire(local(server, tls=True), CLOCK).ask(("PING",))
+        with pytest.raises(PumpError):
+            Wire(local(server), CLOCK).ask(("PING",))
+    with pytest.raises(SetupError, match="certificate"):
+        Wire(local(server, tls=True, ca_file=str(tmp_path / "nothing")), CLOCK).ask(("PING",))
+
+
+# -- what goes wrong
+
+
+def test_where_nobody_listens_nothing_was_sent() -> None:
+    port = Port()
+    wire = Wire(Server(host="127.0.0.1", port=port.number), CLOCK)
+
+    with pytest.raises(NotConnected, match="cannot be reached"):
+        wire.ask(("PING",))
+    port.release()
+
+
+def test_a_key_of_another_kind_is_to_be_mended(bench: RedisBench) -> None:
+    bench.client.set(bench.topic, "taken")
+    bench.client.set("taken.dead", "taken")
+
+    with pytest.raises(SetupError, match=bench.topic):
+        bench.prepare(channel=bench.topic)
+    with pytest.raises(SetupError, match=r"taken\.dead"):
+        bench.prepare(topic=f"{bench.topic}-2", dead_letter="taken.dead")
+    with pytest.raises(SetupError, match=bench.topic):
+        bench.transport().prepare([], [publication(bench)])
+    if isinstance(bench, StreamBench):
+        with pytest.raises(SetupError, match=bench.topic):
+            bench.prepare(missing="validate")
+
+
+def publication(bench: RedisBench) -> Any:
+    from pump.subscription import Publication
+    from support.redis_bench import Sample
+
+    return Publication(Sample, topic=bench.topic)
+
+
+def test_scripts_that_the_server_has_forgotten_are_taught_again(bench: RedisBench) -> None:
+    consumer = bench.consumer()
+    bench.post("1", "2")
+    first, second = receive(consumer, 2)
+
+    bench.client.script_flush()
+    consumer.acknowledge(first)
+    consumer.receive(1, 0.0)
+    bench.client.script_flush()
+    consumer.requeue(second, 0.0, 1)
+
+    assert bodies(receive(consumer, 1)) == ["2"]
+
+
+def test_each_of_several_commands_gets_its_own_reply(wire: Wire, redis_server: Redis) -> None:
+    with redis_server.client() as client:
+        client.script_flush()
+
+    replies = wire.ask_all([("PING",), ANSWER.call([]), ("NONSENSE",), ANSWER.call([]), ("ECHO", "x")])
+
+    assert [replies[0], replies[1], replies[3], replies[4]] == [b"PONG", b"forty-two", b"forty-two", b"x"]
+    assert isinstance(replies[2], SetupError)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'", TransportError),
+        ("READONLY You can't write against a read only replica", TransportError),
+        ("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist", TransportError),
+        ("CROSSSLOT Keys in request don't hash to the same slot", SetupError),
+        ("MOVED 1234 10.0.0.1:6379", SetupError),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", SetupError),
+        ("SOMETHING else", TransportError),
+    ],
+)
+def test_what_a_server_answers_says_what_to_do(wire: Wire, words: str, kind: type[PumpError]) -> None:
+    answering = script(f"return redis.error_reply([[{words}]])")
+
+    with pytest.raises(kind) as raised:
+        wire.ask(answering.call([]))
+
+    assert words.rsplit(maxsplit=1)[-1] in str(raised.value)
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_anew_before_anything_is_sent(
+    wire: Wire, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_wire, "BRISK", 0.0)
+    assert wire.ask(("PING",)) == b"PONG"
+    with redis_server.client() as client:
+        client.execute_command("CLIENT", "KILL", "ID", str(wire.client_id))
+    eventually(lambda: wire._is_broken(0.0))
+
+    assert wire.ask(("PING",)) == b"PONG"
+
+
+def test_a_network_that_fell_silent_is_noticed_before_anything_is_sent(
+    redis_server: Redis, proxy_to: ProxyTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BRISK", "SILENT"):
+        monkeypatch.setattr(redis_wire, name, 0.0)
+    proxy = proxy_to(redis_server.port)
+    wire = Wire(Server(host="127.0.0.1", port=proxy.port, timeout=0.3), CLOCK)
+    wire.ask(("PING",))
+
+    proxy.stall()
+    with pytest.raises(NotConnected):
+        wire.ask(("INCR", "nothing"))
+    proxy.heal()
+
+    assert wire.ask(("PING",)) == b"PONG"
+    wire.close()
+
+
+# -- waits
+
+
+@pytest.fixture
+def _long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that nobody ends lasts for longer than any test waits."""
+    for module in (redis_consumer, redis_lists, redis_streams):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("_long_reads")
+@pytest.mark.parametrize("reading", [True, False])
+def test_an_interrupted_read_returns_within_a_moment_and_nothing_is_lost(bench: RedisBench, *, reading: bool) -> None:
+    consumer = bench.consumer()
+    consumer.receive(1, 0.0)
+    read: list[int] = []
+    thread = threading.Thread(target=lambda: read.append(len(consumer.receive(5, 60.0))))
+    if not reading:
+        consumer.interrupt()
+    thread.start()
+    if reading:
+        eventually(lambda: consumer._blocked)
+
+    consumer.interrupt()
+    thread.join(10.0)
+
+    assert read == [0]
+    bench.post("1")
+    assert bodies(receive(consumer, 1)) == ["1"]
+
+
+@pytest.mark.usefixtures("_long_reads")
+def test_a_read_waits_no_longer_than_it_was_told(bench: RedisBench) -> None:
+    consumer = bench.consumer()
+    consumer.receive(1, 0.0)
+
+    for timeout in (0.0, 0.0004, 0.05, 0.3):
+        began = time.monotonic()
+        assert not consumer.receive(1, timeout)
+        assert timeout - 0.01 <= time.monotonic() - began <= timeout + 10.0
+
+
+@pytest.mark.usefixtures("_long_reads")
+def test_a_message_ends_a_wait_at_once(bench: RedisBench) -> None:
+    consumer = bench.consumer()
+    consumer.receive(1, 0.0)
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(bodies(consumer.receive(1, 60.0))))
+    thread.start()
+    eventually(lambda: consumer._blocked)
+
+    bench.post("1")
+    thread.join(10.0)
+
+    assert found == ["1"]
+
+
+# -- what has no effect
+
+
+@pytest.mark.requirement("B-30")
+def test_a_nack_says_nothing_and_the_message_stays_in_our_hands(bench: RedisBench) -> None:
+    consumer, other = bench.consumer(), bench.consumer()
+    bench.post("1")
+    message = receive(consumer, 1)[0]
+    calls = bench.client.info("stats")["total_commands_processed"]
+
+    consumer.nack(message)
+
+    assert bench.client.info("stats")["total_commands_processed"] == calls + 1  # the question itself
+    assert bench.in_hand == 1
+    assert not other.receive(1, 0.0)
+
+
+# -- sending
+
+
+def test_nothing_was_sent_where_nobody_listens(bench: RedisBench) -> None:
+    port = Port()
+    producer = type(bench.transport())(Server(host="127.0.0.1", port=port.number)).producer()
+
+    with pytest.raises(PublishError) as failed:
+        producer.send([bench.message("1")])
+
+    assert (failed.value.sent, failed.value.retriable) == (False, True)
+    port.release()
+
+
+def test_a_confirmation_that_was_lost_leaves_the_question_open(bench: RedisBench, proxy_to: ProxyTo) -> None:
+    proxy = proxy_to(bench.server.port)
+    bench.prepare()
+    producer = type(bench.transport())(Server(host="127.0.0.1", port=proxy.port, timeout=0.3)).producer()
+    producer.send([bench.message("1")])
+
+    proxy.stall("to_client")
+    with pytest.raises(PublishError) as failed:
+        producer.send([bench.message("2")])
+    proxy.heal()
+    producer.send([bench.message("3")])
+
+    assert (failed.value.sent, failed.value.retriable) == (None, True)
+    assert bodies(receive(bench.consumer(), 3)) == ["1", "2", "3"]  # and nothing was sent twice
+    producer.close()
+
+
+def test_what_cannot_be_stored_was_not_sent(bench: RedisBench) -> None:
+    bench.client.set(bench.topic, "taken")
+    producer = bench.transport().producer()
+
+    with pytest.raises(PublishError) as failed:
+        producer.send([bench.message("1"), bench.message("2")])
+
+    assert (failed.value.sent, failed.value.retriable) == (False, False)
+    producer.close()
+
+
+def test_what_was_stored_in_part_leaves_the_question_open(bench: RedisBench) -> None:
+    bench.client.set(f"{bench.topic}-2", "taken")
+    producer = bench.transport().producer()
+
+    with pytest.raises(PublishError) as failed:
+        producer.send([bench.message("1"), bench.message("2", topic=f"{bench.topic}-2")])
+
+    assert failed.value.sent is None
+    assert bodies(receive(bench.consumer(), 1)) == ["1"]
+    producer.close()
+
+
+@pytest.mark.parametrize("header", [{"type": "\ud800"}, {"headers": {"a": "\udfff"}}, {"topic": "a}b"}])
+def test_what_cannot_be_written_is_refused_before_anything_is_sent(
+    streams: StreamBench, header: dict[str, Any]
+) -> None:
+    producer = streams.transport().producer()
+
+    with pytest.raises(PublishError) as failed:
+        producer.send([streams.message("1"), streams.message("2", **header)], 1.0)
+
+    assert (failed.value.sent, failed.value.retriable) == (False, False)
+    assert streams.depth(streams.topic) == 0
+    producer.close()
+
+
+def test_a_closed_producer_sends_nothing(bench: RedisBench) -> None:
+    producer = bench.transport().producer()
+    producer.close()
+
+    with pytest.raises(PublishError) as failed:
+        producer.send([bench.message("1")])
+
+    assert failed.value.sent is False
+
+
+# -- the awaiting colour
+
+
+def test_an_awaiting_caller_changes_no_thread_to_acknowledge(streams: StreamBench) -> None:
+    streams.prepare()
+    streams.post("1", "2")
+    loop = LoopThread("test")
+    consumer = loop.run(awaiting(streams.transport()).async_consumer(streams.rules()))
+    messages = loop.run(consumer.receive(2, 5.0))
+
+    def step() -> None:
+        for message in messages:
+            with pytest.raises(StopIteration):  # it waits for nothing
+                consumer.acknowledge(message).send(None)  # it is a coroutine
+
+    step()
+
+    eventually(lambda: streams.pending() == {})
+    loop.run(consumer.close())
+    loop.close()
+
+
+def test_both_kinds_note_acknowledgements() -> None:
+    assert issubclass(RedisConsumer, NotingConsumer)
+
+
+def slot(key: str) -> bytes:
+    """What of a key decides where it lies, as Redis Cluster's specification says."""
+    begin = key.find("{")
+    end = key.find("}", begin + 1)
+    return (key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key).encode()
+
+
+def test_the_keys_of_a_topic_lie_in_one_slot_of_a_cluster() -> None:
+    from pump.transports.redis.names import tag
+
+    for name in ("orders", "shop{orders}", "a{b", "{x}y"):
+        assert slot(f"{tag(name)}:billing:again") == slot(name)
+    for name in ("a}b", "{}z"):
+        with pytest.raises(ConfigurationError):
+            tag(name)
