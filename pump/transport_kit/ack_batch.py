@@ -1,4 +1,4 @@
-"""What a consumer has to say to its broker and need not say at once: acknowledgements go together, and go soon."""
+"""Acknowledgements that are sent in batches: a few milliseconds later, many in one call to the broker."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -8,75 +8,88 @@ from pump.clock import Clock
 from pump.errors import PumpError
 
 Key = TypeVar("Key")
-Word = TypeVar("Word")
+Ack = TypeVar("Ack")
 
 MOST: Final = 64
+"""At most so many acknowledgements are batched, unless a consumer says otherwise,"""
 LONGEST_SECONDS: Final = 0.02
-"""So many wait for company, and for so long."""
+"""and they wait at most for so many seconds."""
 
 
-class Unsaid(Generic[Key, Word]):
-    """What is to be said, by what it is about. From any thread.
+class AckBatch(Generic[Key, Ack]):
+    """The pending acknowledgements of one consumer, by the key of their delivery. From any thread.
 
-    `say` takes all of it and says it, now; what it could not say it puts back, and raises.
+    `send` takes all of them and sends them; what it could not send it puts back, and raises.
     """
 
-    def __init__(self, clock: Clock, say: Callable[[], object], *, again: float, most: int = MOST) -> None:
-        """`again` is the seconds after which what could not be said is said again."""
+    def __init__(self, clock: Clock, send: Callable[[], object], *, retry_seconds: float, most: int = MOST) -> None:
+        """`retry_seconds` is how long to wait before sending again what could not be sent."""
         self._clock: Final = clock
-        self._say: Final = say
-        self._again: Final = again
+        self._send: Final = send
+        self._retry_seconds: Final = retry_seconds
         self._most: Final = most
         self._lock: Final = threading.Lock()
-        self._words: dict[Key, Word] = {}
+        self._pending: dict[Key, Ack] = {}
         self._since = 0.0
         self._timed = False
         self._closed = False
 
-    def note(self, words: Callable[[], Iterable[tuple[Key, Word]]]) -> bool:
-        """Have these said within 20 ms; False, and they are not made, if what waits has to be said first."""
+    def add(self, key: Key, ack: Ack) -> bool:
+        """Have this sent within 20 ms; False, and nothing is added, if the batch is full and has to be sent first."""
         with self._lock:
-            if not self._words:
-                self._since = self._clock.monotonic()
-            elif len(self._words) >= self._most:
+            if not self._has_room():
                 return False
-            for key, word in words():
-                self._words.setdefault(key, word)
-        self._say_within(LONGEST_SECONDS)
+            self._pending.setdefault(key, ack)
+        self._send_within(LONGEST_SECONDS)
         return True
 
-    def take(self, more: Mapping[Key, Word] | None = None) -> dict[Key, Word]:
-        """All that is to be said, and more; it is the caller's to say now."""
+    def add_made(self, make: Callable[[], Iterable[tuple[Key, Ack]]]) -> bool:
+        """As `add`, for several together; `make` is called only if there is room."""
         with self._lock:
-            words, self._words = self._words, {}
-        for key, word in (more or {}).items():
-            words.setdefault(key, word)
-        return words
+            if not self._has_room():
+                return False
+            for key, ack in make():
+                self._pending.setdefault(key, ack)
+        self._send_within(LONGEST_SECONDS)
+        return True
 
-    def put_back(self, words: Mapping[Key, Word]) -> None:
-        """Nobody knows whether these were heard: they are said again, which changes nothing if they were."""
+    def take(self, more: Mapping[Key, Ack] | None = None) -> dict[Key, Ack]:
+        """Remove and return all pending acknowledgements, merged with `more`; the caller must send them."""
         with self._lock:
-            self._words = {**words, **self._words}
-        self._say_within(self._again)
+            pending, self._pending = self._pending, {}
+        for key, ack in (more or {}).items():
+            pending.setdefault(key, ack)
+        return pending
+
+    def put_back(self, acks: Mapping[Key, Ack]) -> None:
+        """Keep what was not confirmed, to be sent again. If the broker did receive it, that changes nothing."""
+        with self._lock:
+            self._pending = {**acks, **self._pending}
+        self._send_within(self._retry_seconds)
 
     def close(self) -> None:
-        """Say nothing by itself any more."""
+        """Send nothing on a timer any more."""
         self._closed = True
 
-    def _say_within(self, seconds: float) -> None:
+    def _has_room(self) -> bool:
+        if not self._pending:
+            self._since = self._clock.monotonic()
+        return len(self._pending) < self._most
+
+    def _send_within(self, seconds: float) -> None:
         if not self._timed:
             self._timed = True
             self._clock.alarm(seconds, self._on_time)
 
     def _on_time(self) -> None:
-        self._timed = False  # before the look at what there is, so that what comes after it is timed anew
-        if self._closed or not self._words:
+        self._timed = False  # cleared before looking, so that what is added from now on gets a timer of its own
+        if self._closed or not self._pending:
             return
         left = self._since + LONGEST_SECONDS - self._clock.monotonic()
-        if left > 0:  # others have been said since
-            self._say_within(left)
+        if left > 0:  # the batch that this timer was for has been sent, and a later one is pending
+            self._send_within(left)
             return
         try:
-            self._say()
-        except PumpError:  # it was put back, and is said again; whoever has a call under way is told
-            self._say_within(self._again)
+            self._send()
+        except PumpError:  # it was put back and is sent again; a caller who waits on a call is told there
+            self._send_within(self._retry_seconds)

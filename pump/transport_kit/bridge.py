@@ -1,6 +1,7 @@
-"""The colour that a transport lacks: blocking calls on threads of their own, or awaiting calls on a loop of their own.
+"""Lets awaiting code use a blocking transport, by threads, and blocking code an awaiting one, by an event loop.
 
-A receive is never cancelled: it is asked to end early, and what it brings is kept for the next one, or handed back.
+A receive is never cancelled: it is interrupted, and the messages that it returns are kept for the next one, or handed
+back.
 """
 
 import asyncio
@@ -21,7 +22,6 @@ from pump.transport_kit.protocol import (
     AwaitingTransport,
     BlockingTransport,
     Consumer,
-    NotingConsumer,
     Producer,
     Transport,
 )
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 SENDS_AT_A_TIME: Final = 8
-"""Of one producer: each waits for the broker to confirm, which takes longer than all else about it."""
+"""By one producer: each send waits for the broker to confirm, which takes most of its time."""
 
 
 def blocking(transport: Transport) -> BlockingTransport:
@@ -56,7 +56,7 @@ def awaiting(transport: Transport) -> AwaitingTransport:
 
 
 class _Thread:
-    """A thread that does one thing after another for awaiting callers, or several that do so side by side."""
+    """One thread, or several, that make blocking calls for awaiting callers, in the order of the requests."""
 
     def __init__(self, name: str, number: int = 1) -> None:
         self._executor: Final = ThreadPoolExecutor(number, thread_name_prefix=name)
@@ -69,13 +69,13 @@ class _Thread:
     async def run(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
-        """Await the call. Cancelled, the call goes on to its end: it cannot be stopped."""
+        """Await the call. If the wait is cancelled, the call still runs to its end: a thread cannot be stopped."""
         future = self.submit(call, *args, **options)
         await _ended(future)
         return future.result()
 
     def finish(self) -> None:
-        """Block until all that was begun is over."""
+        """Block until all calls have ended."""
         self._executor.shutdown()
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class _AwaitingConsumer:
 
     def __init__(self, consumer: Consumer, settling: _Thread) -> None:
         self._consumer: Final = consumer
-        self._note: Final = consumer.note if isinstance(consumer, NotingConsumer) else _cannot_note
+        self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
         self._settling: Final = settling
         self._receiving: Final = _Thread("pump-receive")
         self._under_way: Future[Sequence[Message]] | None = None
@@ -140,7 +140,7 @@ class _AwaitingConsumer:
         return received.result()
 
     async def acknowledge(self, message: Message) -> None:
-        if not self._note(message):
+        if self._acknowledge_soon is None or not self._acknowledge_soon(message):
             await self._settling.run(self._consumer.acknowledge, message)
 
     async def nack(self, message: Message) -> None:
@@ -184,12 +184,8 @@ class _AwaitingConsumer:
             await self.hand_back(under_way.result())
 
 
-def _cannot_note(_: Message) -> bool:
-    return False
-
-
 class _AwaitingProducer:
-    """A blocking producer for awaiting callers. Who waits for the broker's word holds up no other."""
+    """A blocking producer for awaiting callers. One send that waits for the broker does not delay another."""
 
     def __init__(self, producer: Producer, threads: _Thread) -> None:
         self._producer: Final = producer
@@ -211,7 +207,7 @@ class _AwaitingProducer:
 
 
 async def _ended(future: Future[Result]) -> None:
-    """Wait for the end of the future, whatever it is."""
+    """Wait until the future has ended, with whatever result."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     future.add_done_callback(lambda _: _end_soon(loop, ended))
@@ -219,7 +215,7 @@ async def _ended(future: Future[Result]) -> None:
 
 
 def _end_soon(loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]") -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
         loop.call_soon_threadsafe(_end, ended)
 
 
@@ -278,9 +274,7 @@ class _BlockingConsumer:
         return self._thread.run(self._consumer.receive(limit, timeout))
 
     def acknowledge(self, message: Message) -> None:
-        if self._acknowledge_soon is not None:
-            self._acknowledge_soon(message)
-        else:
+        if self._acknowledge_soon is None or not self._acknowledge_soon(message):
             self._thread.run(self._consumer.acknowledge(message))
 
     def nack(self, message: Message) -> None:

@@ -21,11 +21,11 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, to be called from its own thread only, but for `call_soon_threadsafe`."""
+        """The loop. From other threads call only its `call_soon_threadsafe`."""
         return self._loop
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Begin the work on the loop; a RuntimeError once that is closed."""
+        """Start the work on the loop; RuntimeError if that is closed."""
         with self._lock:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -33,11 +33,11 @@ class LoopThread:
         raise RuntimeError(f"{self._thread.name} is closed")
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do the work on the loop and wait for its result. An interrupted wait leaves the work running."""
+        """Run the work on the loop and wait for its result. If the wait is interrupted, the work goes on."""
         return self.submit(work).result()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Cancel what still runs, and end the thread; one that does not end in time is left to the process's end."""
+        """Cancel what still runs and end the thread. A thread that does not end in time runs until the process ends."""
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
@@ -49,7 +49,7 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            while tasks := asyncio.all_tasks(self._loop):  # ending one may have begun another
+            while tasks := asyncio.all_tasks(self._loop):  # ending one task may have started another
                 for task in tasks:
                     task.cancel()
                 self._loop.run_until_complete(_settled(tasks))

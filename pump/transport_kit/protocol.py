@@ -1,4 +1,4 @@
-"""What a transport is: a factory of consumers and producers, in the colour its client library has by nature."""
+"""What a transport is: a factory of consumers and producers, blocking or awaiting, as its client library is."""
 
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -17,64 +17,54 @@ _generations = count(1)
 
 
 def new_generation() -> int:
-    """A number for one life of a consumer, never given twice in this process."""
+    """A number for one connected period of a consumer, never given twice in this process."""
     return next(_generations)
 
 
 class Consumer(Protocol):
-    """One consumer of one channel, blocking. All but `receive` may be called from any thread.
+    """One consumer of one channel, blocking. All methods but `receive` may be called from any thread.
 
-    Whatever goes wrong on the way to the broker is a TransportError; a delivery that is no longer ours is LeaseLost.
+    Whatever goes wrong between here and the broker is a TransportError; LeaseLost is for a delivery that is not this
+    consumer's any more.
     """
 
     @property
     def generation(self) -> int:
-        """The life that receipts belong to; it changes whenever all earlier receipts have become void."""
+        """The connected period that deliveries belong to; it changes when all earlier deliveries have become void."""
 
     @property
     def broker_limit(self) -> int | None:
-        """Deliveries of one message after which the broker itself gives it up; None is never."""
+        """How many deliveries of one message the broker allows before it gives it up; None is without limit."""
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
 
     def acknowledge(self, message: Message) -> None:
         """The message is done."""
 
     def nack(self, message: Message) -> None:
-        """Give it back unspent, so that anybody may have it at once. Not called where capabilities say "holds"."""
+        """Return it to the broker at once, for any consumer; no attempt is counted. Not called if nack "holds"."""
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """Deliver it again, to this channel only, after `delay` seconds, with so many attempts behind it."""
+        """Have it delivered again after `delay` seconds, to this channel only, with its number of attempts so far."""
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """Make it a dead letter; returns when that is confirmed and the original is gone."""
+        """Make it a dead letter; returns when that is stored and the original is settled."""
 
     def extend(self, message: Message) -> None:
-        """Renew its lease, and note the new end in `message.lease_expires`."""
+        """Renew its lease, and set `message.lease_expires`."""
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Give back messages nobody began to handle, in their old order. Others of this consumer may go back too."""
+        """Return messages whose handling has not begun, in their old order. Others of this consumer may go back too."""
 
     def purge(self) -> int:
-        """Remove everything that waits in the channel; says how many messages that were."""
+        """Remove everything that waits in the channel; returns how many messages that were."""
 
     def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early with what it has."""
+        """Make the current receive, or else the next one, return early with what it has."""
 
     def close(self) -> None:
-        """Let go of everything. Deliveries that are not settled go back to the broker as it sees fit."""
-
-
-@runtime_checkable
-class NotingConsumer(Protocol):
-    """A blocking consumer that can take acknowledgements without waiting, to be sent with others.
-
-    Where it has this as well, an awaiting caller need not change threads for every message.
-    """
-
-    def note(self, message: Message) -> bool:
-        """The message is done, and the broker is told soon; False, and nothing noted, if `acknowledge` has to wait."""
+        """Disconnect. Deliveries that are not settled go back, when the broker decides."""
 
 
 class AsyncConsumer(Protocol):
@@ -99,20 +89,23 @@ class AsyncConsumer(Protocol):
 
 @runtime_checkable
 class AcknowledgesSoon(Protocol):
-    """An awaiting consumer whose acknowledgements need no wait for the loop, which a blocking caller is spared then."""
+    """A consumer that can also take an acknowledgement without waiting, to send it soon, together with others.
 
-    def acknowledge_soon(self, message: Message) -> None:
-        """As `acknowledge`, from any thread and at once: it leaves when the loop comes to it."""
+    With it, a bridge need not change threads for every message.
+    """
+
+    def acknowledge_soon(self, message: Message) -> bool:
+        """As `acknowledge`, from any thread, without waiting; False, and nothing is done, if it would have to wait."""
 
 
 class Producer(Protocol):
-    """Sends messages to the topics in their headers, from any thread; returns when the broker has confirmed."""
+    """Sends messages to the topics in their headers, from any thread."""
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Store every message; a PublishError says what is known of those that were not confirmed."""
+        """Return when the broker has stored every message; a PublishError says what is known of the others."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Disconnect."""
 
 
 class AsyncProducer(Protocol):
@@ -123,13 +116,13 @@ class AsyncProducer(Protocol):
 
 
 class Transport(Protocol):
-    """A description of how to reach a broker. Making one opens nothing. It is also one of the two below."""
+    """How to reach a broker. Making one opens no connection. It is also one of the two below."""
 
     capabilities: Capabilities
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The transport that a URL describes; ConfigurationError, without the password, when it makes no sense."""
+        """The transport that a URL describes; ConfigurationError, without the password, if it cannot be read."""
 
 
 @runtime_checkable
@@ -137,7 +130,7 @@ class BlockingTransport(Protocol):
     """A transport whose client blocks."""
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says; SetupError names what is not there."""
+        """Create or validate what each one needs on the broker; SetupError names what is missing."""
 
     def consumer(self, subscription: Subscription) -> Consumer:
         """Open a consumer of the subscription's channel."""
@@ -151,7 +144,7 @@ class AwaitingTransport(Protocol):
     """A transport whose client awaits."""
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says; SetupError names what is not there."""
+        """Create or validate what each one needs on the broker; SetupError names what is missing."""
 
     async def async_consumer(self, subscription: Subscription) -> AsyncConsumer:
         """Open a consumer of the subscription's channel."""
@@ -162,10 +155,10 @@ class AwaitingTransport(Protocol):
 
 @runtime_checkable
 class Observed(Protocol):
-    """A transport that has more to tell than the channels above it see."""
+    """A transport with events of its own, which the channels above it do not see."""
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Tell these listeners too of what happens from now on."""
+        """Send these events to the listeners from now on."""
 
 
 GROUP: Final = "pump.transports"

@@ -1,4 +1,4 @@
-"""How far everything is settled, when it is settled in any order: what may be committed, or acknowledged at one go."""
+"""Up to which position everything is settled, when messages are settled in any order: what may be committed."""
 
 from bisect import insort
 from collections import deque
@@ -6,11 +6,11 @@ from typing import Final
 
 
 class Watermark:
-    """The contiguous settled prefix of the positions received. One for each partition, or each life of a consumer.
+    """The contiguous settled prefix of the received positions, of one partition or one generation of a consumer.
 
-    Only what was received counts: positions that a broker leaves out are no gaps. What is at or below the watermark
-    stays settled, whatever is said of it later. It remembers no more than what was received since the oldest position
-    that is not settled; where positions come in ascending order each one costs a constant time.
+    Only received positions count: those that a broker leaves out are no gaps. A position at or below the watermark
+    stays settled, whatever is reported later. It remembers only the positions since the oldest unsettled one; if they
+    come in ascending order, each costs a constant time.
     """
 
     __slots__ = ("_order", "_position", "_settled")
@@ -25,11 +25,11 @@ class Watermark:
 
     @property
     def position(self) -> int | None:
-        """The watermark: the last position up to which all is settled; None as long as there is none."""
+        """The last position up to which all are settled; None while there is none."""
         return self._position
 
     def received(self, position: int) -> None:
-        """The position has to be settled. Saying so again, or of one that is settled, changes nothing."""
+        """The position has to be settled. If it was received before, or is settled, nothing changes."""
         if position in self._settled or (self._position is not None and position <= self._position):
             return
         self._settled[position] = False
@@ -39,7 +39,7 @@ class Watermark:
             self._order.append(position)
 
     def settled(self, position: int) -> int | None:
-        """The position is settled; returns the new watermark if that moved it. The unknown and the old move nothing."""
+        """The position is settled; returns the new watermark if it moved. Unknown and old positions move nothing."""
         if self._settled.get(position) is not False:
             return None
         self._settled[position] = True

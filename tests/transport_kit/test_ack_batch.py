@@ -1,108 +1,117 @@
-"""Acknowledgements that wait for company: how many, how long, and what becomes of those that could not be said."""
+"""Acknowledgements in batches: how many, how long they wait, and what becomes of those that could not be sent."""
 
 from collections.abc import Callable
 
 from pump.clock import ManualClock
 from pump.errors import TransportError
-from pump.transport_kit.ack_batch import LONGEST_SECONDS, Unsaid
+from pump.transport_kit.ack_batch import LONGEST_SECONDS, AckBatch
 
-AGAIN = 0.5
+RETRY_SECONDS = 0.5
 
 
-class Speaker:
-    """Says what is to be said, or fails and puts it back."""
+class Sender:
+    """Sends what is pending, or fails and puts it back."""
 
     def __init__(self, most: int = 3) -> None:
         self.clock = ManualClock()
-        self.unsaid = Unsaid[str, int](self.clock, self.say, again=AGAIN, most=most)
-        self.said: list[dict[str, int]] = []
+        self.batch = AckBatch[str, int](self.clock, self.send, retry_seconds=RETRY_SECONDS, most=most)
+        self.sent: list[dict[str, int]] = []
         self.broken = False
 
-    def say(self) -> None:
-        words = self.unsaid.take()
+    def send(self) -> None:
+        acks = self.batch.take()
         if self.broken:
-            self.unsaid.put_back(words)
+            self.batch.put_back(acks)
             raise TransportError("gone")
-        self.said.append(words)
+        self.sent.append(acks)
 
-    def note(self, *names: str) -> list[bool]:
-        return [self.unsaid.note(word(name, number)) for number, name in enumerate(names)]
-
-
-def word(name: str, number: int) -> Callable[[], list[tuple[str, int]]]:
-    return lambda: [(name, number)]
+    def add(self, *names: str) -> list[bool]:
+        return [self.batch.add(name, number) for number, name in enumerate(names)]
 
 
-def test_what_is_noted_is_said_together_and_soon() -> None:
-    speaker = Speaker()
-
-    speaker.note("a", "b")
-    speaker.clock.advance(LONGEST_SECONDS)
-
-    assert speaker.said == [{"a": 0, "b": 1}]
+def made(*names: str) -> Callable[[], list[tuple[str, int]]]:
+    return lambda: [(name, number) for number, name in enumerate(names)]
 
 
-def test_where_enough_waits_nothing_more_is_noted_nor_made() -> None:
-    speaker = Speaker(most=2)
+def test_what_is_added_is_sent_together_and_soon() -> None:
+    sender = Sender()
+
+    sender.add("a", "b")
+    sender.clock.advance(LONGEST_SECONDS)
+
+    assert sender.sent == [{"a": 0, "b": 1}]
+
+
+def test_several_may_be_added_at_once() -> None:
+    sender = Sender()
+
+    assert sender.batch.add_made(made("a", "b"))
+    sender.clock.advance(LONGEST_SECONDS)
+
+    assert sender.sent == [{"a": 0, "b": 1}]
+
+
+def test_a_full_batch_takes_nothing_more_and_nothing_more_is_made() -> None:
+    sender = Sender(most=2)
 
     def refused() -> list[tuple[str, int]]:
-        raise AssertionError("it is made only if it is noted")
+        raise AssertionError("it is made only if there is room")
 
-    assert speaker.note("a", "b") == [True, True]
-    assert not speaker.unsaid.note(refused)
-    assert speaker.unsaid.take() == {"a": 0, "b": 1}
-    assert speaker.note("c") == [True]
-
-
-def test_the_time_of_what_comes_after_something_was_said_is_its_own() -> None:
-    speaker = Speaker()
-    speaker.note("a")
-    speaker.clock.advance(LONGEST_SECONDS / 2)
-    speaker.say()
-    speaker.note("b")
-
-    speaker.clock.advance(LONGEST_SECONDS * 0.6)
-    assert speaker.said == [{"a": 0}]
-
-    speaker.clock.advance(LONGEST_SECONDS / 2)
-    assert speaker.said == [{"a": 0}, {"b": 0}]
+    assert sender.add("a", "b", "c") == [True, True, False]
+    assert not sender.batch.add_made(refused)
+    assert sender.batch.take() == {"a": 0, "b": 1}
+    assert sender.add("c") == [True]
 
 
-def test_what_could_not_be_said_is_said_again_with_what_came_since_and_before_it() -> None:
-    speaker = Speaker()
-    speaker.broken = True
-    speaker.note("a")
-    speaker.clock.advance(LONGEST_SECONDS)
-    speaker.note("b")
-    speaker.broken = False
+def test_what_is_added_after_something_was_sent_has_a_time_of_its_own() -> None:
+    sender = Sender()
+    sender.add("a")
+    sender.clock.advance(LONGEST_SECONDS / 2)
+    sender.send()
+    sender.add("b")
 
-    speaker.clock.advance(AGAIN)
+    sender.clock.advance(LONGEST_SECONDS * 0.6)
+    assert sender.sent == [{"a": 0}]
 
-    assert [list(words) for words in speaker.said] == [["a", "b"]]
-
-
-def test_what_is_put_back_unnoted_is_said_again_too() -> None:
-    speaker = Speaker()
-
-    speaker.unsaid.put_back(speaker.unsaid.take({"a": 1}))
-    speaker.clock.advance(AGAIN)
-
-    assert speaker.said == [{"a": 1}]
+    sender.clock.advance(LONGEST_SECONDS / 2)
+    assert sender.sent == [{"a": 0}, {"b": 0}]
 
 
-def test_what_was_said_first_of_something_stands() -> None:
-    speaker = Speaker()
-    speaker.note("a")
+def test_what_could_not_be_sent_is_sent_again_before_what_was_added_since() -> None:
+    sender = Sender()
+    sender.broken = True
+    sender.add("a")
+    sender.clock.advance(LONGEST_SECONDS)
+    sender.add("b")
+    sender.broken = False
 
-    assert speaker.unsaid.take({"a": 9, "b": 2}) == {"a": 0, "b": 2}
+    sender.clock.advance(RETRY_SECONDS)
+
+    assert [list(acks) for acks in sender.sent] == [["a", "b"]]
 
 
-def test_once_closed_nothing_is_said_by_itself_and_nothing_is_lost() -> None:
-    speaker = Speaker()
-    speaker.note("a")
+def test_what_is_put_back_without_having_been_added_is_sent_too() -> None:
+    sender = Sender()
 
-    speaker.unsaid.close()
-    speaker.clock.advance(10.0)
+    sender.batch.put_back(sender.batch.take({"a": 1}))
+    sender.clock.advance(RETRY_SECONDS)
 
-    assert speaker.said == []
-    assert speaker.unsaid.take() == {"a": 0}
+    assert sender.sent == [{"a": 1}]
+
+
+def test_the_first_acknowledgement_of_a_delivery_stands() -> None:
+    sender = Sender()
+    sender.add("a")
+
+    assert sender.batch.take({"a": 9, "b": 2}) == {"a": 0, "b": 2}
+
+
+def test_once_closed_nothing_is_sent_on_a_timer_and_nothing_is_lost() -> None:
+    sender = Sender()
+    sender.add("a")
+
+    sender.batch.close()
+    sender.clock.advance(10.0)
+
+    assert sender.sent == []
+    assert sender.batch.take() == {"a": 0}

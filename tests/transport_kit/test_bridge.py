@@ -412,8 +412,9 @@ def test_what_is_called_after_the_end_fails_at_once_and_leaves_no_coroutine(call
 
 def test_an_acknowledgement_that_need_not_be_awaited_goes_by_no_loop() -> None:
     class Soon(AwaitingPeer):
-        def acknowledge_soon(self, done: Message) -> None:
+        def acknowledge_soon(self, done: Message) -> bool:
             self.record("acknowledge_soon", done.id)
+            return True
 
     peer = Soon()
     consumer = blocking(peer).consumer(rules())
@@ -425,20 +426,20 @@ def test_an_acknowledgement_that_need_not_be_awaited_goes_by_no_loop() -> None:
     assert "acknowledge" not in peer.names()
 
 
-def test_an_acknowledgement_that_can_be_noted_goes_by_no_thread() -> None:
-    class Noting(BlockingPeer):
-        def note(self, done: Message) -> bool:
-            self.record("note", done.id)
+def test_an_acknowledgement_that_need_not_wait_goes_by_no_thread() -> None:
+    class Soon(BlockingPeer):
+        def acknowledge_soon(self, done: Message) -> bool:
+            self.record("acknowledge_soon", done.id)
             return done.id != "full"
 
-    async def scenario(peer: Noting) -> None:
+    async def scenario(peer: Soon) -> None:
         consumer = await opened(peer)
         await consumer.acknowledge(message("1"))
         await consumer.acknowledge(message("full"))
         await consumer.close()
 
-    peer = Noting()
+    peer = Soon()
     asyncio.run(scenario(peer))
 
-    assert peer.threads["note"] == threading.current_thread().name
-    assert peer.calls[1:-1] == [("note", "1"), ("note", "full"), ("acknowledge", "full")]
+    assert peer.threads["acknowledge_soon"] == threading.current_thread().name
+    assert peer.calls[1:-1] == [("acknowledge_soon", "1"), ("acknowledge_soon", "full"), ("acknowledge", "full")]

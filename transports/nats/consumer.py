@@ -213,7 +213,7 @@ class NatsConsumer:
             self._unflushed = 0
             await asyncio.sleep(0)  # what is written leaves when the loop has a turn
 
-    def acknowledge_soon(self, message: Message) -> None:
+    def acknowledge_soon(self, message: Message) -> bool:
         """The same, from any thread: handed over to the loop, which sends what has come together by then."""
         receipt = _unsettled(message)
         self._link.must_be_alive("acknowledging")
@@ -223,6 +223,7 @@ class NatsConsumer:
             if not self._sending:
                 self._sending = True
                 self._link.loop.call_soon_threadsafe(self._begin_to_send)
+        return True
 
     def _begin_to_send(self) -> None:
         self._sending = False  # what is handed over from now on begins anew

@@ -11,7 +11,7 @@ from pump.errors import LeaseLost, PumpError, SetupError, TransportError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.transport_kit.ack_batch import MOST, Unsaid
+from pump.transport_kit.ack_batch import MOST, AckBatch
 from pump.transport_kit.protocol import new_generation
 from pump.transports.redis.connection import Command, NoGroup, Reply, Server, Wire, reply_or_raise
 from pump.transports.redis.names import Names, Seat
@@ -79,7 +79,7 @@ class RedisConsumer(ABC):
         self._look_at = 0.0
         self._blocked = False
         self._interrupted = False
-        self._unsaid: Final = Unsaid[Any, Message](opening.clock, self._flush, again=LOOK_SECONDS)
+        self._unsaid: Final = AckBatch[Any, Message](opening.clock, self._flush, retry_seconds=LOOK_SECONDS)
         self._closed = False
 
     # -- what each kind says in its own way
@@ -174,13 +174,13 @@ class RedisConsumer(ABC):
 
     # -- acknowledging
 
-    def note(self, message: Message) -> bool:
+    def acknowledge_soon(self, message: Message) -> bool:
         """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
-        return self._unsaid.note(lambda: ((self._handle(message), message),))
+        return self._unsaid.add(self._handle(message), message)
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; said with others at one go."""
-        while not self.note(message):
+        while not self.acknowledge_soon(message):
             self._flush()
 
     def _repeat(self, seat: Seat) -> None:

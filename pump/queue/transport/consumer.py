@@ -16,7 +16,7 @@ from pump.queue.transport.shared_engine import OpenEngine
 from pump.queue.vocabulary import Committed, Leased, Push, Settled, Settlement, Status, Want
 from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.transport_kit.ack_batch import MOST, Unsaid
+from pump.transport_kit.ack_batch import MOST, AckBatch
 from pump.transport_kit.protocol import new_generation
 
 LOOK_SECONDS: Final = 1.0
@@ -56,8 +56,8 @@ class QueueConsumer:
         self._hand: Final = Hand(route.channel, ordered=rules.ordered)
         self._unsaid_before: Final = unsaid
         """What the channel's last consumer here could not say, and where this one leaves what it cannot say."""
-        self._unsaid: Final = Unsaid[Key, Settlement](
-            clock, self._say, again=SAY_AGAIN_SECONDS, most=max(MOST, min(rules.buffer_size, MOST_UNSAID))
+        self._unsaid: Final = AckBatch[Key, Settlement](
+            clock, self._say, retry_seconds=SAY_AGAIN_SECONDS, most=max(MOST, min(rules.buffer_size, MOST_UNSAID))
         )
         self._woken: Final = Signal()
         self._interrupted = False
@@ -145,9 +145,9 @@ class QueueConsumer:
 
     # -- acknowledging
 
-    def note(self, message: Message) -> bool:
+    def acknowledge_soon(self, message: Message) -> bool:
         """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
-        return self._unsaid.note(lambda: self._completed(message))
+        return self._unsaid.add_made(lambda: self._completed(message))
 
     def _completed(self, message: Message) -> Iterable[tuple[Key, Settlement]]:
         done = self._hand.say(message, Status.COMPLETED)
@@ -155,7 +155,7 @@ class QueueConsumer:
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; said with others at one go."""
-        while not self.note(message):
+        while not self.acknowledge_soon(message):
             self._say()
 
     def _say(self, settlements: Sequence[Settlement] = ()) -> Mapping[Key, Settled]:

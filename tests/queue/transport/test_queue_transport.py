@@ -502,7 +502,7 @@ def test_acknowledgements_go_together(bench: Bench, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(consumer._engine, "settle", counted)
 
     for message in messages:
-        assert consumer.note(message)
+        assert consumer.acknowledge_soon(message)
 
     eventually(lambda: bench.door.left(bench.topic) == 0)
     assert sum(calls) == 50

@@ -16,7 +16,7 @@ from pump.clock import SystemClock
 from pump.errors import ConfigurationError, PublishError, PumpError, SetupError, TransportError
 from pump.transport_kit.bridge import awaiting
 from pump.transport_kit.loop_thread import LoopThread
-from pump.transport_kit.protocol import NotingConsumer, transport_from
+from pump.transport_kit.protocol import AcknowledgesSoon, transport_from
 from pump.transports.redis import RedisListTransport, RedisTransport, Server
 from pump.transports.redis import connection as redis_wire
 from pump.transports.redis import consumer as redis_consumer
@@ -467,7 +467,7 @@ def test_an_awaiting_caller_changes_no_thread_to_acknowledge(streams: StreamBenc
 
 
 def test_both_kinds_note_acknowledgements() -> None:
-    assert issubclass(RedisConsumer, NotingConsumer)
+    assert issubclass(RedisConsumer, AcknowledgesSoon)
 
 
 def slot(key: str) -> bytes:

@@ -1,0 +1,79 @@
+"""What becomes of a rejected message on any broker: headers that fit, a rejection that failed, and nowhere to go.
+
+The settled order of a rejection is: store the dead letter, wait until that is confirmed, then settle the original.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from pump.dead_letter import Rejection, dead_letter
+from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, Header, Message
+
+SHORT_LIMIT: Final = 256
+"""Bytes of provenance: reason, origin and little more."""
+MINIMAL: Final = ("pump-reason", "pump-origin")
+"""All that a minimal dead letter says, beside its id."""
+PARKED_SECONDS: Final = 8.0
+"""How long a message waits that can be neither handled again nor given up."""
+
+
+def dead_letter_headers(message: Message, rejection: Rejection) -> Iterator[Header]:
+    """The header of a dead letter, each one smaller than the one before: full, with short provenance, minimal.
+
+    The next one is for when the broker cannot take the last one. The minimal one has none of the sender's headers.
+    """
+    known = identified(message)
+    yield dead_letter(message, rejection)._replace(id=known.id)
+    short = dead_letter(message, rejection, limit=SHORT_LIMIT)._replace(id=known.id)
+    yield short
+    yield short._replace(headers={name: text for name, text in short.headers.items() if name in MINIMAL})
+
+
+def fitting_dead_letter(message: Message, rejection: Rejection, fits: Callable[[Header], bool]) -> Header:
+    """The largest header of a dead letter that fits; the minimal one if none does."""
+    for header in dead_letter_headers(message, rejection):
+        if fits(header):
+            break
+    return header
+
+
+def identified(message: Message) -> Header:
+    """The header for a copy: one without an id gets the identity by which the message is known here."""
+    header = message.header
+    return header if header.id else header._replace(id=message.identity)
+
+
+def copy_headers(message: Message, attempts: int, now: float) -> dict[str, str]:
+    """What a copy that comes again adds to the headers: its attempts, and when the message failed first."""
+    added = {ATTEMPTS_HEADER: str(attempts)}
+    if FIRST_FAILURE_HEADER not in message.header.headers:
+        added[FIRST_FAILURE_HEADER] = f"{now:.3f}"
+    return added
+
+
+def must_be_parked(message: Message, rejection: Rejection, max_attempts: int | None) -> bool:
+    """Whether a message whose rejection failed has spent its attempts, and the broker does not know that yet.
+
+    Such a message is requeued for PARKED_SECONDS with `rejection.attempts`, and rejected again when it comes: after a
+    restart nobody else would know. The channel's own queue may work where the one for dead letters does not.
+    """
+    return max_attempts is not None and message.attempts < max_attempts <= rejection.attempts
+
+
+def report_gone(
+    log: logging.Logger, message: Message, channel: str, rejection: Rejection, what: str = "is gone"
+) -> None:
+    """Log that a rejected message was given up without a dead letter."""
+    log.error(
+        "message %s of %s %s: it was rejected (%s), and its subscription says dead_letter=None",
+        message.id,
+        channel,
+        what,
+        rejection.reason,
+    )
+
+
+def report_kept(log: logging.Logger, message: Message, channel: str, error: Exception) -> None:
+    """Log that a message could be neither given up nor parked: it stays where it is, unsettled."""
+    log.warning("message %s of %s stays where it is: %s", message.id, channel, error)

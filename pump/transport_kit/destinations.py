@@ -1,0 +1,53 @@
+"""Where a subscription's messages come from and where its rejected ones go: all names filled in, by one rule."""
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from pump.dead_letter import RejectionKind
+from pump.errors import ConfigurationError
+from pump.subscription import DEFAULT_DEAD_LETTER, Subscription
+
+CHANNEL: Final = "<channel>"
+"""In the name of a dead-letter destination: the channel's name."""
+SUBJECT: Final = "<subject>"
+"""In the name of a dead-letter destination: the topic of the message that is rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """The names that one subscription uses on the broker."""
+
+    topic: str
+    channel: str
+    dead_letter: str | None
+    """For rejected messages; None is nowhere."""
+    invalid: str | None
+    """For messages that are themselves wrong; by default the same as for rejected ones."""
+
+    @classmethod
+    def of(cls, subscription: Subscription, default_dead_letter: str = DEFAULT_DEAD_LETTER) -> Self:
+        """Fill in the defaults; ConfigurationError if the subscription would receive its own dead letters.
+
+        The topic is the name of the request's type, the channel is the topic, dead letters go where
+        `default_dead_letter` says, and invalid messages go with the dead letters.
+        """
+        topic = subscription.topic or getattr(subscription.request, "__name__", "")
+        channel = subscription.channel or topic
+        dead_letter = subscription.dead_letter
+        if dead_letter == DEFAULT_DEAD_LETTER:
+            dead_letter = default_dead_letter.replace(CHANNEL, channel)
+        invalid = dead_letter if subscription.invalid is None else subscription.invalid
+        found = cls(topic, channel, dead_letter, invalid)
+        if {topic, channel} & {dead_letter, invalid}:
+            raise ConfigurationError(f"Subscription {subscription} would receive its own dead letters")
+        return found
+
+    @property
+    def dead_letters(self) -> tuple[str, ...]:
+        """All destinations of rejected messages, each once."""
+        return tuple(dict.fromkeys(name for name in (self.dead_letter, self.invalid) if name is not None))
+
+    def for_rejected(self, kind: RejectionKind, subject: str = "") -> str | None:
+        """Where a rejected message goes, with `subject` filled in if it is given; None is nowhere."""
+        name = self.invalid if kind == "unacceptable" else self.dead_letter
+        return name.replace(SUBJECT, subject) if name and subject else name

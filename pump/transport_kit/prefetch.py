@@ -1,0 +1,113 @@
+"""How many deliveries a broker may have under way to one consumer. Pure: it is told what happens, and never waits."""
+
+from collections.abc import Collection
+from typing import Final
+
+LONGEST_BATCH: Final = 64
+"""At most so many settled deliveries wait until the broker is told."""
+QUIET_SECONDS: Final = 0.02
+
+
+class Prefetch:
+    """The prefetch of a broker that sends up to a fixed number of unsettled deliveries, numbered in ascending order.
+
+    The number is fixed when consuming begins. To change it, consuming has to end and begin anew, and only while nothing
+    can be on its way: a delivery that meets an ended consumer comes back as if its handling had failed. Promises: the
+    prefetch is never larger than `largest`, nor than what was wanted when consuming began; `may_end` is true only when
+    the prefetch is used up, or when the broker was told nothing for longer than its answer takes.
+
+    `wanted` may be set by another thread; everything else belongs to the thread that talks to the broker.
+    """
+
+    __slots__ = (
+        "_acked",
+        "_began_after",
+        "_moved_at",
+        "_quiet_seconds",
+        "ack_batch",
+        "largest",
+        "last",
+        "size",
+        "wanted",
+    )
+
+    def __init__(self, largest: int) -> None:
+        self.largest: Final = largest
+        """The most deliveries that may ever be unsettled."""
+        self.wanted = 0
+        """How many may be unsettled now."""
+        self._quiet_seconds = QUIET_SECONDS
+        self._moved_at = 0.0
+        """When the broker was last told something that makes it send more."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Deliveries are numbered from 1 again: nothing is unsettled, and nothing consumes."""
+        self.last = 0
+        """The number of the last delivery."""
+        self._began_after = 0
+        """The number of the last delivery before consuming began."""
+        self._acked = 0
+        """How many deliveries since then the broker knows to be settled."""
+        self.end()
+
+    def want(self, limit: int, in_hand: int) -> None:
+        """There is room for `limit` more messages than are in hand."""
+        self.wanted = min(in_hand + limit, self.largest)
+
+    def begin(self, unsettled: int) -> int:
+        """Begin to consume while so many deliveries are unsettled; returns the prefetch to ask the broker for."""
+        wanted = self.wanted
+        room = wanted - unsettled
+        self.size = room if 2 * room >= wanted else wanted
+        self.ack_batch = max(1, min(LONGEST_BATCH, self.size // 2 if self.size >= self.largest else self.size))
+        self._began_after, self._acked = self.last, 0
+        return self.size
+
+    def began(self, now: float, answer_seconds: float) -> None:
+        """The broker has begun to send; to answer took it so long."""
+        self._moved_at = now
+        self._quiet_seconds = max(QUIET_SECONDS, 2 * answer_seconds)
+
+    def end(self) -> None:
+        """Nothing consumes any more."""
+        self.size = 0
+        """The prefetch that the broker goes by; 0 while nothing consumes."""
+        self.ack_batch = 1
+        """After so many settled deliveries the broker should be told."""
+
+    def acknowledged(self, numbers: Collection[int], now: float) -> None:
+        """The broker is told that these are settled, and may send as many more."""
+        began_after = self._began_after
+        self._acked += sum(number > began_after for number in numbers)
+        self._moved_at = now
+
+    @property
+    def credit(self) -> int:
+        """How many more deliveries the broker may send."""
+        return self.size - (self.last - self._began_after - self._acked)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether more may come than is wanted."""
+        return self.wanted < self.size
+
+    def is_too_small(self, unsettled: Collection[int], in_hand: int) -> bool:
+        """Whether consuming should begin anew with a larger prefetch; not before the present one is used up."""
+        wanted = self.wanted
+        if wanted <= self.size or self.credit > 0:
+            return False
+        earlier = sum(number <= self._began_after for number in unsettled)
+        allowed = earlier + self.size
+        is_everything = wanted >= self.largest
+        nothing_comes = in_hand - earlier >= self.size
+        return allowed < wanted and (2 * allowed <= wanted or is_everything or nothing_comes)
+
+    def may_end(self, now: float) -> bool:
+        """Whether nothing can be on its way."""
+        return self.credit <= 0 or now >= self._moved_at + self._quiet_seconds
+
+    @property
+    def quiet_seconds(self) -> float:
+        """How long to wait before asking again whether consuming may end."""
+        return self._quiet_seconds

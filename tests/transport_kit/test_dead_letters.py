@@ -1,0 +1,98 @@
+"""Dead letters that fit, rejections that failed, and messages that are gone."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from pump.dead_letter import Rejection, dead_letter
+from pump.message import Header, Message
+from pump.transport_kit.dead_letters import (
+    MINIMAL,
+    copy_headers,
+    dead_letter_headers,
+    fitting_dead_letter,
+    identified,
+    must_be_parked,
+    report_gone,
+    report_kept,
+)
+
+log = logging.getLogger("pump.transports.example")
+REJECTION = Rejection("delivery error", "broken", "x" * 5000, ValueError("y" * 5000), attempts=3)
+
+
+def message(id: str = "m", **headers: str) -> Message:  # noqa: A002 - its name
+    message = Message(Header(id, topic="orders", headers=headers), b"body", identity="known-as", attempts=1)
+    message.origin = "shop"
+    return message
+
+
+def size(header: Header) -> int:
+    return sum(len(name) + len(text) for name, text in header.headers.items())
+
+
+def within(limit: int) -> Callable[[Header], bool]:
+    return lambda header: size(header) <= limit
+
+
+def test_a_dead_letter_says_all_first_and_the_least_last() -> None:
+    rejected = message(colour="red")
+
+    full, short, minimal = dead_letter_headers(rejected, REJECTION)
+
+    assert full == dead_letter(rejected, REJECTION)
+    assert size(full) > size(short) > size(minimal)
+    assert short.headers["colour"] == "red"
+    assert minimal.headers == {"pump-reason": "broken", "pump-origin": "shop"}
+    assert set(minimal.headers) == set(MINIMAL)
+
+
+def test_the_largest_that_fits_is_chosen() -> None:
+    rejected = message(colour="red" * 200)
+    full, short, minimal = dead_letter_headers(rejected, REJECTION)
+
+    for limit, expected in ((10_000, full), (1000, short), (100, minimal), (0, minimal)):
+        assert fitting_dead_letter(rejected, REJECTION, within(limit)) == expected
+
+
+def test_the_dead_letter_of_a_message_without_an_id_is_known_by_its_identity() -> None:
+    assert identified(message("")).id == "known-as"
+    assert identified(message("m")).id == "m"
+    assert {header.id for header in dead_letter_headers(message(""), REJECTION)} == {"known-as"}
+
+
+def test_a_copy_says_its_attempts_and_when_the_message_failed_first() -> None:
+    assert copy_headers(message(), 2, 12.5) == {"pump-attempts": "2", "pump-first-failure": "12.500"}
+    assert copy_headers(message(**{"pump-first-failure": "1.000"}), 2, 12.5) == {"pump-attempts": "2"}
+
+
+@pytest.mark.parametrize(
+    ("max_attempts", "attempts", "expected"), [(3, 3, True), (3, 2, False), (1, 3, False), (None, 3, False)]
+)
+def test_only_a_message_that_has_just_spent_its_attempts_is_parked(
+    max_attempts: int | None,
+    attempts: int,
+    expected: bool,
+) -> None:
+    rejection = Rejection("delivery error", "broken", attempts=attempts)
+
+    assert must_be_parked(message(), rejection, max_attempts) is expected
+
+
+def test_what_is_gone_or_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    report_gone(log, message(), "shop", REJECTION)
+    report_gone(log, message(), "shop", REJECTION, "stays in its stream")
+    report_kept(log, message(), "shop", OSError("full"))
+
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", "message m of shop is gone: it was rejected (broken), and its subscription says dead_letter=None"),
+        (
+            "ERROR",
+            (
+                "message m of shop stays in its stream: it was rejected (broken), "
+                "and its subscription says dead_letter=None"
+            ),
+        ),
+        ("WARNING", "message m of shop stays where it is: full"),
+    ]
