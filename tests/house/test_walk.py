@@ -52,7 +52,7 @@ def exists(module: str, name: str) -> bool:
     """Whether there is such a function; of one that is made within another, whether the other exists."""
     found: object = importlib.import_module(module)
     for part in name.split("."):
-        if isfunction(found):
+        if isfunction(found) or part == "<lambda>":
             break
         found = getattr(found, part, None)
     return found is not None

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-QUIET_SECONDS: Final = 0.08
-"""A walk has ended when nothing was called for this long; acknowledgements are batched for up to 20 ms."""
 NOT_CALLS: Final = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"}
 
 
@@ -67,11 +65,12 @@ class Walk:
 class Tracer:
     """Traces the threads that are started within `installed`, and the thread that installs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet_seconds: float) -> None:
+        """A walk has ended when nothing was called for so long."""
+        self._quiet_seconds: Final = quiet_seconds
         self._hops: list[Hop] = []
         self._recording = False
         self._last = 0.0
-        self._local = threading.local()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -92,8 +91,8 @@ class Tracer:
 
     def end(self) -> Walk:
         """Wait until nothing more is called; return the walk."""
-        while time.monotonic() < self._last + QUIET_SECONDS:
-            time.sleep(QUIET_SECONDS / 4)
+        while time.monotonic() < self._last + self._quiet_seconds:
+            time.sleep(self._quiet_seconds / 4)
         self._recording = False
         return Walk(self._hops)
 

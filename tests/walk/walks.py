@@ -18,11 +18,13 @@ from pump.queue.sqlite_engine import SqliteEngine
 from support.queue_listening import serving
 from walk.tracer import Tracer, Walk
 
-ROUNDS: Final = 12
+ROUNDS: Final = 20
 """How many walks are traced. They differ a little: now and then a timer is due, or a thread is faster than another."""
 WARM_UP: Final = 4
 """How many messages go before, so that connections are open and caches are filled."""
 DEADLINE_SECONDS: Final = 20.0
+BATCHED_SECONDS: Final = 0.02
+"""How long an acknowledgement is held back at most, to be sent together with others."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def all_walks(broker: RabbitMQ) -> dict[str, Walks]:
 def rabbitmq_walk(broker: RabbitMQ, handler: type) -> Walks:
     """From the frame that is read to the acknowledgement that is written, until the pump waits for the next message."""
     name = f"walk-{uuid4().hex[:8]}"
-    tracer = Tracer()
+    tracer = Tracer(quiet_seconds=4 * BATCHED_SECONDS)
     dispatcher = Dispatcher(
         broker.url,
         handlers=[handler],
@@ -123,7 +125,7 @@ def _settlement(message: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _asking() -> Iterator[tuple[Tracer, Callable[..., Any]]]:
-    tracer = Tracer()
+    tracer = Tracer(quiet_seconds=BATCHED_SECONDS)
     with TemporaryDirectory() as folder, tracer.installed():
         engine = SqliteEngine(Path(folder) / "queue.db")
         with closing(engine), serving(engine) as url, closing(HTTPConnection(urlsplit(url).netloc)) as connection:
