@@ -25,7 +25,7 @@ from pump import Dispatcher, Message, RequestHandler
 from pump.handling.delivery import Settler
 from pump.message import Header
 from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription, NatsTransport
-from pump.transports.nats.consumer import Receipt
+from pump.transports.nats.consumer import NatsReceipt
 from support.nats_slip import Slip
 
 ROUNDS = 3
@@ -166,7 +166,7 @@ def explicit(bench: Bench) -> Iterator[Row]:
 def _bytes_each(count: int = 10_000) -> float:
     slip = Slip("blocking")
     settler = Settler(slip.line.judge, slip.line.channel)
-    receipt = Receipt(slip.raw, slip.delivery.receipt.consumer)  # type: ignore[attr-defined]
+    receipt = NatsReceipt(slip.raw, slip.delivery.receipt.consumer)  # type: ignore[attr-defined]
     messages = [Message(Header("1"), b"", receipt=receipt) for _ in range(count)]
     tracemalloc.start()
     wrappers = [NatsMessage(message, None, settler) for message in messages]

@@ -12,8 +12,8 @@ from pump.message import Message
 from pump.telemetry import Telemetry
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transports.nats import AsyncNatsMessage, NatsMessage
-from pump.transports.nats.consumer import NatsConsumer, Receipt
-from pump.transports.nats.streams import Binding
+from pump.transports.nats.consumer import NatsConsumer, NatsReceipt
+from pump.transports.nats.streams import Durable
 from support.channels import Line
 
 REPLY: Final = "$JS.ACK.ORDERS.worker.{delivered}.17.33.1700000000123456789.4"
@@ -36,10 +36,10 @@ class Client:
         return "_INBOX.test"
 
 
-class FakeLink:
-    """A link whose state is the test's to say."""
+class FakeConnection:
+    """A connection whose state is the test's to say."""
 
-    prefix = "$JS.API"
+    api_prefix = "$JS.API"
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -71,8 +71,8 @@ class Slip:
         self.thread = LoopThread("slip") if self.line.loop is None else None
         home = self.line.loop if self.thread is None else self.thread.loop
         assert home is not None
-        self.link = FakeLink(home)
-        self.client = self.link.client
+        self.connection = FakeConnection(home)
+        self.client = self.connection.client
         consumer = self._consumer(max_deliver)
         self.raw = Msg(
             self.client,  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ class Slip:
         )
         self.line.script.put("1", deliveries=delivered)
         self.delivery: Message = self.line.receive_one()
-        self.delivery.receipt = Receipt(self.raw, consumer)
+        self.delivery.receipt = NatsReceipt(self.raw, consumer)
         self.delivery.explicit = True
         self._payload = payload
         self._message: Any = None
@@ -106,16 +106,16 @@ class Slip:
         return AsyncNatsMessage(delivery, self._payload, settler)
 
     def _consumer(self, max_deliver: int | None) -> NatsConsumer:
-        binding = Binding("ORDERS", "worker", ("orders.>",), "explicit", 30.0, (), max_deliver, -1, keeps_all=True)
+        durable = Durable("ORDERS", "worker", ("orders.>",), "explicit", 30.0, (), max_deliver, -1, keeps_all=True)
         options: Any = {"max_attempts": self.line.rules.max_attempts, "telemetry": Telemetry()}
-        graves: Any = None
-        link: Any = self.link
+        dead_letters: Any = None
+        connection: Any = self.connection
         if self.thread is None:
-            return NatsConsumer(link, binding, graves, self.line.clock, **options)
-        return self.thread.run(self._made(link, binding, graves, options))
+            return NatsConsumer(connection, durable, dead_letters, self.line.clock, **options)
+        return self.thread.run(self._made(connection, durable, dead_letters, options))
 
-    async def _made(self, link: Any, binding: Binding, graves: Any, options: Any) -> NatsConsumer:
-        return NatsConsumer(link, binding, graves, self.line.clock, **options)
+    async def _made(self, connection: Any, durable: Durable, dead_letters: Any, options: Any) -> NatsConsumer:
+        return NatsConsumer(connection, durable, dead_letters, self.line.clock, **options)
 
     def run(self, result: Coroutine[Any, Any, Any] | None) -> Any:
         """What a call of the message gives, awaited where it has to be."""

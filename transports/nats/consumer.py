@@ -1,6 +1,7 @@
-"""A consumer of one durable: receives, settles with the words of JetStream, and gives back."""
+"""A consumer of one durable: receives, settles by JetStream's acknowledgements, and hands back."""
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +9,6 @@ from types import MappingProxyType
 from typing import Final
 
 import nats.errors
-import nats.js.errors
 from nats.aio.msg import Msg
 
 from pump.clock import Clock, Signal
@@ -17,180 +17,173 @@ from pump.errors import LeaseLost, TransportError
 from pump.message import NO_RAW_HEADERS, Message
 from pump.telemetry import Telemetry
 from pump.transport_kit.protocol import new_generation
-from pump.transports.nats.connection import ANSWER_SECONDS, Link, log, said
-from pump.transports.nats.dead_letters import Graves, Parked
-from pump.transports.nats.headers import read
-from pump.transports.nats.pull import LONGEST_SECONDS, Change, Puller
-from pump.transports.nats.streams import Binding
-from pump.verdict import may_requeue
+from pump.transports.nats.connection import ANSWER_SECONDS, NatsConnection, error_text, log
+from pump.transports.nats.dead_letters import GivenUpListener, NatsDeadLetters
+from pump.transports.nats.headers import from_nats
+from pump.transports.nats.pull import LONGEST_SECONDS, Puller
+from pump.transports.nats.streams import Durable
+from pump.verdict import Verdict, may_requeue
 
 ACK: Final = b""
 NAK: Final = b"-NAK"
 TERM: Final = b"+TERM"
 IN_PROGRESS: Final = b"+WPI"
 
-UNWANTED_SECONDS: Final = 0.2
-"""After an interrupted receive, what still comes waits so long for the next one, and then goes back."""
+LATE_SECONDS: Final = 0.2
+"""How long a message that arrives after an interrupted receive waits for the next receive, before it is handed back."""
 PURGE_BATCH: Final = 250
 UNFLUSHED: Final = 64
-"""So many acknowledgements wait at most for the loop to send them: a kill brings no more back than these."""
+"""At most so many acknowledgements wait for the loop to send them: the most that a kill makes come again."""
 _SHORT_REPLY: Final = 9
 
 
-class Receipt:
-    """One delivery, as nats-py has it, whose it is, and whether it has been settled."""
+class NatsReceipt:
+    """One delivery as nats-py has it, its consumer, and whether it was settled."""
 
-    __slots__ = ("consumer", "raw", "settled")
+    __slots__ = ("consumer", "nak_verdict", "raw", "settled")
 
     def __init__(self, raw: Msg, consumer: "NatsConsumer") -> None:
         self.raw: Final = raw
         self.consumer: Final = consumer
         self.settled = False
-        """The server does not mind a second word on a delivery; so nobody but us can prevent one."""
+        """The server accepts a second acknowledgement of a delivery, so only this prevents one."""
+        self.nak_verdict: Verdict | None = None
+        """What a handler's nak means. It is kept, so that a nak that failed and is tried again is counted once."""
 
 
 class NatsConsumer:
     """One consumer of a durable, on a connection of its own.
 
-    Of its own, since a blocking consumer has a loop of its own anyway, and since neither a large message nor the end of
-    one consumer shall hold up the acknowledgements of another.
+    With a shared connection, a large message or the end of one consumer would delay the acknowledgements of another;
+    and a blocking consumer has a loop of its own anyway.
     """
 
     def __init__(
         self,
-        link: Link,
-        binding: Binding,
-        graves: Graves,
+        connection: NatsConnection,
+        durable: Durable,
+        dead_letters: NatsDeadLetters,
         clock: Clock,
         *,
         max_attempts: int | None,
         telemetry: Telemetry,
     ) -> None:
         self.generation: Final = new_generation()
-        self.binding: Final = binding
-        self._link: Final = link
-        self._graves: Final = graves
-        self._clock: Final = clock
+        self.durable: Final = durable
         self.max_attempts: Final = max_attempts
+        self._connection: Final = connection
+        self._dead_letters: Final = dead_letters
+        self._clock: Final = clock
         self._telemetry: Final = telemetry
-        self._changed: Final = Change(link.loop)
-        self._received: Final = Signal()
-        longest = min(LONGEST_SECONDS, binding.lease(1) / 4)
+        self._changed: Final = asyncio.Event()
+        self._next_receive: Final = Signal()
+        longest = min(LONGEST_SECONDS, durable.lease(1) / 4)
         self._puller: Final = Puller(
-            link, binding.stream, binding.durable, longest=longest, clock=clock, changed=self._on_change
+            connection, durable.stream, durable.name, longest=longest, clock=clock, on_change=self._on_change
         )
         self._receiving = False
         self._interrupted = False
         self._closed = False
-        self._giving_back: asyncio.Task[None] | None = None
+        self._handing_back: asyncio.Task[None] | None = None
         self._acknowledged: Final[deque[Message]] = deque()
-        """Handed over from other threads and not sent yet."""
+        """Appended by any thread, sent by the loop; a deque needs no lock for that."""
         self._unflushed = 0
         self._sending = False
-        self._sends: asyncio.Task[None] | None = None
-        self._parked: Final = Parked(link, binding, graves, clock)
-        link.changed = self._changed.set
+        """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
+        self._sender: asyncio.Task[None] | None = None
+        self._given_up: Final = GivenUpListener(connection, durable, dead_letters, clock)
+        connection.on_change = self._changed.set
 
-    async def begin(self, *, creates: bool) -> None:
-        """Hear what the server gives up by itself, where it does that."""
+    async def start(self, *, creates: bool) -> None:
+        """Listen for messages that the server itself gives up, where the durable has a limit."""
         if self.broker_limit is not None:
-            await self._parked.listen(creates=creates)
+            await self._given_up.listen(creates=creates)
 
     @property
     def broker_limit(self) -> int | None:
         """The durable's max_deliver."""
-        return self.binding.max_deliver
+        return self.durable.max_deliver
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where everything is sent from."""
-        return self._link.loop
-
-    def must_be_connected(self) -> None:
-        """Raise nats-py's own error where nothing can be sent at present."""
-        if self._link.closed or self._closed:
-            raise nats.errors.ConnectionClosedError
-        if not self._link.alive:
-            raise nats.errors.ConnectionReconnectingError
-
-    def must_be_ours(self, message: Message) -> None:
-        """Raise LeaseLost where a word on the message would hit another delivery of it."""
-        expires = message.lease_expires
-        lapsed = expires is not None and expires <= self._clock.monotonic()
-        if message.lost or lapsed or receipt_of(message).settled:
-            raise LeaseLost(f"message {message.id} is not ours any more")
-
-    def fits(self, message: Message, attempts: int) -> bool:
-        """Whether a message that goes back is sure to come again as often as it may still be tried."""
-        return may_requeue(message, self.broker_limit, self.max_attempts, attempts)
+        """The loop of the connection: everything is sent from there."""
+        return self._connection.loop
 
     # -- receiving
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
         self._receiving = True
-        self._received.set()
+        self._next_receive.set()
         try:
             return await self._receive(limit, self._clock.monotonic() + timeout)
         except (nats.errors.Error, OSError) as error:
-            raise TransportError(f"receiving failed: {said(error)}") from error
+            raise TransportError(f"receiving failed: {error_text(error)}") from error
         finally:
             self._receiving = self._interrupted = False
 
     async def _receive(self, limit: int, deadline: float) -> Sequence[Message]:
-        puller, link, asked = self._puller, self._link, False
+        puller, connection, requested = self._puller, self._connection, False
         while True:
             self._changed.clear()
             self._check()
-            if self._interrupted or (puller.arrived and not puller.under_way):
-                return self._taken(limit)
+            if self._interrupted or (puller.arrived and not puller.pending):
+                return self._take(limit)
             now = self._clock.monotonic()
-            if puller.under_way:
-                if now >= deadline and not asked:  # what is under way is an earlier receive's, and may last longer
-                    return self._taken(limit)
-                until = puller.due if asked else min(deadline, puller.due)
-            elif now >= deadline and (asked or not link.alive):
+            if puller.pending:
+                if now >= deadline and not requested:  # an earlier receive's request, which may last longer
+                    return self._take(limit)
+                until = puller.deadline if requested else min(deadline, puller.deadline)
+            elif now >= deadline and (requested or not connection.alive):
                 return ()
-            elif link.alive and now >= puller.busy_until:
-                asked = True
-                await puller.ask(limit, max(0.0, deadline - now))
+            elif connection.alive and now >= puller.busy_until:
+                requested = True
+                await puller.request(limit, max(0.0, deadline - now))
                 continue
             else:
-                until = min(deadline, puller.busy_until) if link.alive else deadline
+                until = min(deadline, puller.busy_until) if connection.alive else deadline
             self._unflushed = 0
-            await self._changed.wait(until - now)
+            await self._wait_for_change(until - now)
+
+    async def _wait_for_change(self, timeout: float) -> None:
+        """Return when the event is set, or after `timeout` seconds. Unlike `asyncio.wait_for`, it makes no task."""
+        timer = self.loop.call_later(timeout, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
 
     def _check(self) -> None:
-        """Raise where this consumer will bring nothing more as it is."""
+        """Raise where this consumer receives nothing more and a new one has to be opened."""
         if self._closed:
-            raise TransportError(f"the consumer {self.binding.durable!r} is closed")
+            raise TransportError(f"the consumer {self.durable.name!r} is closed")
         self._puller.check()
-        if self._link.closed:
-            raise TransportError(f"the connection to {self._link.address} is closed")
-        if self._link.cut_for > self.binding.lease(1):
-            # Whatever is in hand has lapsed by now; a new consumer also looks whether stream and durable are there.
-            raise TransportError(f"there is no connection to {self._link.address}")
+        if self._connection.closed:
+            raise TransportError(f"the connection to {self._connection.address} is closed")
+        if self._connection.lost_seconds > self.durable.lease(1):
+            # All leases have lapsed by now, and a new consumer also checks that stream and durable still exist.
+            raise TransportError(f"there is no connection to {self._connection.address}")
 
-    def _taken(self, limit: int) -> Sequence[Message]:
+    def _take(self, limit: int) -> Sequence[Message]:
         arrived = self._puller.arrived
         batch = [self._message(*arrived.popleft()) for _ in range(min(limit, len(arrived)))]
         return [message for message in batch if message is not None]
 
-    def _message(self, raw: Msg, since: float) -> Message | None:
+    def _message(self, raw: Msg, sent_at: float) -> Message | None:
         try:
-            stream, deliveries, sequence, _ = position_of(raw.reply)
+            stream, deliveries, sequence, _ = parse_reply(raw.reply)
         except (ValueError, IndexError):
-            log.error("something that is no message of a stream came for %r: it is left", self.binding.durable)
+            log.error("%r received something that is no message of a stream; it is ignored", self.durable.name)
             return None
         position = f"{stream}:{sequence}"
-        header, fault = read(raw.headers, raw.subject, position)
+        header, fault = from_nats(raw.headers, raw.subject, position)
         return Message(
             header,
             raw.data,
-            receipt=Receipt(raw, self),
+            receipt=NatsReceipt(raw, self),
             generation=self.generation,
             deliveries=deliveries,
-            lease_expires=since + self.binding.lease(deliveries) if self.binding.acknowledges else None,
+            lease_expires=sent_at + self.durable.lease(deliveries) if self.durable.acknowledges else None,
             position=position,
             raw_headers=MappingProxyType(raw.headers) if raw.headers else NO_RAW_HEADERS,
             fault=fault,
@@ -199,211 +192,236 @@ class NatsConsumer:
     # -- settling
 
     async def acknowledge(self, message: Message) -> None:
-        """The message is done. Sent, and not confirmed: lost on the way, the message comes again."""
+        """The message is done. Sent, and not confirmed: if it is lost on the way, the message comes again."""
         receipt = _unsettled(message)
-        self._link.must_be_alive("acknowledging")
-        if self.binding.acknowledges:
+        self._connection.check_alive("acknowledging")
+        if self.durable.acknowledges:
             try:
-                await self._link.client.publish(receipt.raw.reply, ACK)
+                await self._connection.client.publish(receipt.raw.reply, ACK)
             except (nats.errors.Error, OSError) as error:
-                raise TransportError(f"acknowledging failed: {said(error)}") from error
+                raise TransportError(f"acknowledging failed: {error_text(error)}") from error
         receipt.settled = True
         self._unflushed += 1
         if self._unflushed >= UNFLUSHED:
             self._unflushed = 0
-            await asyncio.sleep(0)  # what is written leaves when the loop has a turn
+            await asyncio.sleep(0)  # nats-py writes to the socket when the loop has a turn
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """The same, from any thread: handed over to the loop, which sends what has come together by then."""
+        """The same, from any thread: the loop sends it, together with others.
+
+        `_sending` is cleared before the deque is read, so a message appended meanwhile is sent too.
+        """
         receipt = _unsettled(message)
-        self._link.must_be_alive("acknowledging")
+        self._connection.check_alive("acknowledging")
         receipt.settled = True
-        if self.binding.acknowledges:
+        if self.durable.acknowledges:
             self._acknowledged.append(message)
             if not self._sending:
                 self._sending = True
-                self._link.loop.call_soon_threadsafe(self._begin_to_send)
+                self.loop.call_soon_threadsafe(self._begin_to_send)
         return True
 
     def _begin_to_send(self) -> None:
-        self._sending = False  # what is handed over from now on begins anew
-        self._sends = self._link.loop.create_task(self._send_acknowledgements())
+        self._sending = False
+        self._sender = self.loop.create_task(self._send_acknowledgements())
 
     async def _send_acknowledgements(self) -> None:
         while self._acknowledged:
             message = self._acknowledged.popleft()
             try:
-                await self._link.client.publish(receipt_of(message).raw.reply, ACK)
+                await self._connection.client.publish(receipt_of(message).raw.reply, ACK)
             except (nats.errors.Error, OSError) as error:
-                log.warning("acknowledging message %s failed: %s; it comes again", message.id, said(error))
+                log.warning("acknowledging message %s failed: %s; it comes again", message.id, error_text(error))
                 self._telemetry.tell("settle_failed", channel=message.origin, message=message, error=error, cause=None)
 
     async def nack(self, message: Message) -> None:
-        """Give it back: whoever asks next has it at once."""
+        """Give it back: the next consumer that asks gets it at once."""
         await self._settle(message, NAK)
 
     async def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """The server itself delivers it again, after `delay` seconds."""
-        await self._settle(message, NAK if delay <= 0 else naked(delay))
+        await self._settle(message, nak_after(delay))
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
-        """Post its dead letter, and only when that is confirmed, end it; without a place it is ended, and logged."""
-        _, _, _, stored = position_of(_unsettled(message).raw.reply)
-        token = f"{message.position}:{stored}:{self.binding.durable}"
-        if not await self._graves.bury(message, rejection, token):
+        """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
+        _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
+        token = f"{message.position}:{stored}:{self.durable.name}"
+        if not await self._dead_letters.publish(message, rejection, token):
             log.error(
                 "message %s of %s is given up (%s), and its subscription wants no dead letter: %s",
                 message.id,
-                self.binding.durable,
+                self.durable.name,
                 rejection.reason,
-                "it stays in the stream alone" if self.binding.keeps_all else "it is gone",
+                "it stays in the stream alone" if self.durable.keeps_all else "it is gone",
             )
         await self._settle(message, TERM)
 
     async def extend(self, message: Message) -> None:
-        """Renew its lease: counted from before the server was asked, and only once it has answered.
+        """Renew its lease: counted from before the request, and only once the server has confirmed it.
 
-        The word is fire and forget: unanswered, nothing is known. And it renews whichever delivery is out, so that
-        after the lease has lapsed it would renew somebody else's.
+        Unconfirmed, nothing is known. And the server renews whichever delivery of the message is out, so after the
+        lease has lapsed this would renew another consumer's.
         """
-        if not self.binding.acknowledges:
+        if not self.durable.acknowledges:
             return
         now = self._clock.monotonic()
         expires = message.lease_expires
         if expires is not None and now >= expires:
             raise LeaseLost(f"the lease on message {message.id} has lapsed")
-        await self._link.confirm(_unsettled(message).raw.reply, IN_PROGRESS, self._patience(message))
-        message.lease_expires = now + self.binding.lease(message.deliveries)
+        await self._connection.confirm(_unsettled(message).raw.reply, IN_PROGRESS, self._answer_seconds(message))
+        message.lease_expires = now + self.durable.lease(message.deliveries)
 
     async def hand_back(self, messages: Sequence[Message]) -> None:
-        """Give back messages nobody has begun to handle, in ascending order; what lapsed is back already."""
+        """Hand back messages nobody has begun to handle, in ascending order; lapsed ones are back already."""
         await self._drain()
         now = self._clock.monotonic()
         ours = [each for each in messages if each.lease_expires is not None and each.lease_expires > now]
         receipts = [_unsettled(each) for each in ours]
-        await self._give_back([each.raw.reply for each in receipts])
+        await self._settle_all([each.raw.reply for each in receipts], NAK, "handing back")
         for each in receipts:
             each.settled = True
 
-    async def _give_back(self, replies: Sequence[str]) -> None:
-        if not replies:
-            return
-        self._link.must_be_alive("handing back")
-        try:
-            for reply in replies[:-1]:
-                await self._link.client.publish(reply, NAK)
-        except (nats.errors.Error, OSError) as error:
-            raise TransportError(f"handing back failed: {said(error)}") from error
-        await self._link.confirm(replies[-1], NAK)  # and with it, in order, those before it
-
     async def _settle(self, message: Message, word: bytes) -> None:
-        """Settle with a word that is confirmed, so that it is with the server when this returns."""
+        """Send an acknowledgement of some kind, and wait until the server has confirmed it."""
         receipt = _unsettled(message)
-        if self.binding.acknowledges:
-            await self._link.confirm(receipt.raw.reply, word, self._patience(message))
+        if self.durable.acknowledges:
+            await self._connection.confirm(receipt.raw.reply, word, self._answer_seconds(message))
         receipt.settled = True
 
-    def _patience(self, message: Message) -> float:
+    def _answer_seconds(self, message: Message) -> float:
         expires = message.lease_expires
         left = ANSWER_SECONDS if expires is None else expires - self._clock.monotonic()
         return max(0.01, min(ANSWER_SECONDS, left))
 
-    async def purge(self) -> int:
-        """Settle everything that waits, without touching what other consumers of the stream still have to see."""
-        purged = 0
+    async def _settle_all(self, replies: Sequence[str], word: bytes, action: str) -> None:
+        """Settle in order. The last one is confirmed, and with it those before it."""
+        if not replies:
+            return
+        self._connection.check_alive(action)
         try:
-            while replies := await self._fetched():
-                for reply in replies[:-1]:
-                    await self._link.client.publish(reply, ACK)
-                await self._link.confirm(replies[-1], ACK)
-                purged += len(replies)
+            for reply in replies[:-1]:
+                await self._connection.client.publish(reply, word)
         except (nats.errors.Error, OSError) as error:
-            raise TransportError(f"purging failed: {said(error)}") from error
+            raise TransportError(f"{action} failed: {error_text(error)}") from error
+        await self._connection.confirm(replies[-1], word)
+
+    async def purge(self) -> int:
+        """Acknowledge everything that waits. Other consumers of the stream still get their messages."""
+        purged = 0
+        while replies := await self._fetch():
+            await self._settle_all(replies, ACK, "purging")
+            purged += len(replies)
         return purged
 
-    async def _fetched(self) -> Sequence[str]:
+    async def _fetch(self) -> Sequence[str]:
         await self._drain()
         if not self._puller.arrived:
-            self._link.must_be_alive("purging")
-            await self._puller.ask(PURGE_BATCH, 0.0)
+            self._connection.check_alive("purging")
+            try:
+                await self._puller.request(PURGE_BATCH, 0.0)
+            except (nats.errors.Error, OSError) as error:
+                raise TransportError(f"purging failed: {error_text(error)}") from error
             await self._drain()
-        return self._unwanted()
+        return self._take_replies()
 
-    # -- life
+    # -- for handlers that settle by nats-py itself
+
+    def check_connected(self) -> None:
+        """Raise nats-py's own error where nothing can be sent at present."""
+        if self._connection.closed or self._closed:
+            raise nats.errors.ConnectionClosedError
+        if not self._connection.alive:
+            raise nats.errors.ConnectionReconnectingError
+
+    def check_ours(self, message: Message) -> None:
+        """Raise LeaseLost where an acknowledgement would hit another delivery of the message."""
+        expires = message.lease_expires
+        lapsed = expires is not None and expires <= self._clock.monotonic()
+        if message.lost or lapsed or receipt_of(message).settled:
+            raise LeaseLost(f"message {message.id} is not ours any more")
+
+    def may_nak(self, message: Message, attempts: int) -> bool:
+        """Whether the server is sure to deliver the message as often as it may still be tried."""
+        return may_requeue(message, self.broker_limit, self.max_attempts, attempts)
+
+    # -- closing
 
     def interrupt(self) -> None:
         """Make a receive that is under way, or else the next one, return early with what it has. From any thread."""
         self._interrupted = True
-        self._changed.set_soon()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no receive is under way
+            self.loop.call_soon_threadsafe(self._changed.set)
 
     async def close(self) -> None:
-        """Wait for the end of what is under way, give back what it brought, and let go of the connection."""
+        """Wait for the end of the pull request, hand back what it brought, and close the connection."""
         if self._closed:
             return
         self._closed = True
         self._changed.set()
-        self._received.set()
+        self._next_receive.set()
         try:
             await self._send_acknowledgements()
-            if self._giving_back is not None:
-                await self._giving_back
-            await self._drain()
-            await self._give_back(self._unwanted())
+            if self._handing_back is not None:
+                await self._handing_back
+            await self._hand_back_arrived()
         except TransportError as error:
-            log.debug("closing the consumer %r: %s", self.binding.durable, error)
+            log.debug("closing the consumer %r: %s", self.durable.name, error)
         finally:
-            await self._parked.close()
-            await self._graves.close()
-            await self._link.close()
+            await self._given_up.close()
+            await self._dead_letters.close()
+            await self._connection.close()
 
     async def _drain(self) -> None:
-        """Wait until nothing more can come of what was asked for."""
+        """Wait until nothing more can come of the pull request."""
         puller = self._puller
-        while puller.under_way:
+        while puller.pending:
             self._changed.clear()
             puller.check()
-            if puller.under_way:
-                await self._changed.wait(puller.due - self._clock.monotonic())
+            if puller.pending:
+                await self._wait_for_change(puller.deadline - self._clock.monotonic())
 
-    def _unwanted(self) -> Sequence[str]:
-        """What has come and nobody has seen, which is nobody's from now on."""
+    def _take_replies(self) -> Sequence[str]:
+        """Remove what has arrived, and return where to acknowledge it."""
         arrived = self._puller.arrived
         replies = [raw.reply for raw, _ in arrived]
         arrived.clear()
         return replies
 
-    async def _give_back_unwanted(self) -> None:
-        """An interrupted receive may have no successor for long: what came late waits for one, but not for ever."""
+    async def _hand_back_arrived(self) -> None:
+        await self._drain()
+        await self._settle_all(self._take_replies(), NAK, "handing back")
+
+    async def _hand_back_late(self) -> None:
+        """After an interrupted receive there may be no other for long: what arrives late waits, but not for ever."""
         try:
-            self._received.clear()
-            if not await self._clock.wait_async(self._received, UNWANTED_SECONDS):
-                await self._drain()
-                await self._give_back(self._unwanted())
+            self._next_receive.clear()
+            if not await self._clock.wait_async(self._next_receive, LATE_SECONDS):
+                await self._hand_back_arrived()
         except TransportError as error:
-            log.debug("handing back to %r: %s; they come again", self.binding.durable, error)
+            log.debug("handing back to %r: %s; they come again", self.durable.name, error)
         finally:
-            self._giving_back = None
+            self._handing_back = None
 
     def _on_change(self) -> None:
         self._changed.set()
-        if self._puller.arrived and not self._receiving and not self._closed and self._giving_back is None:
-            self._giving_back = asyncio.get_running_loop().create_task(self._give_back_unwanted())
+        if self._puller.arrived and not self._receiving and not self._closed and self._handing_back is None:
+            self._handing_back = self.loop.create_task(self._hand_back_late())
 
 
-def naked(delay: float) -> bytes:
-    """The word that has a message delivered again after a delay."""
-    return NAK + b" " + json.dumps({"delay": int(delay * 1e9)}).encode()
+def nak_after(delay: float) -> bytes:
+    """The acknowledgement that has a message delivered again after `delay` seconds."""
+    return NAK if delay <= 0 else NAK + b" " + json.dumps({"delay": int(delay * 1e9)}).encode()
 
 
-def receipt_of(message: Message) -> Receipt:
+def receipt_of(message: Message) -> NatsReceipt:
     """The receipt of a message that came from NATS; LeaseLost for any other."""
     receipt = message.receipt
-    if not isinstance(receipt, Receipt):
+    if not isinstance(receipt, NatsReceipt):
         raise LeaseLost(f"message {message.id} did not come from NATS")
     return receipt
 
 
-def position_of(reply: str) -> tuple[str, int, int, str]:
+def parse_reply(reply: str) -> tuple[str, int, int, str]:
     """Stream, number of deliveries, sequence and time of storing, from the subject that acknowledgements go to.
 
     `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`, where newer servers may
@@ -411,12 +429,12 @@ def position_of(reply: str) -> tuple[str, int, int, str]:
     """
     tokens = reply.split(".")
     if tokens[:2] != ["$JS", "ACK"]:
-        raise ValueError("no acknowledgement's subject")
+        raise ValueError("not the subject of an acknowledgement")
     first = 2 if len(tokens) == _SHORT_REPLY else 4
     return tokens[first], int(tokens[first + 2]), int(tokens[first + 3]), tokens[first + 5]
 
 
-def _unsettled(message: Message) -> Receipt:
+def _unsettled(message: Message) -> NatsReceipt:
     receipt = receipt_of(message)
     if receipt.settled:
         raise LeaseLost(f"message {message.id} was settled before")

@@ -1,7 +1,6 @@
-"""What is counted of redeliveries on NATS, told in the words of a router's metrics; labels are few and bounded."""
+"""The events about redeliveries that a router's metrics are made of; their labels take few values."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,8 +10,8 @@ from pump.errors import DeferMessageAction, DontAckAction, PublishError, Refused
 from pump.message import Message
 from pump.telemetry import Telemetry
 from pump.transports.nats.connection import log
-from pump.transports.nats.consumer import Receipt
-from pump.transports.nats.headers import ids
+from pump.transports.nats.consumer import NatsReceipt
+from pump.transports.nats.headers import correlation_ids
 from pump.transports.nats.subscription import TENANT_REFUSED
 from pump.verdict import EXHAUSTED as ATTEMPTS_EXHAUSTED
 from pump.verdict import PROCESS_DIED, Reject, Requeue
@@ -32,7 +31,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "nats_disconnect": "nats_disconnect",
     EXHAUSTED: EXHAUSTED,
 }
-"""Where the cause of a redelivery lies, by its reason; any other reason is the handler's own."""
+"""Where the cause of a redelivery lies, by its reason; for any other reason it is the handler."""
 HANDLER: Final = "handler"
 
 _REASONS: Final[tuple[tuple[tuple[type[BaseException], ...], str], ...]] = (
@@ -42,33 +41,33 @@ _REASONS: Final[tuple[tuple[tuple[type[BaseException], ...], str], ...]] = (
     ((TransportError, nats.errors.ConnectionClosedError, nats.errors.ConnectionReconnectingError), "nats_disconnect"),
     ((TimeoutError, asyncio.TimeoutError), "processing_timeout"),
 )
-_SPENT: Final = {ATTEMPTS_EXHAUSTED: EXHAUSTED, TENANT_REFUSED: TENANT_REFUSED, PROCESS_DIED: "process_died"}
-"""The rejections that end a budget, as the metric calls them."""
+_EXHAUSTED: Final = {ATTEMPTS_EXHAUSTED: EXHAUSTED, TENANT_REFUSED: TENANT_REFUSED, PROCESS_DIED: "process_died"}
+"""The rejections that end a message's attempts, by the name that the metric has for them."""
 
 
 class NatsEvents:
-    """Listens to what the pumps tell of messages from NATS, and tells the same listeners more of it."""
+    """Listens to the events of the pumps, and tells the same listeners more about messages from NATS."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry: Final = telemetry
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
-        """Be told of one event."""
+        """Hear one event."""
         message = fields.get("message")
-        if not isinstance(message, Message) or not isinstance(message.receipt, Receipt):
+        if not isinstance(message, Message) or not isinstance(message.receipt, NatsReceipt):
             return
         if event == "not_acknowledged":
-            self._settled(message, message.receipt, fields.get("verdict"))
+            self._not_acknowledged(message, message.receipt, fields.get("verdict"))
         elif event == "nack":
             self._redelivery(message, "backpressure")
         elif event == "settle_failed":
             self._redelivery(message, ACK_ERROR if fields.get("cause") is None else NAK_ERROR)
 
-    def _settled(self, message: Message, receipt: Receipt, verdict: object) -> None:
+    def _not_acknowledged(self, message: Message, receipt: NatsReceipt, verdict: object) -> None:
         if isinstance(verdict, Requeue):
             self._redelivery(message, reason_for(verdict.error))
-        elif isinstance(verdict, Reject) and verdict.rejection.reason in _SPENT:
-            reason = _SPENT[verdict.rejection.reason]
+        elif isinstance(verdict, Reject) and verdict.rejection.reason in _EXHAUSTED:
+            reason = _EXHAUSTED[verdict.rejection.reason]
             cause = reason if reason != EXHAUSTED else reason_for(verdict.rejection.error)
             self._telemetry.tell(
                 "router_jetstream_maxdeliver_exhausted_total",
@@ -76,36 +75,35 @@ class NatsEvents:
                 source=source_of(cause),
                 delivery_count=message.deliveries,
                 max_deliver=receipt.consumer.max_attempts,
-                exemplar=ids(message.header.headers),
+                exemplar=correlation_ids(message.header.headers),
             )
 
     def _redelivery(self, message: Message, reason: str) -> None:
-        known, source = ids(message.header.headers), source_of(reason)
-        log.log(
-            logging.INFO,
+        ids, source = correlation_ids(message.header.headers), source_of(reason)
+        log.info(
             "Message redelivery requested: %s (message %s, delivery %d)",
             reason,
             message.id,
             message.deliveries,
             extra={
-                "assignment_id": known.get("assignment_id"),
-                "request_id": known.get("request_id"),
+                "assignment_id": ids.get("assignment_id"),
+                "request_id": ids.get("request_id"),
                 "reason": reason,
                 "source": source,
                 "delivery_count": message.deliveries,
                 "msg_id": message.id,
             },
         )
-        self._telemetry.tell("router_jetstream_redelivery_total", reason=reason, source=source, exemplar=known)
+        self._telemetry.tell("router_jetstream_redelivery_total", reason=reason, source=source, exemplar=ids)
 
 
 def reason_for(error: BaseException | None) -> str:
-    """Why a message comes again, in one of a few words, fit for a label."""
+    """Why a message comes again: one of a few words, fit for a label."""
     if error is None:
         return "requested"
     if isinstance(error, Refused):
         return TENANT_REFUSED if str(error) == TENANT_REFUSED else "undecodable"
-    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "handler_error")
+    return next((reason for types, reason in _REASONS if isinstance(error, types)), "handler_error")
 
 
 def source_of(reason: str) -> str:

@@ -1,4 +1,4 @@
-"""How a pump's header travels in the headers of a NATS message, and what is made of a stranger's."""
+"""How the pump's message header travels as NATS headers, and how headers of other senders are read."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, Final, cast, get_args
 from pump.message import NO_HEADERS, Header, Kind
 
 MSG_ID: Final = "Nats-Msg-Id"
-"""By which the server knows a repetition. Made for each posting: two messages may share an id, and both count."""
+"""The server recognises a repetition by it. New for each posting: two messages of one id are two messages."""
 ID: Final = "pump-id"
 TYPE: Final = "pump-type"
 VERSION: Final = "pump-version"
@@ -19,38 +19,40 @@ CORRELATION: Final = "pump-correlation-id"
 REPLY_TO: Final = "pump-reply-to"
 TIMESTAMP: Final = "pump-time"
 CONTENT_TYPE: Final = "Content-Type"
-OTHERS: Final = "pump-headers"
-"""What would not arrive as it is in a header of its own: the pump's fields and the sender's headers, as JSON."""
+ESCAPED: Final = "pump-headers"
+"""Fields and headers that would not arrive unchanged as headers of their own, as JSON: [ours, the sender's]."""
 
 JSON_TYPE: Final = "application/json"
 KINDS: Final = frozenset(get_args(Kind))
 
-_OURS: Final = frozenset((MSG_ID, ID, TYPE, VERSION, KIND, KEY, CORRELATION, REPLY_TO, TIMESTAMP, CONTENT_TYPE, OTHERS))
+_OURS: Final = frozenset(
+    (MSG_ID, ID, TYPE, VERSION, KIND, KEY, CORRELATION, REPLY_TO, TIMESTAMP, CONTENT_TYPE, ESCAPED)
+)
 _OURS_IN_LOWER_CASE: Final = frozenset(name.lower() for name in _OURS)
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_SERVERS: Final = "Nats-"
-"""What the headers that the server itself acts on begin with."""
+_SERVER_PREFIX: Final = "Nats-"
+"""Of the headers that the server itself acts on."""
 
 
-def written(header: Header, msg_id: str) -> dict[str, str]:
-    """The NATS headers of a message. A `Nats-…` header that the sender asks for is for the server to act on."""
-    fields = {MSG_ID: header.headers.get(MSG_ID, msg_id), **_said(header)}
-    ours = {name: fields.pop(name) for name, value in tuple(fields.items()) if not _travels(value)}
+def to_nats(header: Header, msg_id: str) -> dict[str, str]:
+    """The NATS headers of a message. A `Nats-Msg-Id` among the sender's headers replaces `msg_id`."""
+    fields = {MSG_ID: header.headers.get(MSG_ID, msg_id), **_fields(header)}
+    ours = {name: fields.pop(name) for name, value in tuple(fields.items()) if not _is_safe(value)}
     theirs: dict[str, str] = {}
     for name, value in header.headers.items():
         if name == MSG_ID:
             continue
-        if name.lower() in _OURS_IN_LOWER_CASE or not _NAME.fullmatch(name) or not _travels(value):
+        if name.lower() in _OURS_IN_LOWER_CASE or not _NAME.fullmatch(name) or not _is_safe(value):
             theirs[name] = value
         else:
             fields[name] = value
     if ours or theirs:
-        fields[OTHERS] = json.dumps([ours, theirs])
+        fields[ESCAPED] = json.dumps([ours, theirs])
     return fields
 
 
-def _said(header: Header) -> dict[str, str]:
-    """What the header says beyond the defaults, which travel as nothing."""
+def _fields(header: Header) -> dict[str, str]:
+    """What differs from the defaults; a default is not sent."""
     fields = {ID: header.id}
     if header.type:
         fields[TYPE] = header.type
@@ -71,23 +73,23 @@ def _said(header: Header) -> dict[str, str]:
     return fields
 
 
-def _travels(value: str) -> bool:
-    """Whether nats-py and the server leave the value as it is: they strip it, and end it at a line's end."""
+def _is_safe(value: str) -> bool:
+    """Whether the value arrives unchanged: nats-py and the server strip it, and end it at the end of a line."""
     return value.isprintable() and value == value.strip()
 
 
-def read(headers: Mapping[str, Any] | None, subject: str, position: str) -> tuple[Header, str]:
-    """The header of a message, and what is wrong with it; a stranger's message is known by its position."""
+def from_nats(headers: Mapping[str, Any] | None, subject: str, position: str) -> tuple[Header, str]:
+    """The header of a message and what is wrong with it. A message without an id is identified by its position."""
     if not headers:
         return Header(position, subject), ""
     fault = ""
     others = {
         name: value if isinstance(value, str) else str(value)
         for name, value in headers.items()
-        if name not in _OURS and not name.startswith(_SERVERS)
+        if name not in _OURS and not name.startswith(_SERVER_PREFIX)
     }
-    if OTHERS in headers:
-        ours, theirs, fault = _unescaped(headers[OTHERS])
+    if ESCAPED in headers:
+        ours, theirs, fault = _unescape(headers[ESCAPED])
         headers = {**headers, **ours}
         others.update(theirs)
     get = headers.get
@@ -115,25 +117,25 @@ def read(headers: Mapping[str, Any] | None, subject: str, position: str) -> tupl
     return header, fault
 
 
-def _unescaped(text: object) -> tuple[Mapping[str, str], Mapping[str, str], str]:
+def _unescape(text: object) -> tuple[Mapping[str, str], Mapping[str, str], str]:
     try:
         ours, theirs = json.loads(str(text))
         if all(isinstance(value, str) for value in (*ours.values(), *theirs.values())):
             return ours, theirs, ""
     except (TypeError, ValueError, AttributeError, RecursionError):
-        pass  # the message is given up whole, with this fault as the reason
-    return {}, {}, f"the header {OTHERS} is not what a pump writes"
+        pass  # the message becomes a dead letter with its raw headers, and this fault is the reason
+    return {}, {}, f"the header {ESCAPED} is not what a pump writes"
 
 
-def found(headers: Mapping[str, object], name: str) -> str | None:
-    """A header's value, spelt with - or _, with or without x- in front, in any case; None where it is not there."""
+def find(headers: Mapping[str, object], name: str) -> str | None:
+    """The value of a header, whether written with - or _, with or without x-, in any case; None if there is none."""
     for each, value in headers.items():
         if each.lower().replace("-", "_").removeprefix("x_") == name:
             return str(value)
     return None
 
 
-def ids(headers: Mapping[str, object]) -> dict[str, str]:
-    """The assignment and the request that a message is about: for logs and exemplars, never for labels."""
-    known = {name: found(headers, name) for name in ("assignment_id", "request_id")}
+def correlation_ids(headers: Mapping[str, object]) -> dict[str, str]:
+    """The assignment and request ids in the headers, for logs and exemplars, never for labels."""
+    known = {name: find(headers, name) for name in ("assignment_id", "request_id")}
     return {name: value for name, value in known.items() if value is not None}

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -14,14 +15,16 @@ from pump.duration import Duration, seconds
 from pump.errors import PumpError, TransportError
 from pump.handling.delivery import AsyncDelivery, Delivery, Settler
 from pump.message import Message
-from pump.transports.nats.consumer import Receipt, position_of
-from pump.transports.nats.headers import found
-from pump.verdict import ACKNOWLEDGE, Requeue, Verdict
+from pump.transports.nats.consumer import NatsReceipt, parse_reply
+from pump.transports.nats.headers import find
+from pump.verdict import Acknowledge, Judge, Requeue, Settles, Verdict
 
 T = TypeVar("T")
+Acknowledgement: TypeAlias = Callable[[Msg], Coroutine[Any, Any, None]]
+"""One of nats-py's own: ack, nak or term."""
 
 SETTLE_SECONDS: Final = 5.0
-"""For the connection's loop to carry out what another thread asked for."""
+"""How long a thread waits until the connection's loop has sent its acknowledgement."""
 
 
 class Headers(Mapping[str, str]):
@@ -42,7 +45,7 @@ class Headers(Mapping[str, str]):
         return len(self._raw)
 
     def getall(self, name: str) -> tuple[str, ...]:
-        """Every value of a header that may stand several times; KeyError where it does not stand at all."""
+        """Every value of a header that may be repeated; KeyError where there is none."""
         value = self._raw[name]
         values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
         if not values:
@@ -55,7 +58,7 @@ class Headers(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class NatsMetadata:
-    """What JetStream says of one delivery."""
+    """What JetStream says about one delivery."""
 
     stream: str
     consumer: str
@@ -64,7 +67,7 @@ class NatsMetadata:
     timestamp: datetime
     """When it was stored, with its time zone."""
     pending: int
-    """How many messages the consumer had not delivered yet, when it delivered this one."""
+    """How many messages the consumer still had to deliver when it delivered this one."""
     redelivery_count: int
     """How often it was delivered before."""
     domain: str | None = None
@@ -75,8 +78,30 @@ class NatsMetadata:
         return self.redelivery_count + 1
 
 
-class _JetStream:
-    """What both colours may read, and what they decide alike."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NativeAcknowledge(Acknowledge):
+    """Sent by nats-py: an ack, or a term."""
+
+    send: Callable[[], Any]
+
+    def settle(self, channel: Settles[Any], message: Message) -> Any:  # noqa: ANN401 - of either colour, as `send` is
+        """Carry it out."""
+        return self.send()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NativeRequeue(Requeue):
+    """Sent by nats-py: a nak."""
+
+    send: Callable[[], Any]
+
+    def settle(self, channel: Settles[Any], message: Message) -> Any:  # noqa: ANN401 - of either colour, as `send` is
+        """Carry it out."""
+        return self.send()
+
+
+class _JetStreamMessage(Generic[T]):
+    """What both colours show, and how they decide."""
 
     __slots__ = ()
 
@@ -89,6 +114,14 @@ class _JetStream:
         def message(self) -> Message: ...
         @property
         def payload(self) -> Any: ...  # noqa: ANN401
+        def _release_after(self, send: Acknowledgement) -> Any: ...  # noqa: ANN401
+
+    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
+        super().__init__(message, payload, settler)  # type: ignore[call-arg]  # a delivery takes them
+        try:
+            parse_reply(self._receipt.raw.reply)
+        except (ValueError, IndexError):
+            raise nats.errors.NotJSMessageError from None
 
     @property
     def raw(self) -> Msg:
@@ -102,7 +135,7 @@ class _JetStream:
 
     @property
     def subject(self) -> str:
-        """Where it was posted to."""
+        """The subject it was posted to."""
         return self.raw.subject
 
     @property
@@ -112,7 +145,7 @@ class _JetStream:
 
     @property
     def metadata(self) -> NatsMetadata:
-        """What JetStream says of this delivery."""
+        """What JetStream says about this delivery."""
         known = self.raw.metadata
         return NatsMetadata(
             known.stream,
@@ -127,133 +160,106 @@ class _JetStream:
 
     @property
     def trace_id(self) -> str | None:
-        """Which trace it belongs to: as its headers say, and else as its payload says."""
-        parent = found(self.headers, "traceparent")
-        by_parent = parent.split("-")[1] if parent is not None and parent.count("-") >= 3 else None  # noqa: PLR2004 - as W3C has it
-        return self._told("trace_id") or by_parent or self._within("trace_id")
+        """The trace it belongs to: from its headers, else from its payload."""
+        parent = find(self.headers, "traceparent")
+        by_parent = parent.split("-")[1] if parent is not None and parent.count("-") >= 3 else None  # noqa: PLR2004 - W3C's format
+        return find(self.headers, "trace_id") or by_parent or self._in_payload("trace_id")
 
     @property
     def tenant_id(self) -> str | None:
-        """Whose it is: as its headers say, and else as its payload says."""
-        return self._told("tenant_id") or self._within("tenant_id")
+        """Its tenant: from its headers, else from its payload."""
+        return find(self.headers, "tenant_id") or self._in_payload("tenant_id")
 
     @property
     def version(self) -> str | None:
-        """The version of its form: as its headers say, and else as its payload says."""
-        return self._told("version") or self.message.header.version or self._within("version")
+        """The version of its schema: from its headers, else from its payload."""
+        return find(self.headers, "version") or self.message.header.version or self._in_payload("version")
 
-    def _told(self, name: str) -> str | None:
-        return found(self.headers, name)
-
-    def _within(self, name: str) -> str | None:
+    def _in_payload(self, name: str) -> str | None:
         payload = self.payload
         value = payload.get(name) if isinstance(payload, Mapping) else getattr(payload, name, None)
         return None if value is None else str(value)
 
     @property
-    def _receipt(self) -> Receipt:
+    def _receipt(self) -> NatsReceipt:
         receipt = self.message.receipt
-        if not isinstance(receipt, Receipt):
+        if not isinstance(receipt, NatsReceipt):
             raise PumpError(f"{type(self).__name__} is for messages from NATS, and {self.message!r} is not")
         return receipt
 
-    def _must_be_jetstream(self) -> None:
-        try:
-            position_of(self._receipt.raw.reply)
-        except (ValueError, IndexError):
-            raise nats.errors.NotJSMessageError from None
+    def _native(self, acknowledgement: Acknowledgement) -> Verdict:
+        return _NativeAcknowledge(send=partial(self._release_after, acknowledgement))
 
-    # -- settling: all of these run on the connection's loop, and nats-py's errors come out as they are
+    def _nak(self, judge: Judge, delay: float | None) -> Verdict:
+        """By nats-py, unless the attempts are used up, or the server would give the message up before they are."""
+        receipt = self._receipt
+        verdict = receipt.nak_verdict = receipt.nak_verdict or judge.naked(self.message, delay)
+        if not isinstance(verdict, Requeue) or not receipt.consumer.may_nak(self.message, verdict.attempts):
+            return verdict
+        send = partial(self._release_after, lambda raw: raw.nak() if delay is None else raw.nak(delay=delay))
+        return _NativeRequeue(verdict.delay, verdict.attempts, send=send)
 
-    async def _send(self, word: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
-        receipt = self._ready()
-        await word(receipt.raw)
+    # -- on the connection's loop; nats-py's errors are raised unchanged
+
+    async def _send(self, acknowledgement: Acknowledgement) -> None:
+        receipt = self._sendable()
+        await acknowledgement(receipt.raw)
         receipt.settled = True
 
     async def _extend(self) -> None:
-        receipt = self._ready()
+        receipt = self._sendable()
         try:
             await receipt.consumer.extend(self.message)
         except TransportError as error:
             raise (error.__cause__ or error) from None
 
-    def _ready(self) -> Receipt:
-        """Raise where no word may leave: there is no connection, or it would hit another delivery."""
+    def _sendable(self) -> NatsReceipt:
         receipt = self._receipt
-        receipt.consumer.must_be_connected()
-        receipt.consumer.must_be_ours(self.message)
+        receipt.consumer.check_connected()
+        receipt.consumer.check_ours(self.message)
         return receipt
 
-    def _fits(self, verdict: Verdict) -> bool:
-        """Whether the server may have the message back: it neither is exhausted nor would be given up by the server."""
-        return isinstance(verdict, Requeue) and self._receipt.consumer.fits(self.message, verdict.attempts)
 
-
-class NatsMessage(_JetStream, Delivery[T]):
+class NatsMessage(_JetStreamMessage[T], Delivery[T]):
     """One JetStream message, settled by its handler. The first of ack, nak and term wins; later ones do nothing.
 
-    They go straight to the server, from any thread, and nats-py's own errors come out; one that failed may be tried
-    again. What would hit another delivery, since the lease has lapsed, is not sent: that is LeaseLost.
+    They go straight to the server, from any thread, and raise nats-py's own errors; one that failed may be tried
+    again. After the lease has lapsed nothing is sent, since it would hit another delivery: that raises LeaseLost.
     """
 
-    __slots__ = ("_naked",)
+    __slots__ = ()
 
     twin: ClassVar[str] = "AsyncNatsMessage"
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
-        super().__init__(message, payload, settler)
-        self._must_be_jetstream()
-        self._naked: Verdict | None = None
-
     def ack(self) -> None:
         """The message is done."""
-        self._settle_natively(lambda raw: raw.ack())
+        self._settle(lambda: self._native(Msg.ack))
 
     def nak(self, delay: Duration | None = None) -> None:
-        """Have it again, at once or after the delay, which is the server's. On the last attempt it is a dead letter."""
-        wait = _delay(delay)
-        if not self._claim():
-            return
-        try:
-            verdict = self._naked = self._naked or self._judge.naked(self._message, wait)
-            if self._fits(verdict):
-                self._run(self._send(lambda raw: raw.nak() if wait is None else raw.nak(delay=wait)))
-                self._channel.leave(self._message)
-            else:
-                verdict.settle(self._channel, self._message)
-        except BaseException:
-            self._message.settled = False
-            raise
-        self._judge.settled(self._message, verdict)
+        """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
+        wait = _delay_seconds(delay)
+        self._settle(lambda: self._nak(self._judge, wait))
 
     def term(self) -> None:
-        """It is never delivered again, and no dead letter is made of it."""
-        self._settle_natively(lambda raw: raw.term())
+        """It is never delivered again, and does not become a dead letter."""
+        self._settle(lambda: self._native(Msg.term))
 
     def in_progress(self) -> None:
-        """The handler is still at it: the message is ours for another lease."""
+        """The handler still works on it: renew its lease."""
         must_not_block("NatsMessage.in_progress", "AsyncNatsMessage.in_progress")
         self._run(self._extend())
 
-    def _settle_natively(self, word: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
-        if not self._claim():
-            return
-        try:
-            self._run(self._send(word))
-        except BaseException:
-            self._message.settled = False
-            raise
-        self._channel.leave(self._message)
-        self._judge.settled(self._message, ACKNOWLEDGE)
-
-    def _claim(self) -> bool:
+    def _settle(self, decide: Callable[[], Verdict]) -> None:
         must_not_block("settling a NatsMessage", "AsyncNatsMessage's methods")
-        return self._message.claim()
+        super()._settle(decide)
+
+    def _release_after(self, send: Acknowledgement) -> None:
+        self._run(self._send(send))
+        self._channel.leave(self._message)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        loop = self._receipt.consumer.loop
         try:
-            future = asyncio.run_coroutine_threadsafe(work, loop)
+            future = asyncio.run_coroutine_threadsafe(work, self._receipt.consumer.loop)
         except RuntimeError:
             work.close()
             raise nats.errors.ConnectionClosedError from None
@@ -264,64 +270,36 @@ class NatsMessage(_JetStream, Delivery[T]):
             raise nats.errors.TimeoutError from None
 
 
-class AsyncNatsMessage(_JetStream, AsyncDelivery[T]):
+class AsyncNatsMessage(_JetStreamMessage[T], AsyncDelivery[T]):
     """The same for async handlers, awaited on any loop."""
 
-    __slots__ = ("_naked",)
+    __slots__ = ()
 
     twin: ClassVar[str] = "NatsMessage"
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
-        super().__init__(message, payload, settler)
-        self._must_be_jetstream()
-        self._naked: Verdict | None = None
-
     async def ack(self) -> None:
         """The message is done."""
-        await self._settle_natively(lambda raw: raw.ack())
+        await self._settle(lambda: self._native(Msg.ack))
 
     async def nak(self, delay: Duration | None = None) -> None:
-        """Have it again, at once or after the delay, which is the server's. On the last attempt it is a dead letter."""
-        wait = _delay(delay)
-        if self._message.claim():
-            await self._at_home(self._carry_out_nak(wait))
+        """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
+        wait = _delay_seconds(delay)
+        await self._settle(lambda: self._nak(self._judge, wait))
 
     async def term(self) -> None:
-        """It is never delivered again, and no dead letter is made of it."""
-        await self._settle_natively(lambda raw: raw.term())
+        """It is never delivered again, and does not become a dead letter."""
+        await self._settle(lambda: self._native(Msg.term))
 
     async def in_progress(self) -> None:
-        """The handler is still at it: the message is ours for another lease."""
+        """The handler still works on it: renew its lease."""
         await self._at_home(self._extend())
 
-    async def _settle_natively(self, word: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
-        if self._message.claim():
-            await self._at_home(self._carry_out_word(word))
-
-    async def _carry_out_word(self, word: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await self._send(word)
-        except BaseException:
-            self._message.settled = False
-            raise
+    async def _release_after(self, send: Acknowledgement) -> None:
+        await self._send(send)
         await self._channel.leave(self._message)
-        self._judge.settled(self._message, ACKNOWLEDGE)
-
-    async def _carry_out_nak(self, wait: float | None) -> None:
-        try:
-            verdict = self._naked = self._naked or self._judge.naked(self._message, wait)
-            if self._fits(verdict):
-                await self._send(lambda raw: raw.nak() if wait is None else raw.nak(delay=wait))
-                await self._channel.leave(self._message)
-            else:
-                await verdict.settle(self._channel, self._message)
-        except BaseException:
-            self._message.settled = False
-            raise
-        self._judge.settled(self._message, verdict)
 
 
-def _delay(delay: Duration | None) -> float | None:
+def _delay_seconds(delay: Duration | None) -> float | None:
     wait = None if delay is None else seconds(delay)
     if wait is not None and wait < 0:
         raise ValueError(f"a delay cannot be negative: {wait} s")

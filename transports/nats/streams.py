@@ -1,10 +1,10 @@
-"""The streams and durable consumers that subscriptions and publications need: found, made where asked, looked at."""
+"""The streams and durable consumers that subscriptions and publications need: found, created where allowed, checked."""
 
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import nats.errors
 import nats.js.errors
@@ -13,255 +13,95 @@ from nats.js import api
 from pump.duration import seconds
 from pump.errors import ConfigurationError, SetupError, TransportError
 from pump.subscription import DEFAULT_DEAD_LETTER, Missing, Publication, Subscription
-from pump.transports.nats.connection import Link, log, said
-from pump.transports.nats.subjects import DEFAULT_GRAVE, checked, covers, graves, name_of, overlap
+from pump.transports.nats.connection import NatsConnection, error_text, log
+from pump.transports.nats.subjects import (
+    DEFAULT_DEAD_LETTER_SUBJECT,
+    check_subject,
+    covers,
+    dead_letter_subjects,
+    escape_name,
+    overlap,
+)
 
 LEASE_SECONDS: Final = 30.0
-"""How long a delivery is its consumer's, where neither subscription nor durable says otherwise."""
+"""The lease where neither subscription nor durable says otherwise."""
 UNLIMITED: Final = -1
-WIDENINGS: Final = 20
-SETTLED_SECONDS: Final = 0.1
-"""Much longer than it takes to read what a stream is like and to write it anew."""
+UPDATES: Final = 20
+UPDATE_PAUSE_SECONDS: Final = 0.1
+"""Much longer than another process needs from reading a stream's configuration to writing it."""
 NAME_IN_USE: Final = 10058
-OVERLAPS: Final = 10065
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What one subscription says of where it consumes from, with the defaults filled in."""
+class DurableSpec:
+    """What a subscription asks for, with the defaults filled in."""
 
     topic: str
+    """The subject; "" where the subscription is bound to somebody else's stream and consumer."""
     stream: str
-    """"" where the topic tells it."""
-    durable: str
+    """"" where the topic decides."""
+    name: str
     channel: str
     missing: Missing
-    """What to do about a durable that is not there,"""
-    graves: Missing
-    """and about a place for dead letters."""
+    """What to do about a durable that does not exist,"""
+    missing_dead_letters: Missing
+    """and about a dead-letter subject that no stream takes."""
     ordered: bool
     lease: float | None
     dead_letter: str | None
-    """May have the message's subject in it; see `grave`."""
+    """May be a pattern with the rejected message's subject in it."""
     invalid: str | None
     terms: bool
-    """Whether a message that cannot be decoded is ended without a dead letter."""
+    """Whether an undecodable message is ended without a dead letter."""
 
-
-def wanted(subscription: Subscription, stream: str = "") -> Wanted:
-    """Read a subscription. A bound one names its stream and its durable, which then are somebody else's."""
-    topic = subscription.topic or getattr(subscription.request, "__name__", "")
-    bound = str(getattr(subscription, "stream", "") or "")
-    channel = str(getattr(subscription, "consumer", "") or "") if bound else subscription.channel or topic
-    by_default = subscription.dead_letter == DEFAULT_DEAD_LETTER
-    dead_letter = DEFAULT_GRAVE if by_default else subscription.dead_letter
-    return Wanted(
-        topic="" if bound else checked(topic, wildcards=True),
-        stream=bound or stream,
-        durable=channel if bound else name_of(channel),
-        channel=channel,
-        missing="validate" if bound and subscription.missing == "create" else subscription.missing,
-        graves=subscription.missing,
-        ordered=subscription.ordered,
-        lease=None if subscription.lease is None else seconds(subscription.lease),
-        dead_letter=dead_letter,
-        invalid=dead_letter if subscription.invalid is None else subscription.invalid,
-        terms=subscription.on_undecodable == "term",
-    )
+    @classmethod
+    def of(cls, subscription: Subscription, stream: str = "") -> "DurableSpec":
+        """Read a subscription. One that is bound names a stream and a durable that somebody else made."""
+        topic = subscription.topic or getattr(subscription.request, "__name__", "")
+        bound = str(getattr(subscription, "stream", "") or "")
+        channel = str(getattr(subscription, "consumer", "") or "") if bound else subscription.channel or topic
+        by_default = subscription.dead_letter == DEFAULT_DEAD_LETTER
+        dead_letter = DEFAULT_DEAD_LETTER_SUBJECT if by_default else subscription.dead_letter
+        return cls(
+            topic="" if bound else check_subject(topic, wildcards=True),
+            stream=bound or stream,
+            name=channel if bound else escape_name(channel),
+            channel=channel,
+            missing="validate" if bound and subscription.missing == "create" else subscription.missing,
+            missing_dead_letters=subscription.missing,
+            ordered=subscription.ordered,
+            lease=None if subscription.lease is None else seconds(subscription.lease),
+            dead_letter=dead_letter,
+            invalid=dead_letter if subscription.invalid is None else subscription.invalid,
+            terms=subscription.on_undecodable == "term",
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """One durable consumer, as the server has it."""
+class Durable:
+    """A durable consumer as it is on the server."""
 
     stream: str
-    durable: str
+    name: str
     subjects: tuple[str, ...]
     """What it receives."""
     policy: str
     ack_wait: float
     backoff: tuple[float, ...]
     max_deliver: int | None
-    """None is never given up by the server."""
+    """None: the server never gives a message up."""
     max_ack_pending: int
     keeps_all: bool
-    """Whether the stream keeps what is settled."""
+    """Whether the stream keeps settled messages."""
 
-    @property
-    def acknowledges(self) -> bool:
-        """Whether the server waits for acknowledgements at all."""
-        return self.policy != "none"
-
-    def lease(self, deliveries: int) -> float:
-        """How long a delivery is ours: where there is a back-off, the server goes by that."""
-        return self.backoff[min(deliveries, len(self.backoff)) - 1] if self.backoff else self.ack_wait
-
-
-class Streams:
-    """What one link may ask of the server's streams. SetupError says what is not there."""
-
-    def __init__(self, link: Link, *, stream: str = "", template: api.StreamConfig | None = None) -> None:
-        self._link: Final = link
-        self._js: Final = link.js
-        self._stream: Final = stream
-        """Where everything goes that no stream takes yet; "" is a stream for each topic."""
-        self._template: Final = template or api.StreamConfig()
-
-    async def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says."""
-        try:
-            await self._must_have_jetstream()
-            for subscription in subscriptions:
-                if subscription.missing != "assume":
-                    await self.bind(subscription, tell=True)
-            for publication in publications:
-                await self._prepare_topic(publication.destination, publication.missing)
-        except (nats.errors.Error, OSError) as error:
-            raise TransportError(f"preparing {self._link.address} failed: {said(error)}") from error
-
-    async def bind(self, subscription: Subscription, *, tell: bool = False) -> Binding:
-        """The subscription's durable, made where it may be made; a SetupError names what is missing."""
-        want = wanted(subscription, self._stream)
-        stream = await self._stream_for(want)
-        info = await self._info(stream, want.durable)
-        if info is None:
-            info = await self._missing_durable(want, stream)
-        binding = await self._binding(want, info)
-        if tell:
-            for text in _warnings(want, binding):
-                log.warning("channel %s: %s", want.channel, text)
-        if want.missing != "assume":
-            await self._prepare_graves(want, binding)
-        return binding
-
-    # -- streams
-
-    async def _must_have_jetstream(self) -> None:
-        try:
-            await self._js.account_info()
-        except (nats.js.errors.ServiceUnavailableError, nats.errors.NoRespondersError):
-            raise SetupError(f"the NATS server at {self._link.address} runs without JetStream") from None
-        except nats.js.errors.APIError as error:
-            raise SetupError(f"JetStream at {self._link.address} is not for this account: {said(error)}") from None
-
-    async def _stream_for(self, want: Wanted) -> str:
-        if want.stream and not want.topic:
-            return await self._named(want)
-        found = await self.taking(want.topic)
-        if len(found) > 1:
-            raise SetupError(
-                f"several streams take {want.topic!r} ({', '.join(found)}), and the consumer {want.durable!r} can have "
-                "only one of them: NatsSubscription(stream=…, consumer=…) says which"
-            )
-        if found:
-            return found[0]
-        if want.missing != "create":
-            raise SetupError(
-                f"no stream takes {want.topic!r}, so that there is no consumer {want.durable!r} (channel "
-                f"{want.channel}), and missing={want.missing!r} makes none"
-            )
-        return await self._create(want.topic)
-
-    async def _named(self, want: Wanted) -> str:
-        try:
-            await self._js.stream_info(want.stream)
-        except nats.js.errors.NotFoundError:
-            raise SetupError(
-                f"there is no stream {want.stream!r} at {self._link.address}, so that its consumer {want.durable!r} is "
-                "missing too"
-            ) from None
-        except ValueError as error:
-            raise ConfigurationError(f"the stream {want.stream!r} cannot be: {error}") from None
-        return want.stream
-
-    async def taking(self, subject: str) -> list[str]:
-        """The names of the streams that take something of this subject."""
-        answer = await self._link.ask("STREAM.NAMES", {"subject": subject})
-        return list(answer.get("streams") or ())
-
-    async def _prepare_topic(self, topic: str, missing: Missing) -> None:
-        checked(topic)
-        if missing == "assume" or await self.taking(topic):
-            return
-        if missing == "validate":
-            raise SetupError(f"no stream takes {topic!r}, and missing='validate' makes none")
-        await self._create(topic)
-
-    async def _create(self, subject: str, *, own: bool = False) -> str:
-        name = name_of(subject) if own or not self._stream else self._stream
-        config = replace(self._template, name=name, subjects=[subject])
-        try:
-            await self._js.add_stream(config)
-        except nats.js.errors.APIError as error:
-            for taken in await self.taking(subject):  # somebody else has made one at the same time
-                return taken
-            if error.err_code == NAME_IN_USE and name == self._stream:
-                return await self._widen(name, subject)
-            _refused(f"the stream {name!r} for {subject!r}", error)
-        return name
-
-    async def _widen(self, name: str, subject: str) -> str:
-        """Have an existing stream take one more subject.
-
-        Whoever else does the same at the same time may undo it, having looked before; so look again a little later.
-        """
-        for _ in range(WIDENINGS):
-            config = (await self._js.stream_info(name)).config
-            subjects = [each for each in config.subjects or () if not covers(subject, each)]
-            try:
-                await self._js.update_stream(replace(config, subjects=[*subjects, subject]))
-            except nats.js.errors.APIError as error:
-                _refused(f"the subject {subject!r} of the stream {name!r}", error)
-            await asyncio.sleep(random.uniform(0.5, 1.5) * SETTLED_SECONDS)  # noqa: S311 - it keeps no secret
-            if name in await self.taking(subject):
-                return name
-        raise TransportError(f"the stream {name!r} does not keep the subject {subject!r}: somebody takes it away")
-
-    # -- durables
-
-    async def _info(self, stream: str, durable: str) -> Any:  # noqa: ANN401 - nats-py says nothing of the type
-        try:
-            return await self._js.consumer_info(stream, durable)
-        except nats.js.errors.NotFoundError:
-            return None
-
-    async def _missing_durable(self, want: Wanted, stream: str) -> Any:  # noqa: ANN401 - as above
-        if want.missing != "create":
-            raise SetupError(
-                f"the stream {stream!r} has no consumer {want.durable!r} (channel {want.channel}), and "
-                f"missing={want.missing!r} makes none"
-            )
-        config = api.ConsumerConfig(
-            name=want.durable,
-            durable_name=want.durable,
-            ack_policy=api.AckPolicy.EXPLICIT,
-            ack_wait=want.lease or LEASE_SECONDS,
-            # The budget is the pump's: at a limit of its own the server would park the message for ever.
-            max_deliver=UNLIMITED,
-            # A pull asks for no more than is wanted. A limit would only make deferred messages, which count as
-            # pending, stop all others; but for an ordered channel, of which only one message may be out.
-            max_ack_pending=1 if want.ordered else UNLIMITED,
-            filter_subject=want.topic,
-        )
-        try:
-            return await self._js.add_consumer(stream, config)
-        except nats.js.errors.APIError as error:
-            info = await self._info(stream, want.durable)  # somebody else may have made it at the same time
-            if info is None:
-                _refused(f"the consumer {want.durable!r} of the stream {stream!r}", error)
-            return info
-
-    async def _binding(self, want: Wanted, info: Any) -> Binding:  # noqa: ANN401 - as above
+    @classmethod
+    def of(cls, info: api.ConsumerInfo, stream: api.StreamConfig) -> "Durable":
+        """Read what the server says of a consumer and of its stream."""
         config = info.config
-        stream = (await self._js.stream_info(info.stream_name)).config
-        if config.deliver_subject:
-            raise SetupError(
-                f"the consumer {info.name!r} of the stream {info.stream_name!r} is a push consumer: a pump pulls"
-            )
         filters = tuple(config.filter_subjects or ()) or tuple(filter(None, [config.filter_subject]))
-        binding = Binding(
+        return cls(
             stream=info.stream_name,
-            durable=info.name,
+            name=info.name,
             subjects=filters or tuple(stream.subjects or ()),
             policy=str(getattr(config.ack_policy, "value", config.ack_policy) or "none"),
             ack_wait=config.ack_wait or LEASE_SECONDS,
@@ -270,70 +110,246 @@ class Streams:
             max_ack_pending=config.max_ack_pending or 0,
             keeps_all=stream.retention in {None, api.RetentionPolicy.LIMITS, "limits"},
         )
-        if want.topic and not any(overlap(want.topic, each) for each in binding.subjects):
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether the server waits for acknowledgements at all."""
+        return self.policy != "none"
+
+    def lease(self, deliveries: int) -> float:
+        """How long a delivery is ours, in seconds; a back-off overrides ack_wait."""
+        return self.backoff[min(deliveries, len(self.backoff)) - 1] if self.backoff else self.ack_wait
+
+
+class StreamSetup:
+    """Finds and creates streams and durables. SetupError names what is missing and may not be created."""
+
+    def __init__(
+        self, connection: NatsConnection, *, stream: str = "", template: api.StreamConfig | None = None
+    ) -> None:
+        self._connection: Final = connection
+        self._js: Final = connection.js
+        self._stream: Final = stream
+        """The stream for every subject that no stream takes yet; "" is a new stream for each."""
+        self._template: Final = template or api.StreamConfig()
+
+    async def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
+        """Create or validate what is missing, as each one says."""
+        try:
+            await self._check_jetstream()
+            for subscription in subscriptions:
+                if subscription.missing != "assume":
+                    await self.bind(subscription, warn=True)
+            for publication in publications:
+                await self._prepare_topic(publication.destination, publication.missing)
+        except (nats.errors.Error, OSError) as error:
+            raise TransportError(f"preparing {self._connection.address} failed: {error_text(error)}") from error
+
+    async def bind(self, subscription: Subscription, *, warn: bool = False) -> Durable:
+        """The subscription's durable, created if it may be; SetupError where it is missing."""
+        spec = DurableSpec.of(subscription, self._stream)
+        stream = await self._stream_of(spec)
+        info = await self._info(stream, spec.name)
+        if info is None:
+            info = await self._create_durable(spec, stream)
+        durable = await self._checked(spec, info)
+        if warn:
+            for text in _warnings(spec, durable):
+                log.warning("channel %s: %s", spec.channel, text)
+        if spec.missing != "assume":
+            await self._prepare_dead_letters(spec, durable)
+        return durable
+
+    # -- streams
+
+    async def _check_jetstream(self) -> None:
+        try:
+            await self._js.account_info()
+        except (nats.js.errors.ServiceUnavailableError, nats.errors.NoRespondersError):
+            raise SetupError(f"the NATS server at {self._connection.address} runs without JetStream") from None
+        except nats.js.errors.APIError as error:
             raise SetupError(
-                f"the consumer {binding.durable!r} of the stream {binding.stream!r} receives "
-                f"{', '.join(binding.subjects)}, not {want.topic!r}: give the channel another name"
+                f"JetStream at {self._connection.address} is not for this account: {error_text(error)}"
+            ) from None
+
+    async def _stream_of(self, spec: DurableSpec) -> str:
+        if spec.stream and not spec.topic:
+            return await self._existing(spec)
+        found = await self._streams_taking(spec.topic)
+        if len(found) > 1:
+            raise SetupError(
+                f"several streams take {spec.topic!r} ({', '.join(found)}), and the consumer {spec.name!r} can have "
+                "only one of them: NatsSubscription(stream=…, consumer=…) says which"
             )
-        return binding
+        if found:
+            return found[0]
+        if spec.missing != "create":
+            raise SetupError(
+                f"no stream takes {spec.topic!r}, so there is no consumer {spec.name!r} (channel {spec.channel}), and "
+                f"missing={spec.missing!r} creates none"
+            )
+        return await self._create(spec.topic)
+
+    async def _existing(self, spec: DurableSpec) -> str:
+        try:
+            await self._js.stream_info(spec.stream)
+        except nats.js.errors.NotFoundError:
+            raise SetupError(
+                f"there is no stream {spec.stream!r} at {self._connection.address}, so its consumer {spec.name!r} is "
+                "missing too"
+            ) from None
+        except ValueError as error:
+            raise ConfigurationError(f"{spec.stream!r} cannot be the name of a stream: {error}") from None
+        return spec.stream
+
+    async def _streams_taking(self, subject: str) -> list[str]:
+        answer = await self._connection.request("STREAM.NAMES", {"subject": subject})
+        return list(answer.get("streams") or ())
+
+    async def _prepare_topic(self, topic: str, missing: Missing) -> None:
+        check_subject(topic)
+        if missing == "assume" or await self._streams_taking(topic):
+            return
+        if missing == "validate":
+            raise SetupError(f"no stream takes {topic!r}, and missing='validate' creates none")
+        await self._create(topic)
+
+    async def _create(self, subject: str, *, own: bool = False) -> str:
+        """Create a stream for a subject, or have the transport's one stream take it too, unless it needs its `own`."""
+        name = escape_name(subject) if own or not self._stream else self._stream
+        try:
+            await self._js.add_stream(replace(self._template, name=name, subjects=[subject]))
+        except nats.js.errors.APIError as error:
+            for taken in await self._streams_taking(subject):  # another process has created one meanwhile
+                return taken
+            if error.err_code == NAME_IN_USE and name == self._stream:
+                return await self._add_subject(name, subject)
+            _raise_not_created(f"the stream {name!r} for {subject!r}", error)
+        return name
+
+    async def _add_subject(self, name: str, subject: str) -> str:
+        """Have an existing stream take one more subject.
+
+        Another process that does the same may overwrite it, having read the configuration before. So look again.
+        """
+        for _ in range(UPDATES):
+            config = (await self._js.stream_info(name)).config
+            subjects = [each for each in config.subjects or () if not covers(subject, each)]
+            try:
+                await self._js.update_stream(replace(config, subjects=[*subjects, subject]))
+            except nats.js.errors.APIError as error:
+                _raise_not_created(f"the subject {subject!r} of the stream {name!r}", error)
+            await asyncio.sleep(random.uniform(0.5, 1.5) * UPDATE_PAUSE_SECONDS)  # noqa: S311 - it keeps no secret
+            if name in await self._streams_taking(subject):
+                return name
+        raise TransportError(f"the stream {name!r} does not keep the subject {subject!r}: another process removes it")
+
+    # -- durables
+
+    async def _info(self, stream: str, durable: str) -> api.ConsumerInfo | None:
+        try:
+            info: api.ConsumerInfo = await self._js.consumer_info(stream, durable)
+        except nats.js.errors.NotFoundError:
+            return None
+        return info
+
+    async def _create_durable(self, spec: DurableSpec, stream: str) -> api.ConsumerInfo:
+        if spec.missing != "create":
+            raise SetupError(
+                f"the stream {stream!r} has no consumer {spec.name!r} (channel {spec.channel}), and "
+                f"missing={spec.missing!r} creates none"
+            )
+        config = api.ConsumerConfig(
+            name=spec.name,
+            durable_name=spec.name,
+            ack_policy=api.AckPolicy.EXPLICIT,
+            ack_wait=spec.lease or LEASE_SECONDS,
+            # The pump counts attempts: at a limit of its own, the server would deliver the message no more.
+            max_deliver=UNLIMITED,
+            # Pull requests already limit what is out. A limit here would count deferred messages too, and they would
+            # stop all others. An ordered channel wants that: it may have only one message out.
+            max_ack_pending=1 if spec.ordered else UNLIMITED,
+            filter_subject=spec.topic,
+        )
+        try:
+            return await self._js.add_consumer(stream, config)
+        except nats.js.errors.APIError as error:
+            info = await self._info(stream, spec.name)  # another process may have created it meanwhile
+            if info is None:
+                _raise_not_created(f"the consumer {spec.name!r} of the stream {stream!r}", error)
+            return info
+
+    async def _checked(self, spec: DurableSpec, info: api.ConsumerInfo) -> Durable:
+        if info.config.deliver_subject:
+            raise SetupError(
+                f"the consumer {info.name!r} of the stream {info.stream_name!r} is a push consumer: a pump pulls"
+            )
+        durable = Durable.of(info, (await self._js.stream_info(info.stream_name)).config)
+        if spec.topic and not any(overlap(spec.topic, each) for each in durable.subjects):
+            raise SetupError(
+                f"the consumer {durable.name!r} of the stream {durable.stream!r} receives "
+                f"{', '.join(durable.subjects)}, not {spec.topic!r}: give the channel another name"
+            )
+        return durable
 
     # -- dead letters
 
-    async def _prepare_graves(self, want: Wanted, binding: Binding) -> None:
-        patterns = dict.fromkeys(each for each in (want.dead_letter, want.invalid) if each is not None)
-        subjects = dict.fromkeys(each for pattern in patterns for each in graves(pattern, binding.subjects))
-        for subject in subjects:
-            received = [each for each in binding.subjects if overlap(each, subject)]
-            found = await self.taking(subject)
-            if received and (binding.stream in found or not found):
+    async def _prepare_dead_letters(self, spec: DurableSpec, durable: Durable) -> None:
+        patterns = dict.fromkeys(each for each in (spec.dead_letter, spec.invalid) if each is not None)
+        for subject in dict.fromkeys(
+            each for pattern in patterns for each in dead_letter_subjects(pattern, durable.subjects)
+        ):
+            received = [each for each in durable.subjects if overlap(each, subject)]
+            found = await self._streams_taking(subject)
+            if received and (durable.stream in found or not found):
                 raise ConfigurationError(
-                    f"channel {want.channel} would receive its own dead letters: the consumer {binding.durable!r} "
-                    f"receives {received[0]!r}, which takes in {subject!r}. Say dead_letter=, another subject"
+                    f"channel {spec.channel} would receive its own dead letters: the consumer {durable.name!r} "
+                    f"receives {received[0]!r}, which includes {subject!r}. Say dead_letter=, another subject"
                 )
-            if not found and want.graves == "create":
+            if not found and spec.missing_dead_letters == "create":
                 await self._create(subject, own=True)
             elif not found:
                 raise SetupError(
-                    f"no stream takes {subject!r}, the dead letters of channel {want.channel}, and "
-                    f"missing={want.graves!r} makes none"
+                    f"no stream takes {subject!r}, the dead letters of channel {spec.channel}, and "
+                    f"missing={spec.missing_dead_letters!r} creates none"
                 )
             else:
-                await self._must_keep(found, subject, want.channel)
+                await self._check_kept(found, subject, spec.channel)
 
-    async def _must_keep(self, streams: Iterable[str], subject: str, channel: str) -> None:
+    async def _check_kept(self, streams: Iterable[str], subject: str, channel: str) -> None:
         for name in streams:
             info = await self._js.stream_info(name)
             if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
                 raise SetupError(
                     f"the stream {name!r} takes {subject!r}, the dead letters of channel {channel}, and would drop "
-                    "them: it keeps only what some consumer waits for, and there is none"
+                    "them: it keeps a message only while a consumer waits for it, and it has no consumer"
                 )
 
 
-def _refused(what: str, error: nats.js.errors.APIError) -> NoReturn:
-    """The server does not make it. Where it could not at present, trying again may help."""
+def _raise_not_created(what: str, error: nats.js.errors.APIError) -> NoReturn:
+    """TransportError where the server could not create it at present, SetupError where it will not."""
     if error.code is not None and error.code >= 500:  # noqa: PLR2004 - as in HTTP
-        raise TransportError(f"{what} could not be made: {said(error)}") from error
-    raise SetupError(f"{what} cannot be made: {said(error)}") from None
+        raise TransportError(f"{what} could not be created: {error_text(error)}") from error
+    raise SetupError(f"{what} cannot be created: {error_text(error)}") from None
 
 
-def _warnings(want: Wanted, binding: Binding) -> Iterable[str]:
-    name = f"the consumer {binding.durable!r} of the stream {binding.stream!r}"
-    if binding.policy != "explicit":
+def _warnings(spec: DurableSpec, durable: Durable) -> Iterable[str]:
+    name = f"the consumer {durable.name!r} of the stream {durable.stream!r}"
+    if durable.policy != "explicit":
         yield (
-            f"{name} has the acknowledgement policy {binding.policy!r}, not 'explicit': "
+            f"{name} has the acknowledgement policy {durable.policy!r}, not 'explicit': "
             + (
-                "the server takes every message for done when it has sent it, and redelivers none"
-                if binding.policy == "none"
+                "the server counts every message as done when it has sent it, and redelivers none"
+                if durable.policy == "none"
                 else "an acknowledgement settles all earlier messages too, whatever has become of them"
             )
         )
-    if binding.max_deliver is not None:
+    if durable.max_deliver is not None:
         yield (
-            f"{name} gives a message up after {binding.max_deliver} deliveries (max_deliver); messages are held here "
-            "before that, and what is given up all the same becomes a dead letter if a pump is connected at that moment"
+            f"{name} gives a message up after {durable.max_deliver} deliveries (max_deliver); before that, the pump "
+            "holds the message, and what the server gives up all the same, say after crashes, becomes a dead letter"
         )
-    if want.lease is not None and not binding.backoff and abs(want.lease - binding.ack_wait) > 1e-6:  # noqa: PLR2004 - as JSON has it
-        yield f"{name} has an ack_wait of {binding.ack_wait:g} s, which holds, not the lease of {want.lease:g} s"
-    if want.ordered and binding.max_ack_pending != 1:
+    if spec.lease is not None and not durable.backoff and abs(spec.lease - durable.ack_wait) > 1e-6:  # noqa: PLR2004 - JSON rounds
+        yield f"{name} has an ack_wait of {durable.ack_wait:g} s, which holds, not the lease of {spec.lease:g} s"
+    if spec.ordered and durable.max_ack_pending != 1:
         yield f"{name} is not ordered: it sends the next message while one is out. It needs max_ack_pending=1"

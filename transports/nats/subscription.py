@@ -7,7 +7,7 @@ from typing import Final, get_args
 from pump.errors import ConfigurationError
 from pump.message import Message
 from pump.subscription import OnUndecodable, OnUnhandled, Subscription
-from pump.transports.nats.headers import found
+from pump.transports.nats.headers import find
 
 TENANT: Final = "tenant_id"
 TENANT_REFUSED: Final = "tenant_validation_failed"
@@ -62,6 +62,6 @@ class NatsSubscription(Subscription):
             return None
 
         def refusal(message: Message) -> str:
-            return "" if found(message.header.headers, TENANT) in tenants else TENANT_REFUSED
+            return "" if find(message.header.headers, TENANT) in tenants else TENANT_REFUSED
 
         return refusal

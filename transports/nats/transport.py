@@ -10,75 +10,29 @@ from nats.js import api
 
 from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
-from pump.errors import PublishError
-from pump.message import Message
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
-from pump.transports.nats.connection import Address, Link
+from pump.transports.nats.connection import NatsConnection, ServerAddress
 from pump.transports.nats.consumer import NatsConsumer
-from pump.transports.nats.dead_letters import Graves
+from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.events import NatsEvents
-from pump.transports.nats.headers import written
-from pump.transports.nats.message import AsyncNatsMessage, Headers, NatsMessage, NatsMetadata
-from pump.transports.nats.publisher import Outgoing, Publisher, Retries, minted
+from pump.transports.nats.producer import NatsProducer, PublishRetries
 from pump.transports.nats.settings import parsed
-from pump.transports.nats.streams import Streams, wanted
-from pump.transports.nats.subjects import DEFAULT_GRAVE
-from pump.transports.nats.subscription import NatsSubscription
-
-__all__ = [
-    "AsyncNatsMessage",
-    "Headers",
-    "NatsMessage",
-    "NatsMetadata",
-    "NatsProducer",
-    "NatsSubscription",
-    "NatsTransport",
-]
+from pump.transports.nats.streams import DurableSpec, StreamSetup
+from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
 MAX_PAYLOAD: Final = 2**20
 """Headers and body together; the server's own default."""
 HEADER_ROOM: Final = 48 * 2**10
-LETTER_ROOM: Final = 16 * 2**10
-"""For what a dead letter says more than its message, and for the pump's own headers."""
-
-
-class NatsProducer:
-    """Posts to the subjects in the messages' headers, on a connection of its own."""
-
-    def __init__(self, publisher: Publisher, capabilities: Capabilities) -> None:
-        self._publisher: Final = publisher
-        self._capabilities: Final = capabilities
-
-    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Store every message, tried again while that may help; repetitions are recognised by the server."""
-        if delay > 0:
-            raise PublishError("nothing was sent: NATS delivers no message later", sent=False, retriable=False)
-        await self._publisher.send([self._outgoing(message) for message in messages])
-
-    def _outgoing(self, message: Message) -> Outgoing:
-        header = message.header
-        outgoing = Outgoing(header.topic, message.body, written(header, minted(header.id)), header.id)
-        largest = self._capabilities.largest_body, self._capabilities.largest_headers
-        for what, size, limit in zip(("body", "headers"), (len(message.body), outgoing.head), largest, strict=True):
-            if limit is not None and size > limit:
-                raise PublishError(
-                    f"nothing was sent: the {what} of message {message.id} has {size} bytes, and {limit} are allowed",
-                    sent=False,
-                    retriable=False,
-                )
-        return outgoing
-
-    async def close(self) -> None:
-        """Let go of the connection."""
-        await self._publisher.close()
+PROVENANCE_ROOM: Final = 16 * 2**10
+"""For what a dead letter has beyond its message, and for the pump's own headers."""
 
 
 class NatsTransport:
-    """A NATS server, or cluster, with JetStream. Making one opens nothing.
+    """A NATS server or cluster with JetStream. Making one opens nothing.
 
-    A topic is a subject, a channel a durable consumer. Where no stream takes a topic, one is made for it, or all go
-    into `stream`. `stream_config` is what streams are made like: replicas, limits, retention.
+    A topic is a subject, a channel a durable consumer. A topic that no stream takes gets one of its own, or goes into
+    `stream`. New streams are made like `stream_config`: replicas, limits, retention.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -92,8 +46,8 @@ class NatsTransport:
         durable_attempts=True,
         leases=True,
         delayed_publish=False,
-        default_dead_letter=DEFAULT_GRAVE,
-        largest_body=MAX_PAYLOAD - HEADER_ROOM - LETTER_ROOM,
+        default_dead_letter=DEFAULT_DEAD_LETTER_SUBJECT,
+        largest_body=MAX_PAYLOAD - HEADER_ROOM - PROVENANCE_ROOM,
         largest_headers=HEADER_ROOM,
     )
 
@@ -117,7 +71,7 @@ class NatsTransport:
         clock: Clock | None = None,
         client: type[Client] = Client,
     ) -> None:
-        self._address: Final = Address(
+        self._address: Final = ServerAddress(
             servers=(servers,) if isinstance(servers, str) else tuple(servers),
             name=name,
             user=user,
@@ -131,10 +85,11 @@ class NatsTransport:
         self._stream: Final = stream
         self._stream_config: Final = stream_config
         self._clock: Final[Clock] = SystemClock() if clock is None else clock
-        self._retries: Final = Retries(max_retries=max_retries, retry_base_ms=retry_base_ms, timeout=publish_timeout)
+        self._retries: Final = PublishRetries(max_retries, retry_base_ms, publish_timeout)
         self._telemetry: Final = Telemetry()
-        self._max_payload: Final = max_payload
-        self.capabilities = replace(NatsTransport.capabilities, largest_body=max_payload - HEADER_ROOM - LETTER_ROOM)
+        self.capabilities = replace(
+            NatsTransport.capabilities, largest_body=max_payload - HEADER_ROOM - PROVENANCE_ROOM
+        )
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -146,7 +101,7 @@ class NatsTransport:
         return cls(**options)
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Tell these listeners too of redeliveries, exhausted budgets and postings."""
+        """Tell these listeners too about redeliveries, used-up attempts and postings."""
         telemetry.listen(NatsEvents(telemetry))
         self._telemetry.listen(lambda event, fields: telemetry.tell(event, **fields))
 
@@ -155,42 +110,49 @@ class NatsTransport:
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what is missing, as each one says; SetupError names what is not there."""
-        link = await Link.open(self._address, "preparing")
+        connection = await NatsConnection.open(self._address, "preparing")
         try:
-            await self._streams(link).prepare(subscriptions, publications)
+            await self._setup(connection).prepare(subscriptions, publications)
         finally:
-            await link.close()
+            await connection.close()
 
     async def async_consumer(self, subscription: Subscription) -> NatsConsumer:
         """Open a consumer of the subscription's durable, created or validated as the subscription says."""
-        link = await Link.open(self._address, f"consuming {subscription}")
+        connection = await NatsConnection.open(self._address, f"consuming {subscription}")
         try:
-            binding = await self._streams(link).bind(subscription)
-            graves = Graves(
-                wanted(subscription, self._stream),
-                self._publisher(f"dead letters of {subscription}", Telemetry()),
-                largest=link.client.max_payload,
+            durable = await self._setup(connection).bind(subscription)
+            dead_letters = NatsDeadLetters(
+                DurableSpec.of(subscription, self._stream),
+                self._producer(f"dead letters of {subscription}", Telemetry()),
+                max_payload=connection.client.max_payload,
             )
             consumer = NatsConsumer(
-                link,
-                binding,
-                graves,
+                connection,
+                durable,
+                dead_letters,
                 self._clock,
                 max_attempts=subscription.max_attempts,
                 telemetry=self._telemetry,
             )
-            await consumer.begin(creates=subscription.missing == "create")
+            await consumer.start(creates=subscription.missing == "create")
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
         return consumer
 
     async def async_producer(self) -> NatsProducer:
-        """Open a producer; it connects with the first posting."""
-        return NatsProducer(self._publisher("posting", self._telemetry), self.capabilities)
+        """A producer; it connects with the first posting."""
+        return self._producer("posting", self._telemetry)
 
-    def _streams(self, link: Link) -> Streams:
-        return Streams(link, stream=self._stream, template=self._stream_config)
+    def _setup(self, connection: NatsConnection) -> StreamSetup:
+        return StreamSetup(connection, stream=self._stream, template=self._stream_config)
 
-    def _publisher(self, purpose: str, telemetry: Telemetry) -> Publisher:
-        return Publisher(self._address, purpose, clock=self._clock, retries=self._retries, telemetry=telemetry)
+    def _producer(self, purpose: str, telemetry: Telemetry) -> NatsProducer:
+        return NatsProducer(
+            self._address,
+            purpose,
+            capabilities=self.capabilities,
+            clock=self._clock,
+            retries=self._retries,
+            telemetry=telemetry,
+        )

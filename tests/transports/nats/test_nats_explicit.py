@@ -294,7 +294,7 @@ def test_without_a_server_settling_raises_nats_pys_error_and_the_message_comes_a
         if message.metadata.redelivery_count or errors:
             return message.ack()
         own_nats_server.stop()
-        eventually(lambda: not message._receipt.consumer._link.alive)
+        eventually(lambda: not message._receipt.consumer._connection.alive)
         if isinstance(message, AsyncNatsMessage):
             return settle_async(message)
         try:
@@ -308,7 +308,7 @@ def test_without_a_server_settling_raises_nats_pys_error_and_the_message_comes_a
             await message.ack()
             return
         await asyncio.to_thread(own_nats_server.stop)
-        await eventually_async(lambda: not message._receipt.consumer._link.alive)
+        await eventually_async(lambda: not message._receipt.consumer._connection.alive)
         await settle_async(message)
 
     seen = Seen(body_async if kind.awaits else body)

@@ -251,11 +251,11 @@ def test_an_interrupt_ends_a_receive_at_once_and_loses_nothing(
     inner = consumer._consumer
     if waits_for == "server":
         own_nats_server.stop()
-        eventually(lambda: not inner._link.alive)
+        eventually(lambda: not inner._connection.alive)
     waiting = threading.Thread(target=consumer.receive, args=(5, 60))
     waiting.start()
     if waits_for == "messages":
-        eventually(lambda: inner._puller.under_way)
+        eventually(lambda: inner._puller.pending)
         own_nats_server.pause()  # it says no word more of what it was asked
     eventually(lambda: inner._receiving)
 
@@ -293,7 +293,7 @@ def test_what_comes_after_an_interrupt_goes_back_if_nobody_asks_for_it(
     inner: Any = first
     waiting = threading.Thread(target=first.receive, args=(5, 60))
     waiting.start()
-    eventually(lambda: inner._consumer._puller.under_way)
+    eventually(lambda: inner._consumer._puller.pending)
     first.interrupt()
     waiting.join(LIMIT)
 

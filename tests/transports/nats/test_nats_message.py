@@ -19,7 +19,7 @@ from pump.handling.delivery import Settler
 from pump.message import Header, Message
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transports.nats import AsyncNatsMessage, Headers, NatsMessage
-from pump.transports.nats.consumer import Receipt
+from pump.transports.nats.consumer import NatsReceipt
 from support.channels import COLOURS
 from support.nats_slip import Slip
 
@@ -257,7 +257,7 @@ def test_without_a_connection_every_word_raises_nats_pys_own_error(
     slip: MakeSlip, name: str, error: type[Exception], *, closed: bool
 ) -> None:
     made = slip()
-    made.link.alive, made.link.closed = False, closed
+    made.connection.alive, made.connection.closed = False, closed
 
     with pytest.raises(error):
         made.call(name)
@@ -423,7 +423,7 @@ def test_a_message_of_another_broker_is_refused(slip: MakeSlip) -> None:
 def test_ten_thousand_wrappers_need_less_than_five_megabytes() -> None:
     made = Slip("blocking")
     settler = Settler(made.line.judge, made.line.channel)
-    receipt = Receipt(made.raw, made.delivery.receipt.consumer)  # type: ignore[attr-defined]
+    receipt = NatsReceipt(made.raw, made.delivery.receipt.consumer)  # type: ignore[attr-defined]
     messages = [Message(Header("1"), b"", receipt=receipt) for _ in range(10_000)]
 
     tracemalloc.start()

@@ -23,9 +23,9 @@ from pump.subscription import Publication
 from pump.telemetry import Telemetry
 from pump.transport_kit.bridge import blocking
 from pump.transports.nats import NatsProducer, NatsTransport
-from pump.transports.nats.connection import Address
+from pump.transports.nats.connection import ServerAddress
 from pump.transports.nats.headers import MSG_ID
-from pump.transports.nats.publisher import Denied, Outgoing, Publisher, Retries, classified
+from pump.transports.nats.producer import OutgoingMessage, PublishDenied, PublishRetries, classify
 from support.nats_wire import ACK, Seen, Wire, pumping, stays, subscribed
 from support.pumps import Kind, Order
 from support.waiting import eventually
@@ -34,63 +34,64 @@ Events = list[tuple[str, dict[str, Any]]]
 TIMEOUT = nats.errors.TimeoutError()
 
 
-class FakeLink:
+class FakeConnection:
     """A connection on which each posting ends as it is told to, and then is confirmed."""
 
     alive = True
     closed = False
 
     def __init__(self, outcomes: list[BaseException | None]) -> None:
-        self.posted: list[Outgoing] = []
+        self.posted: list[OutgoingMessage] = []
         self._outcomes = outcomes
 
-    def outcome(self, outgoing: Outgoing) -> BaseException | None:
+    def outcome(self, outgoing: OutgoingMessage) -> BaseException | None:
         self.posted.append(outgoing)
         return self._outcomes.pop(0) if self._outcomes else None
 
-    async def ask(self, _: str, __: object) -> dict[str, Any]:
+    async def request(self, _: str, __: object) -> dict[str, Any]:
         return {"streams": []}
 
     async def close(self) -> None: ...
 
 
-class FakePublisher(Publisher):
-    """A publisher over a fake connection, on a clock that moves when somebody waits."""
+class FakeProducer(NatsProducer):
+    """A producer over a fake connection, on a clock that moves when somebody waits."""
 
     def __init__(self, outcomes: Sequence[BaseException | None], **retries: Any) -> None:
         self.clock = ManualClock(automatic=True)
         self.events: Events = []
         telemetry = Telemetry(lambda event, fields: self.events.append((event, dict(fields))))
         super().__init__(
-            Address(),
+            ServerAddress(),
             "testing",
+            capabilities=NatsTransport.capabilities,
             clock=self.clock,
-            retries=Retries(**retries),
+            retries=PublishRetries(**retries),
             telemetry=telemetry,
             chance=lambda: 0.5,
         )
-        self.link = FakeLink(list(outcomes))
+        self.connection = FakeConnection(list(outcomes))
         self.opened = 0
 
-    async def _working_link(self) -> Any:
+    async def _connected(self) -> Any:
         self.opened += 1
-        self._link = self.link  # type: ignore[assignment]
-        return self.link
+        self._connection = self.connection  # type: ignore[assignment]
+        return self.connection
 
-    async def _send_window(self, link: Any, window: Sequence[Outgoing]) -> list[Any]:
-        errors = [link.outcome(each) for each in window]
-        return [None if error is None else classified(error) for error in errors]
+    async def _send_batch(self, connection: Any, batch: Sequence[OutgoingMessage]) -> list[Any]:
+        errors = [connection.outcome(each) for each in batch]
+        return [None if error is None else classify(error) for error in errors]
 
-    def send_all(self, *outgoing: Outgoing) -> None:
-        asyncio.run(self.send(outgoing or (order(),)))
+    def send_all(self, *outgoing: OutgoingMessage) -> None:
+        asyncio.run(self.publish(outgoing or (order(),)))
 
     def count(self, event: str) -> int:
         return sum(name == event for name, _ in self.events)
 
 
-def order(subject: str = "orders") -> Outgoing:
+def order(subject: str = "orders") -> OutgoingMessage:
     headers = {MSG_ID: "once", "x-assignment-id": "a-1", "request_id": "r-1"}
-    return Outgoing(subject, b"{}", headers, "1")
+    return OutgoingMessage(subject, b"{}", headers, "1")
 
 
 # -- tries
@@ -98,20 +99,20 @@ def order(subject: str = "orders") -> Outgoing:
 
 @pytest.mark.requirement("R-20", "R-21", "R-24", "R-25")
 def test_what_times_out_is_posted_again_with_growing_pauses_under_the_same_id() -> None:
-    publisher = FakePublisher([TIMEOUT, TIMEOUT, None])
+    producer = FakeProducer([TIMEOUT, TIMEOUT, None])
 
-    publisher.send_all()
+    producer.send_all()
 
-    assert [each.headers[MSG_ID] for each in publisher.link.posted] == ["once"] * 3
-    assert publisher.clock.waits == pytest.approx([0.1 * 1.05, 0.2 * 1.05])
-    assert publisher.count("router_assignment_retry_total") == 2
-    assert publisher.count("router_assignment_published_total") == 1
-    assert publisher.count("router_assignment_publish_failures_total") == 0
+    assert [each.headers[MSG_ID] for each in producer.connection.posted] == ["once"] * 3
+    assert producer.clock.waits == pytest.approx([0.1 * 1.05, 0.2 * 1.05])
+    assert producer.count("router_assignment_retry_total") == 2
+    assert producer.count("router_assignment_published_total") == 1
+    assert producer.count("router_assignment_publish_failures_total") == 0
 
 
 @pytest.mark.requirement("R-20", "R-21")
 def test_the_defaults_are_three_tries_in_all_and_a_tenth_of_a_second() -> None:
-    retries = Retries()
+    retries = PublishRetries()
 
     assert (retries.max_retries, retries.retry_base_ms) == (3, 100)
     assert [retries.delay(1, 0.0), retries.delay(2, 0.0), retries.delay(2, 1.0)] == pytest.approx([0.1, 0.2, 0.22])
@@ -120,17 +121,17 @@ def test_the_defaults_are_three_tries_in_all_and_a_tenth_of_a_second() -> None:
 @pytest.mark.requirement("R-21", "R-22", "R-24", "R-26", "R-27", "R-29")
 @pytest.mark.parametrize("tries", [1, 3, 5])
 def test_after_the_last_try_it_is_given_up_and_the_caller_is_told(tries: int) -> None:
-    publisher = FakePublisher([nats.errors.ConnectionClosedError()] * 9, max_retries=tries)
+    producer = FakeProducer([nats.errors.ConnectionClosedError()] * 9, max_retries=tries)
 
     with pytest.raises(PublishExhausted) as exhausted:
-        publisher.send_all()
+        producer.send_all()
 
-    assert len(publisher.link.posted) == tries
+    assert len(producer.connection.posted) == tries
     assert (exhausted.value.kind, exhausted.value.tries, exhausted.value.sent) == ("connection_failed", tries, False)
     assert exhausted.value.retriable
-    assert publisher.count("router_assignment_retry_total") == tries - 1
-    assert publisher.count("router_assignment_published_total") == 0
-    ends = [each for each in publisher.events if each[0] != "router_assignment_retry_total"]
+    assert producer.count("router_assignment_retry_total") == tries - 1
+    assert producer.count("router_assignment_published_total") == 0
+    ends = [each for each in producer.events if each[0] != "router_assignment_retry_total"]
     assert ends == [
         (
             "router_assignment_publish_failures_total",
@@ -159,7 +160,7 @@ IDS = {"assignment_id": "a-1", "request_id": "r-1"}
         (RuntimeError("what is this"), "unknown", 3, None),
         (nats.js.errors.NoStreamResponseError(), "no_stream", 1, False),
         (nats.errors.NoRespondersError(), "no_stream", 1, False),
-        (Denied("permissions violation"), "permission_denied", 1, False),
+        (PublishDenied("permissions violation"), "permission_denied", 1, False),
         (SetupError("wrong password"), "permission_denied", 1, False),
         (nats.errors.MaxPayloadError(), "invalid_format", 1, False),
         (nats.errors.BadSubjectError(), "invalid_format", 1, False),
@@ -170,53 +171,53 @@ IDS = {"assignment_id": "a-1", "request_id": "r-1"}
 def test_what_may_help_is_tried_again_and_what_cannot_is_not(
     error: Exception, kind: str, tries: int, *, sent: bool | None
 ) -> None:
-    publisher = FakePublisher([error] * 9)
+    producer = FakeProducer([error] * 9)
 
     with pytest.raises(PublishError) as failed:
-        publisher.send_all()
+        producer.send_all()
 
-    assert classified(error).kind == kind
-    assert len(publisher.link.posted) == tries
+    assert classify(error).kind == kind
+    assert len(producer.connection.posted) == tries
     assert isinstance(failed.value, PublishExhausted) is (tries > 1)
     assert (failed.value.sent, failed.value.retriable) == (sent, tries > 1)
     assert failed.value.__cause__ is error
-    assert publisher.count("router_retry_exhausted_total") == (tries > 1)
-    assert publisher.count("router_assignment_publish_failures_total") == 1
+    assert producer.count("router_retry_exhausted_total") == (tries > 1)
+    assert producer.count("router_assignment_publish_failures_total") == 1
 
 
 @pytest.mark.requirement("R-20", "R-27")
 def test_of_several_only_those_that_failed_are_posted_again() -> None:
-    publisher = FakePublisher([None, TIMEOUT, None, None])
+    producer = FakeProducer([None, TIMEOUT, None, None])
 
-    publisher.send_all(order("a"), order("b"), order("c"))
+    producer.send_all(order("a"), order("b"), order("c"))
 
-    assert [each.subject for each in publisher.link.posted] == ["a", "b", "c", "b"]
-    assert publisher.count("router_assignment_published_total") == 3
-    assert publisher.count("router_assignment_publish_failures_total") == 0
+    assert [each.subject for each in producer.connection.posted] == ["a", "b", "c", "b"]
+    assert producer.count("router_assignment_published_total") == 3
+    assert producer.count("router_assignment_publish_failures_total") == 0
 
 
 @pytest.mark.requirement("R-28")
 def test_ids_are_told_apart_from_labels() -> None:
-    publisher = FakePublisher([TIMEOUT, None])
+    producer = FakeProducer([TIMEOUT, None])
 
-    publisher.send_all()
+    producer.send_all()
 
-    assert [fields["exemplar"] for _, fields in publisher.events] == [IDS, IDS]
-    assert not any(set(fields) & set(IDS) for _, fields in publisher.events)
+    assert [fields["exemplar"] for _, fields in producer.events] == [IDS, IDS]
+    assert not any(set(fields) & set(IDS) for _, fields in producer.events)
 
 
 @pytest.mark.requirement("R-20")
 def test_a_pause_between_tries_ends_when_the_producer_is_closed() -> None:
-    publisher = FakePublisher([TIMEOUT] * 9)
+    producer = FakeProducer([TIMEOUT] * 9)
 
     async def send() -> None:
-        await publisher.close()
-        await publisher.send((order(),))
+        await producer.close()
+        await producer.publish((order(),))
 
     with pytest.raises(PublishExhausted):
         asyncio.run(send())
 
-    assert len(publisher.link.posted) == 1
+    assert len(producer.connection.posted) == 1
 
 
 # -- on a server
@@ -463,9 +464,9 @@ def test_the_trace_of_a_message_goes_on_in_what_its_handler_posts(
 
 def test_retries_are_logged_without_the_body(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    publisher = FakePublisher([TIMEOUT, None])
+    producer = FakeProducer([TIMEOUT, None])
 
-    publisher.send_all(Outgoing("orders", b"the body", {MSG_ID: "1"}, "1"))
+    producer.send_all(OutgoingMessage("orders", b"the body", {MSG_ID: "1"}, "1"))
 
     assert "posting to orders failed (timeout); try 2 follows in 0.105 s" in caplog.text
     assert "the body" not in caplog.text

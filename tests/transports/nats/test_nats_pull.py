@@ -10,9 +10,9 @@ from nats.aio.msg import Msg
 
 from pump.clock import ManualClock
 from pump.errors import TransportError
-from pump.transports.nats.consumer import position_of
-from pump.transports.nats.pull import PAUSE_SECONDS, STALL_SECONDS, Change, Puller
-from pump.transports.nats.streams import Binding
+from pump.transports.nats.consumer import parse_reply
+from pump.transports.nats.pull import PAUSE_SECONDS, STALL_SECONDS, Puller
+from pump.transports.nats.streams import Durable
 
 REPLY = "$JS.ACK.S.d.1.7.7.1700000000000000000.0"
 
@@ -47,8 +47,8 @@ class FakeClient:
         self.asked.append({"subject": subject, "inbox": inbox, **json.loads(payload)})
 
 
-class FakeLink:
-    prefix = "$JS.API"
+class FakeConnection:
+    api_prefix = "$JS.API"
     alive = True
     reconnects = 0
 
@@ -61,28 +61,28 @@ class Asking:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        link: Any = FakeLink()
-        self.link = link
+        connection: Any = FakeConnection()
+        self.connection = connection
         self.changes = 0
-        self.puller = Puller(link, "S", "d", longest=1.0, clock=self.clock, changed=self._note)
+        self.puller = Puller(connection, "S", "d", longest=1.0, clock=self.clock, on_change=self._note)
 
     def _note(self) -> None:
         self.changes += 1
 
-    def is_under_way(self) -> bool:
-        return self.puller.under_way
+    def is_pending(self) -> bool:
+        return self.puller.pending
 
     def ask(self, limit: int = 5, timeout: float = 0.3) -> dict[str, Any]:
-        asyncio.run(self.puller.ask(limit, timeout))
-        return dict(self.link.client.asked[-1])
+        asyncio.run(self.puller.request(limit, timeout))
+        return dict(self.connection.client.asked[-1])
 
     def deliver(self, count: int = 1) -> None:
         for _ in range(count):
-            asyncio.run(self.link.client.answer(Msg(self.link.client, "s", REPLY, b"x")))
+            asyncio.run(self.connection.client.answer(Msg(self.connection.client, "s", REPLY, b"x")))
 
     def say(self, status: str, text: str = "") -> None:
         headers = {"Status": status, "Description": text}
-        asyncio.run(self.link.client.answer(Msg(self.link.client, "_INBOX", "", b"", headers)))
+        asyncio.run(self.connection.client.answer(Msg(self.connection.client, "_INBOX", "", b"", headers)))
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_it_asks_for_what_is_there_or_comes_in_time(asking: Asking) -> None:
 def test_a_request_is_over_when_all_have_come(asking: Asking) -> None:
     asking.ask(3)
     asking.deliver(2)
-    assert asking.is_under_way()
+    assert asking.is_pending()
     asking.deliver()
 
-    assert not asking.is_under_way()
+    assert not asking.is_pending()
     assert len(asking.puller.arrived) == 3
     assert asking.changes == 3
 
@@ -120,10 +120,10 @@ def test_a_request_is_over_when_the_server_says_so(asking: Asking, status: str) 
     asking.ask()
     asking.deliver(2)
     asking.say("100", "Idle Heartbeat")
-    assert asking.is_under_way()
+    assert asking.is_pending()
     asking.say(status)
 
-    assert not asking.is_under_way()
+    assert not asking.is_pending()
     asking.puller.check()
 
 
@@ -179,38 +179,21 @@ def test_silence_is_an_error(asking: Asking) -> None:
 
     with pytest.raises(TransportError, match="silent"):
         asking.puller.check()
-    assert not asking.is_under_way()
+    assert not asking.is_pending()
 
 
 def test_what_was_asked_for_on_an_earlier_connection_is_forgotten(asking: Asking) -> None:
     asking.ask()
-    asking.link.alive = False
+    asking.connection.alive = False
     asking.puller.check()
-    assert not asking.is_under_way()
-    asking.link.alive, asking.link.reconnects = True, 1
+    assert not asking.is_pending()
+    asking.connection.alive, asking.connection.reconnects = True, 1
 
     asking.ask()
 
-    client = asking.link.client
+    client = asking.connection.client
     assert [each["inbox"] for each in client.asked] == ["_INBOX.0", "_INBOX.1"]
     assert [each.ended for each in client.subscriptions] == [True, False]
-
-
-def test_a_change_wakes_who_waits_and_is_kept_for_who_will() -> None:
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        change = Change(loop)
-        change.set()
-        await asyncio.wait_for(change.wait(60), 1)
-        change.clear()
-        waiting = asyncio.ensure_future(change.wait(60))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(change.set_soon)
-        await asyncio.wait_for(waiting, 1)
-        change.clear()
-        await asyncio.wait_for(change.wait(0.01), 1)
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -222,10 +205,10 @@ def test_a_change_wakes_who_waits_and_is_kept_for_who_will() -> None:
     ],
 )
 def test_old_and_new_forms_of_the_acknowledgements_subject_are_understood(reply: str) -> None:
-    assert position_of(reply) == ("ORDERS", 2, 17, "1700000000123456789")
+    assert parse_reply(reply) == ("ORDERS", 2, 17, "1700000000123456789")
 
 
 def test_a_back_off_of_the_durable_says_how_long_each_delivery_is_ours() -> None:
-    binding = Binding("S", "d", ("s",), "explicit", 30.0, (1.0, 5.0), None, -1, keeps_all=True)
+    durable = Durable("S", "d", ("s",), "explicit", 30.0, (1.0, 5.0), None, -1, keeps_all=True)
 
-    assert [binding.lease(delivery) for delivery in (1, 2, 3, 9)] == [1.0, 5.0, 5.0, 5.0]
+    assert [durable.lease(delivery) for delivery in (1, 2, 3, 9)] == [1.0, 5.0, 5.0, 5.0]

@@ -48,7 +48,7 @@ def test_ten_thousand_messages_leave_nothing_in_any_collection(
         assert running.channel._intake._pinned == {}
         assert len(inner._puller.arrived) == 0
         assert len(inner._acknowledged) == 0
-        assert len(inner._link.client._resp_map) == 0
+        assert len(inner._connection.client._resp_map) == 0
 
 
 @pytest.mark.requirement("R-42", "E-43")

@@ -3,7 +3,14 @@
 import pytest
 
 from pump.errors import ConfigurationError
-from pump.transports.nats.subjects import checked, covers, grave, graves, name_of, overlap
+from pump.transports.nats.subjects import (
+    check_subject,
+    covers,
+    dead_letter_subjects,
+    escape_name,
+    fill_subject,
+    overlap,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +50,13 @@ def test_one_subject_covers_another(wide: str, subject: str, *, all_of_it: bool)
 
 @pytest.mark.parametrize("text", ["orders", "router-results", "A_b-9"])
 def test_a_plain_name_stays_as_it_is(text: str) -> None:
-    assert name_of(text) == text
+    assert escape_name(text) == text
 
 
 def test_names_differ_where_the_texts_do() -> None:
     texts = ["a.b", "a_b", "a b", "a*b", "a>b", "a/b", "a\\b", "a=2Eb", "a\tb", "ä"]
 
-    names = [name_of(text) for text in texts]
+    names = [escape_name(text) for text in texts]
 
     assert len(set(names)) == len(texts)
     assert not set("".join(names)) & set(" .*>/\\\t\r\n")
@@ -58,21 +65,21 @@ def test_names_differ_where_the_texts_do() -> None:
 @pytest.mark.parametrize("wrong", ["", "a..b", ".a", "a.", "a b", "a\tb", "a\r\nPUB x", "a.>.b"])
 def test_what_is_no_subject_is_a_configuration_error(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="subject"):
-        checked(wrong, wildcards=True)
+        check_subject(wrong, wildcards=True)
 
 
 def test_nothing_is_posted_to_a_wildcard() -> None:
     with pytest.raises(ConfigurationError, match="subject to post to"):
-        checked("orders.*")
+        check_subject("orders.*")
 
 
 def test_a_dead_letter_goes_beneath_its_own_subject() -> None:
-    assert list(graves("<subject>.dlq", ["orders.*", "other"])) == ["orders.*.dlq", "other.dlq"]
-    assert list(graves("dead", ["orders.>"])) == ["dead"]
-    assert grave("<subject>.dlq", "orders.eu") == "orders.eu.dlq"
-    assert grave("dead", "orders.eu") == "dead"
+    assert list(dead_letter_subjects("<subject>.dlq", ["orders.*", "other"])) == ["orders.*.dlq", "other.dlq"]
+    assert list(dead_letter_subjects("dead", ["orders.>"])) == ["dead"]
+    assert fill_subject("<subject>.dlq", "orders.eu") == "orders.eu.dlq"
+    assert fill_subject("dead", "orders.eu") == "dead"
 
 
 def test_there_is_no_default_place_for_everything_beneath_a_subject() -> None:
     with pytest.raises(ConfigurationError, match="say dead_letter="):
-        list(graves("<subject>.dlq", ["orders.>"]))
+        list(dead_letter_subjects("<subject>.dlq", ["orders.>"]))

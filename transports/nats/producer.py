@@ -1,0 +1,351 @@
+"""Publishing to streams: confirmed, or reported as failed; retried where that may help, and stored once."""
+
+import asyncio
+import json
+import random
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, NamedTuple
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import api
+
+from pump.capabilities import Capabilities
+from pump.clock import Clock, Signal
+from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
+from pump.message import Message
+from pump.telemetry import Telemetry
+from pump.transports.nats.connection import NatsConnection, ServerAddress, error_text, ignore, log
+from pump.transports.nats.headers import correlation_ids, to_nats
+
+BATCH_MESSAGES: Final = 500
+BATCH_BYTES: Final = 4 * 2**20
+"""So much is sent before its confirmations are awaited."""
+JITTER: Final = 0.1
+GIVE_UP_SECONDS: Final = 5.0
+"""A connection that was lost so long ago is replaced by a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRetries:
+    """How often a message is published, and how long each confirmation may take."""
+
+    max_retries: int = 3
+    """All tries together, the first included."""
+    retry_base_ms: float = 100.0
+    """Before the second try; doubled before each further one, plus up to a tenth."""
+    timeout: float = 5.0
+    """For the confirmation of one try, in seconds."""
+
+    def delay(self, tries: int, chance: float) -> float:
+        """How long to wait after so many tries, in seconds."""
+        return float(self.retry_base_ms / 1000 * 2 ** (tries - 1) * (1 + JITTER * chance))
+
+
+class OutgoingMessage(NamedTuple):
+    """One message to publish. Its headers tell the server whether it has stored it already."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str]
+    id: str
+
+    @property
+    def header_size(self) -> int:
+        """The size of its headers in bytes."""
+        return sum(len(name) + len(value.encode()) + 4 for name, value in self.headers.items())
+
+    @property
+    def size(self) -> int:
+        """The size of headers and body in bytes."""
+        return len(self.body) + self.header_size
+
+
+class PublishFailure(NamedTuple):
+    """Why a try failed."""
+
+    kind: str
+    """One of a few words, fit for a metric's label."""
+    retriable: bool
+    sent: bool | None
+    """False: it is not stored. None: unknown."""
+    error: BaseException
+
+
+class PublishDenied(nats.errors.Error):
+    """The server does not permit publishing to the subject."""
+
+
+_NOT_SENT: Final = (
+    nats.errors.ConnectionClosedError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.ConnectionDrainingError,
+    nats.errors.NoServersError,
+    nats.errors.OutboundBufferLimitError,
+    TransportError,
+)
+_INVALID: Final = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
+_KINDS: Final[Sequence[tuple[tuple[type[BaseException], ...], str, bool, bool | None]]] = (
+    ((asyncio.TimeoutError, nats.errors.TimeoutError), "timeout", True, None),
+    (_NOT_SENT, "connection_failed", True, False),
+    ((nats.errors.StaleConnectionError, OSError), "connection_failed", True, None),
+    ((PublishDenied, SetupError), "permission_denied", False, False),
+    ((nats.js.errors.NoStreamResponseError, nats.errors.NoRespondersError), "no_stream", False, False),
+    ((*_INVALID, nats.errors.BadHeaderError, UnicodeError), "invalid_format", False, False),
+    ((nats.js.errors.ServiceUnavailableError, nats.js.errors.ServerError), "nats_unavailable", True, False),
+    # The server recognises a repetition, so trying again does no harm, and giving up might.
+    ((BaseException,), "unknown", True, None),
+)
+
+
+def classify(error: BaseException) -> PublishFailure:
+    """What kind of failure an error is, and whether another try may help."""
+    _, kind, retriable, sent = next(each for each in _KINDS if isinstance(error, each[0]))
+    return PublishFailure(kind, retriable, sent, error)
+
+
+class NatsProducer:
+    """Posts messages on a connection of its own, opened by the first one and again after it broke."""
+
+    def __init__(
+        self,
+        address: ServerAddress,
+        purpose: str,
+        *,
+        capabilities: Capabilities,
+        clock: Clock,
+        retries: PublishRetries,
+        telemetry: Telemetry,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._address: Final = address
+        self._purpose: Final = purpose
+        self._capabilities: Final = capabilities
+        self._clock: Final = clock
+        self._retries: Final = retries
+        self._telemetry: Final = telemetry
+        self._chance: Final = chance
+        self._closing: Final = Signal()
+        self._opening: Final = asyncio.Lock()
+        self._numbers: Final = count(1)
+        self._unconfirmed: Final[dict[str, tuple[str, asyncio.Future[BaseException | None]]]] = {}
+        """By the inbox of the confirmation: a message's subject, and the future of its error, None if confirmed."""
+        self._connection: NatsConnection | None = None
+        self._inbox = ""
+        self._last_answer = 0.0
+
+    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """Store every message; tried again where that may help, and stored once."""
+        if delay > 0:
+            raise PublishError("nothing was sent: NATS delivers no message later", sent=False, retriable=False)
+        await self.publish([self._outgoing(message) for message in messages])
+
+    def _outgoing(self, message: Message) -> OutgoingMessage:
+        header = message.header
+        token = f"{header.id}.{secrets.token_hex(6)}"  # of this posting, the same for all its tries
+        outgoing = OutgoingMessage(header.topic, message.body, to_nats(header, token), header.id)
+        largest = self._capabilities.largest_body, self._capabilities.largest_headers
+        for what, size, limit in zip(
+            ("body", "headers"), (len(message.body), outgoing.header_size), largest, strict=True
+        ):
+            if limit is not None and size > limit:
+                raise PublishError(
+                    f"nothing was sent: the {what} of message {message.id} has {size} bytes, and {limit} are allowed",
+                    sent=False,
+                    retriable=False,
+                )
+        return outgoing
+
+    async def publish(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Return when all are confirmed; PublishExhausted after the last try, PublishError where no try would help."""
+        waiting, unknown = list(messages), False
+        for tries in range(1, self._retries.max_retries + 1):
+            failed: list[tuple[OutgoingMessage, PublishFailure]] = []
+            for message, failure in zip(waiting, await self._try(waiting), strict=True):
+                if failure is None:
+                    self._tell("router_assignment_published_total", message, subject=message.subject)
+                else:
+                    failed.append((message, failure))
+            if not failed:
+                return
+            unknown = unknown or any(failure.sent is None for _, failure in failed)
+            final = next((each for each in failed if not each[1].retriable), None)
+            if final is not None or tries == self._retries.max_retries or self._closing.is_set():
+                self._give_up(failed, final, tries, sent=None if unknown else False)
+            waiting = [message for message, _ in failed]
+            delay = self._retries.delay(tries, self._chance())
+            for message, failure in failed:
+                self._tell_retry(message, failure, tries, delay)
+            await self._clock.wait_async(self._closing, delay)
+
+    async def close(self) -> None:
+        """Close the connection; what is not confirmed yet is reported as unknown."""
+        self._closing.set()
+        await self._disconnect()
+        self._fail_unconfirmed(nats.errors.ConnectionClosedError())
+
+    # -- one try
+
+    async def _try(self, messages: Sequence[OutgoingMessage]) -> list[PublishFailure | None]:
+        began = self._clock.monotonic()
+        results: list[PublishFailure | None] = []
+        for batch in _batches(messages):
+            try:
+                connection = await self._connected()
+            except (TransportError, SetupError) as error:
+                results += [classify(error)] * len(batch)
+                continue
+            results += await self._send_batch(connection, batch)
+        if self._last_answer < began and any(each is not None and each.kind == "timeout" for each in results):
+            await self._disconnect()  # it may be half open: the next try opens a new one
+        return [await self._explained(each, result) for each, result in zip(messages, results, strict=True)]
+
+    async def _send_batch(
+        self, connection: NatsConnection, batch: Sequence[OutgoingMessage]
+    ) -> list[PublishFailure | None]:
+        futures = {f"{self._inbox}.{next(self._numbers)}": asyncio.get_running_loop().create_future() for _ in batch}
+        for message, (inbox, future) in zip(batch, futures.items(), strict=True):
+            self._unconfirmed[inbox] = message.subject, future
+            try:
+                await connection.client.publish(
+                    message.subject, message.body, reply=inbox, headers=dict(message.headers)
+                )
+            except Exception as error:
+                _finish(future, error)
+        if pending := [each for each in futures.values() if not each.done()]:
+            await asyncio.wait(pending, timeout=self._retries.timeout)
+        for inbox in futures:
+            self._unconfirmed.pop(inbox, None)
+        return [_outcome(each) for each in futures.values()]
+
+    async def _on_answer(self, answer: Msg) -> None:
+        self._last_answer = self._clock.monotonic()
+        _, future = self._unconfirmed.pop(answer.subject, ("", None))
+        if future is not None:
+            _finish(future, _error_in(answer))
+
+    async def _explained(self, message: OutgoingMessage, failure: PublishFailure | None) -> PublishFailure | None:
+        """Nobody answers where there is no stream, nor where JetStream is not ready yet: ask which it is."""
+        if failure is None or failure.kind != "no_stream" or self._connection is None:
+            return failure
+        try:
+            found = (await self._connection.request("STREAM.NAMES", {"subject": message.subject})).get("streams")
+        except Exception:
+            found = True
+        return failure._replace(kind="nats_unavailable", retriable=True) if found else failure
+
+    # -- the connection
+
+    async def _connected(self) -> NatsConnection:
+        async with self._opening:
+            if self._connection is not None and (
+                self._connection.closed or self._connection.lost_seconds > GIVE_UP_SECONDS
+            ):
+                await self._disconnect()
+            if self._closing.is_set():
+                raise TransportError("the producer is closed")
+            if self._connection is None:
+                connection = await NatsConnection.open(self._address, self._purpose)
+                connection.on_refusal = self._on_refusal
+                connection.on_change = self._on_change
+                self._inbox = connection.client.new_inbox()
+                await connection.client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+                self._connection = connection
+            return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.on_change = ignore
+            await connection.close()
+
+    def _on_change(self) -> None:
+        """Confirmations on their way are lost with the connection; their messages may be stored."""
+        if self._connection is not None and not self._connection.alive:
+            self._fail_unconfirmed(nats.errors.StaleConnectionError())
+
+    def _on_refusal(self, text: str) -> None:
+        for subject, future in self._unconfirmed.values():
+            if f'"{subject.lower()}"' in text.lower():
+                _finish(future, PublishDenied(text))
+
+    def _fail_unconfirmed(self, error: BaseException) -> None:
+        for _, future in self._unconfirmed.values():
+            _finish(future, error)
+        self._unconfirmed.clear()
+
+    # -- telemetry and errors
+
+    def _tell(self, event: str, message: OutgoingMessage, **fields: object) -> None:
+        self._telemetry.tell(event, **fields, exemplar=correlation_ids(message.headers))
+
+    def _tell_retry(self, message: OutgoingMessage, failure: PublishFailure, tries: int, delay: float) -> None:
+        subject, kind = message.subject, failure.kind
+        log.warning("posting to %s failed (%s); try %d follows in %.3f s", subject, kind, tries + 1, delay)
+        self._tell("router_assignment_retry_total", message, subject=subject, error_kind=kind, retry=tries, delay=delay)
+
+    def _give_up(
+        self,
+        failed: Sequence[tuple[OutgoingMessage, PublishFailure]],
+        final: tuple[OutgoingMessage, PublishFailure] | None,
+        tries: int,
+        *,
+        sent: bool | None,
+    ) -> None:
+        for message, failure in failed:
+            kind = failure.kind
+            self._tell("router_assignment_publish_failures_total", message, error_kind=kind, subject=message.subject)
+            if final is None:
+                self._tell("router_retry_exhausted_total", message, error_kind=kind, retries=tries)
+        message, (kind, _, _, error) = final or failed[0]
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        text = f"message {message.id}{others} was not confirmed by {message.subject}: {kind}, {error_text(error)}"
+        cause = error if isinstance(error, Exception) else None
+        if final is not None:
+            raise PublishError(text, sent=sent, retriable=False) from cause
+        raise PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent) from cause
+
+
+def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
+    batch: list[OutgoingMessage] = []
+    size = 0
+    for message in messages:
+        if batch and (len(batch) >= BATCH_MESSAGES or size + message.size > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += message.size
+    if batch:
+        yield batch
+
+
+def _error_in(answer: Msg) -> Exception | None:
+    """What a stream answers instead of a confirmation."""
+    try:
+        if (answer.headers or {}).get(api.Header.STATUS) == api.StatusCode.SERVICE_UNAVAILABLE.value:
+            return nats.js.errors.NoStreamResponseError()
+        fields = json.loads(answer.data)
+        if "error" in fields:
+            nats.js.errors.APIError.from_error(fields["error"])
+        if not fields.get("stream") or not fields.get("seq"):
+            return ValueError("the answer is no confirmation of a stream")
+    except Exception as error:
+        return error
+    return None
+
+
+def _outcome(future: "asyncio.Future[BaseException | None]") -> PublishFailure | None:
+    if not future.done():
+        future.cancel()
+        return classify(nats.errors.TimeoutError())
+    error = future.result()
+    return None if error is None else classify(error)
+
+
+def _finish(future: "asyncio.Future[BaseException | None]", error: BaseException | None) -> None:
+    if not future.done():
+        future.set_result(error)
