@@ -12,8 +12,10 @@ from nats.aio.msg import Msg
 from pump.colour import must_not_block
 from pump.duration import Duration, seconds
 from pump.errors import PumpError, TransportError
-from pump.handling.delivery import AsyncDelivery, Delivery, Settler
+from pump.handling.delivery import AsyncDelivery, Delivery
 from pump.message import Message
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
 from pump.transports.nats.consumer import Receipt, position_of
 from pump.transports.nats.headers import found
 from pump.verdict import ACKNOWLEDGE, Requeue, Verdict
@@ -80,7 +82,7 @@ class _JetStream:
 
     __slots__ = ()
 
-    may_leave: ClassVar[bool] = False
+    may_nack: ClassVar[bool] = False
     system: ClassVar[str] = "nats"
 
     if TYPE_CHECKING:  # a delivery has these
@@ -200,8 +202,8 @@ class NatsMessage(_JetStream, Delivery[T]):
 
     twin: ClassVar[str] = "AsyncNatsMessage"
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
-        super().__init__(message, payload, settler)
+    def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
+        super().__init__(message, payload, channel)
         self._must_be_jetstream()
         self._naked: Verdict | None = None
 
@@ -215,10 +217,10 @@ class NatsMessage(_JetStream, Delivery[T]):
         if not self._claim():
             return
         try:
-            verdict = self._naked = self._naked or self._judge.naked(self._message, wait)
+            verdict = self._naked = self._naked or self._judge.asked_again(self._message, wait)
             if self._fits(verdict):
                 self._run(self._send(lambda raw: raw.nak() if wait is None else raw.nak(delay=wait)))
-                self._channel.leave(self._message)
+                self._channel.leave_unsettled(self._message)
             else:
                 verdict.settle(self._channel, self._message)
         except BaseException:
@@ -243,7 +245,7 @@ class NatsMessage(_JetStream, Delivery[T]):
         except BaseException:
             self._message.settled = False
             raise
-        self._channel.leave(self._message)
+        self._channel.leave_unsettled(self._message)
         self._judge.settled(self._message, ACKNOWLEDGE)
 
     def _claim(self) -> bool:
@@ -271,8 +273,8 @@ class AsyncNatsMessage(_JetStream, AsyncDelivery[T]):
 
     twin: ClassVar[str] = "NatsMessage"
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
-        super().__init__(message, payload, settler)
+    def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
+        super().__init__(message, payload, channel)
         self._must_be_jetstream()
         self._naked: Verdict | None = None
 
@@ -284,7 +286,7 @@ class AsyncNatsMessage(_JetStream, AsyncDelivery[T]):
         """Have it again, at once or after the delay, which is the server's. On the last attempt it is a dead letter."""
         wait = _delay(delay)
         if self._message.claim():
-            await self._at_home(self._carry_out_nak(wait))
+            await self._on_own_loop(self._carry_out_nak(wait))
 
     async def term(self) -> None:
         """It is never delivered again, and no dead letter is made of it."""
@@ -292,11 +294,11 @@ class AsyncNatsMessage(_JetStream, AsyncDelivery[T]):
 
     async def in_progress(self) -> None:
         """The handler is still at it: the message is ours for another lease."""
-        await self._at_home(self._extend())
+        await self._on_own_loop(self._extend())
 
     async def _settle_natively(self, word: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
         if self._message.claim():
-            await self._at_home(self._carry_out_word(word))
+            await self._on_own_loop(self._carry_out_word(word))
 
     async def _carry_out_word(self, word: Callable[[Msg], Coroutine[Any, Any, None]]) -> None:
         try:
@@ -304,15 +306,15 @@ class AsyncNatsMessage(_JetStream, AsyncDelivery[T]):
         except BaseException:
             self._message.settled = False
             raise
-        await self._channel.leave(self._message)
+        await self._channel.leave_unsettled(self._message)
         self._judge.settled(self._message, ACKNOWLEDGE)
 
     async def _carry_out_nak(self, wait: float | None) -> None:
         try:
-            verdict = self._naked = self._naked or self._judge.naked(self._message, wait)
+            verdict = self._naked = self._naked or self._judge.asked_again(self._message, wait)
             if self._fits(verdict):
                 await self._send(lambda raw: raw.nak() if wait is None else raw.nak(delay=wait))
-                await self._channel.leave(self._message)
+                await self._channel.leave_unsettled(self._message)
             else:
                 await verdict.settle(self._channel, self._message)
         except BaseException:
