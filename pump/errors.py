@@ -1,4 +1,4 @@
-"""What a handler raises to decide what becomes of its message, and what goes wrong, grouped by what to do about it."""
+"""What handlers raise to decide what becomes of a message; and the errors, grouped by what to do about them."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ class MessageAction(Exception):  # noqa: N818 - a decision, not an error
     """A handler's decision about its message. Raise one of the four below; raise it `from error` to keep the cause."""
 
     reason: str = ""
-    """Also where a class of one's own does not call `super().__init__`."""
+    """Why, in a few words. A subclass that does not call `super().__init__` has the empty one."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -17,7 +17,7 @@ class MessageAction(Exception):  # noqa: N818 - a decision, not an error
 
 
 class DontAckAction(MessageAction):
-    """Leave the message with the broker: it is neither acknowledged nor spent, and comes again."""
+    """Leave the message with the broker: it is not acknowledged, no attempt is counted, and it comes again."""
 
 
 class DeferMessageAction(MessageAction):
@@ -44,15 +44,15 @@ UNMAPPABLE: Final = "cannot be mapped"
 
 
 class Undecodable(InvalidMessageAction):
-    """Raised by the pump's own mapping alone, `from` what is wrong with the body: a subscription may treat it apart."""
+    """Raised only by the pump's own mapping, `from` what is wrong with the body: a subscription may treat it apart."""
 
 
-class Refused(Exception):  # noqa: N818 - it says what happened
-    """The subscription does not let the message be handled; never raised, but told as the reason."""
+class MessageRefused(Exception):  # noqa: N818 - it says what happened
+    """The subscription's `refusal` does not let the message be handled. Never raised: the reason of a verdict."""
 
 
 class PumpError(Exception):
-    """Everything this package raises by itself when something is wrong."""
+    """The base of every error that this package raises."""
 
 
 class TransportError(PumpError):
@@ -60,7 +60,7 @@ class TransportError(PumpError):
 
 
 class PublishError(TransportError):
-    """A message was not confirmed. `sent` is False when it is known not to be stored, None when that is unknown."""
+    """A message was not confirmed. `sent` is False when it is known not to be stored, None when nobody knows."""
 
     def __init__(self, text: str, *, sent: bool | None = None, retriable: bool = True) -> None:
         super().__init__(text)
@@ -69,7 +69,7 @@ class PublishError(TransportError):
 
 
 class PublishExhausted(PublishError):  # noqa: N818 - the name says what happened
-    """Every try to post a message failed, each for a reason that might have passed. It is not kept to be sent later."""
+    """Posting a message failed on every try, each time for a reason that might have passed. It is not sent later."""
 
     def __init__(self, text: str, *, kind: str, tries: int, sent: bool | None = None) -> None:
         super().__init__(text, sent=sent)
@@ -79,15 +79,15 @@ class PublishExhausted(PublishError):  # noqa: N818 - the name says what happene
 
 
 class LeaseLost(PumpError):  # noqa: N818 - the name says what happened
-    """The message is no longer ours: its lease lapsed or its connection is gone. Nothing was sent for it."""
+    """The message is not ours any more: its lease expired or its connection is gone. Nothing was sent for it."""
 
 
 class SetupError(PumpError):
-    """Something outside the program has to be mended: a channel is missing, a login refused, a package absent."""
+    """Something outside the program has to be corrected: a channel is missing, a login refused, a package absent."""
 
 
 class ConfigurationError(SetupError):
-    """The program is put together wrongly; it has to be mended before it can run."""
+    """The program is set up wrongly; it has to be corrected before it can run."""
 
 
 class UnknownPublication(PumpError):  # noqa: N818 - the name says what is wrong

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """The contract's tests carry the requirements they prove, and their assertions explain themselves."""
     config.addinivalue_line("markers", "requirement(*ids): the requirements that the test proves")
-    pytest.register_assert_rewrite("pump.testing.contract", "pump.testing.settlement", "pump.testing.rig")
+    pytest.register_assert_rewrite("pump.testing.contract", "pump.testing.settlement", "pump.testing.driver")
 
 
 @pytest.fixture

@@ -1,7 +1,16 @@
-"""What becomes of a message.
+"""What becomes of a message: every decision about that is made in this file, by code that does no I/O and never waits.
 
-Every decision to acknowledge, leave, requeue, reject or hand back a message is made in this file, by code that does no
-I/O and never waits. The pumps only carry the verdicts out.
+A pump asks its Judge about each message: `arrived` before it is handled, then `handled` or `failed`. The answer is a
+verdict, and each verdict is one call of the channel:
+
+* Acknowledge: the message is done.
+* Nack: it stays with the broker; the run does not count as an attempt, and the pump waits before it goes on.
+* Requeue: it comes again after a delay, with one attempt more behind it.
+* Reject: it becomes a dead letter, or goes to the invalid-message channel.
+* HandBack: it goes back as if it had not been received.
+* Unsettled: the broker is sent nothing; the handler settles the message itself, or its lease ends.
+
+docs/settlement.md, printed from this code, says which outcome has which verdict.
 """
 
 import asyncio
@@ -20,13 +29,13 @@ from pump.errors import (
     InvalidMessageAction,
     LeaseLost,
     MessageAction,
-    Refused,
+    MessageRefused,
     RejectMessageAction,
     Undecodable,
 )
-from pump.ledger import FRESH, Ledger, Standing
+from pump.ledger import NO_RUNS, Ledger, PastRuns
 from pump.message import Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.subscription import Subscription
 
 Done = TypeVar("Done", None, Awaitable[None], covariant=True)
@@ -34,22 +43,34 @@ Done = TypeVar("Done", None, Awaitable[None], covariant=True)
 
 
 class Settles(Protocol[Done]):
-    """Where verdicts are carried out: a Channel, or an AsyncChannel."""
+    """Where verdicts are carried out: a Channel or an AsyncChannel."""
 
     def acknowledge(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
     def nack(self, message: Message, delay: float) -> Done: ...  # noqa: D102 - as Channel's
     def requeue(self, message: Message, delay: float, attempts: int) -> Done: ...  # noqa: D102 - as Channel's
     def reject(self, message: Message, rejection: Rejection) -> Done: ...  # noqa: D102 - as Channel's
     def hand_back(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
-    def leave(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
+    def leave_unsettled(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
+
+
+class _Defaults:
+    """What a verdict has unless it says otherwise."""
+
+    __slots__ = ()
+
+    final: ClassVar[bool] = False
+    """Whether nothing more can become of the message once the verdict is carried out."""
+    pause: float = 0.0
+    """How long the pump waits afterwards, in seconds."""
+    error: BaseException | None = None
+    """What the handler raised, if anything."""
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(_Defaults):
     """The message is done."""
 
-    ends: ClassVar[bool] = True
-    pause: float = 0.0
+    final: ClassVar[bool] = True
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
@@ -57,10 +78,9 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Nack:
-    """The message stays with the broker, unspent; the pump pauses before it goes on."""
+class Nack(_Defaults):
+    """The message stays with the broker, and no attempt is counted; the pump pauses before it goes on."""
 
-    ends: ClassVar[bool] = False
     pause: float
     error: BaseException | None = None
 
@@ -70,14 +90,12 @@ class Nack:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
+class Requeue(_Defaults):
     """The message comes again after the delay, with so many attempts behind it."""
 
-    ends: ClassVar[bool] = False
     delay: float
     attempts: int
     error: BaseException | None = None
-    pause: float = 0.0
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
@@ -85,15 +103,14 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(_Defaults):
     """The message becomes a dead letter, or goes to the invalid-message channel."""
 
-    ends: ClassVar[bool] = True
+    final: ClassVar[bool] = True
     rejection: Rejection
-    pause: float = 0.0
 
     @property
-    def error(self) -> BaseException | None:
+    def error(self) -> BaseException | None:  # type: ignore[override] # read only, here as in every verdict
         """What the handler raised, if anything."""
         return self.rejection.error
 
@@ -103,12 +120,8 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class HandBack:
+class HandBack(_Defaults):
     """The message goes back as if it had not been received."""
-
-    ends: ClassVar[bool] = False
-    pause: float = 0.0
-    error: BaseException | None = None
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
@@ -116,27 +129,23 @@ class HandBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Nothing is said to the broker: the handler settles the message itself, or nobody does."""
-
-    ends: ClassVar[bool] = False
-    pause: float = 0.0
-    error: BaseException | None = None
+class Unsettled(_Defaults):
+    """The broker is sent nothing: the handler settles the message itself, or nobody does and its lease ends."""
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
-        return channel.leave(message)
+        return channel.leave_unsettled(message)
 
 
-Verdict: TypeAlias = Acknowledge | Nack | Requeue | Reject | HandBack | Leave
+Verdict: TypeAlias = Acknowledge | Nack | Requeue | Reject | HandBack | Unsettled
 
 ACKNOWLEDGE: Final = Acknowledge()
 HAND_BACK: Final = HandBack()
-LEAVE: Final = Leave()
+UNSETTLED: Final = Unsettled()
 
 
 class SetupFault(Exception):  # noqa: N818 - a fault of the set-up, never of the message
-    """Raised by the pump's own mapping and set-up alone, `from` the ConfigurationError: a handler cannot raise it."""
+    """Raised only by the pump's own mapping and set-up, `from` the ConfigurationError: a handler cannot raise it."""
 
 
 class Stopped(Enum):
@@ -147,10 +156,10 @@ class Stopped(Enum):
     CONFIGURATION_ERROR = "configuration error"
 
 
-_TOLD: Final = (Requeue, Reject)  # a tuple, since every message pays for the question
+_REPORTED: Final = (Requeue, Reject)  # listeners are told once one is carried out; every message asks for this tuple
 EXHAUSTED: Final = "attempts exhausted"
 PROCESS_DIED: Final = "process died"
-LEFT_TOO_OFTEN: Final = "left too often"
+NACKED_TOO_OFTEN: Final = "not acknowledged too often"
 UNREADABLE: Final = "unreadable"
 
 _PRECEDENCE: Final = (
@@ -160,23 +169,20 @@ _PRECEDENCE: Final = (
     InvalidMessageAction,
     SetupFault,
 )
+"""Of several decisions in one exception group the first of these counts."""
 _BACKOFF_GROWTH: Final = 1.35
 """Slow enough that after an outage of ten seconds the next try comes within five, however the jitter fell."""
 
 
 def may_release(message: Message, broker_limit: int | None, max_attempts: int | None) -> bool:
-    """Whether a nack may go to a broker that gives messages up by itself: our budget must still fit."""
+    """Whether a nack may give the message to the broker: the broker's own limit must leave room for every attempt."""
     return broker_limit is None or broker_limit - message.deliveries >= (max_attempts or 1) + 1
 
 
 def may_requeue(message: Message, broker_limit: int | None, max_attempts: int | None, attempts: int) -> bool:
-    """Whether a requeue of the same message may go to such a broker: the rest of our budget must still fit."""
+    """Whether a requeue may give the same message to the broker: its limit must leave room for the attempts left."""
     needed = 1 if max_attempts is None else max(1, max_attempts - attempts)
     return broker_limit is None or broker_limit - message.deliveries >= needed
-
-
-def _never() -> bool:
-    return False
 
 
 class Judge:
@@ -187,21 +193,24 @@ class Judge:
         rules: Subscription,
         ledger: Ledger,
         clock: Clock,
-        report: Report,
+        log: PumpLog,
         *,
         may_block: bool = False,
-        cancelled: Callable[[], bool] = _never,
+        cancelled: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        self.rules: Final = rules
+        """The subscription, with every default filled in."""
+        self.ledger: Final = ledger
+        """What is remembered of messages that failed; shared by the pumps of one channel."""
+        self.clock: Final = clock
+        self.log: Final = log
         self.stopping: Final = Signal()
-        """Set when the pump shall stop, or has."""
+        """Set when the pump shall stop, or has stopped."""
         self.stopped: Stopped | None = None
+        """Why the pump stops; None while it shall go on."""
         self.unacceptable = 0
         """How many messages were unacceptable, within the window where there is one."""
-        self._rules: Final = rules
-        self._ledger: Final = ledger
-        self._clock: Final = clock
-        self._report: Final = report
         self._may_block = may_block
         self._cancelled: Final = cancelled
         self._chance: Final = chance
@@ -212,196 +221,185 @@ class Judge:
         self._window: Final = seconds(rules.unacceptable_window)
         self._window_began = clock.monotonic()
         self._failures = 0
-        self._unsettled = 0
+        self._settle_failures = 0
 
     @property
     def running(self) -> bool:
-        """Whether another turn may begin. Reaching the unacceptable limit ends that."""
-        if 0 < self._rules.unacceptable_limit <= self.unacceptable:
+        """Whether another message may be handled. Reaching the unacceptable limit ends that."""
+        if 0 < self.rules.unacceptable_limit <= self.unacceptable:
             self.stop(Stopped.LIMIT_EXCEEDED)
         return self.stopped is None
 
     def stop(self, why: Stopped = Stopped.REQUESTED) -> None:
-        """No further turn begins; waits end. The first reason stands."""
+        """Handle no further message, and end all waits. The first reason stands."""
         if self.stopped is None:
             self.stopped = why
             if why is not Stopped.REQUESTED:
-                self._report.stopping(why.value)
+                self.log.stopping(why.value)
         self.stopping.set()
 
-    # -- on arrival
+    # -- before the message is handled
 
     def suspect(self, message: Message) -> bool:
-        """Whether its unexplained deliveries may mean that it kills processes: such a one is handled alone."""
-        standing = self._ledger.standing(message)
+        """Whether the message may have killed the process before: its deliveries of unknown outcome reach the limit.
+
+        Such a message is handled alone, so that nothing else is lost if it kills the process again.
+        """
+        runs = self.ledger.past_runs(message)
         limit = self._max_attempts
-        return limit is not None and standing.surplus > 0 and standing.attempts + standing.surplus >= limit
+        return limit is not None and runs.unexplained > 0 and runs.attempts + runs.unexplained >= limit
 
     def arrived(self, message: Message) -> Verdict | None:
-        """The verdict on a message before it is handled; None if it is fit to be handled."""
-        if message.fault or message.attempts or message.unexplained or self._ledger:
+        """The verdict on a message that is not to be handled; None if it is."""
+        if message.fault or message.attempts or message.unexplained or self.ledger.accounts:
             verdict = self._unfit(message)
             if verdict is not None:
                 return verdict
         reason = "" if self._refusal is None else self._refusal(message)
         if not reason:
             return None
-        self._count()
-        return self._again(message, Refused(reason), self._retry_delay, reason)
+        self._count_unacceptable()
+        return self._requeue(message, MessageRefused(reason), self._retry_delay, reason)
 
     def _unfit(self, message: Message) -> Verdict | None:
-        pending = self._ledger.rejection(message)
-        if pending is not None:
+        pending = self.ledger.rejection(message)
+        if pending is not None:  # it was rejected before, and that could not be carried out
             return Reject(pending)
         if message.fault:
+            self._count_unacceptable()
             return self._undecodable(message, None, UNREADABLE, message.fault, 0)
-        return self._spent(message, self._ledger.arrived(message))
+        return self._exhausted(message, self.ledger.arrived(message))
 
-    def _spent(self, message: Message, standing: Standing) -> Verdict | None:
+    def _exhausted(self, message: Message, runs: PastRuns) -> Verdict | None:
         limit = self._max_attempts
-        if limit is None or standing is FRESH:
+        if limit is None or runs is NO_RUNS:
             return None
-        if standing.attempts >= limit:
-            self._count()
-            return self._given_up(message, None, EXHAUSTED, runs=0)
-        if not self._may_block and standing.surplus >= 3 * limit:
-            text = f"delivered {message.deliveries} times, and no run of it ever ended"
-            self._count()
-            return self._given_up(message, None, PROCESS_DIED, description=text, runs=0)
-        return None
+        if runs.attempts >= limit:
+            reason, text = EXHAUSTED, ""
+        elif not self._may_block and runs.unexplained >= 3 * limit:
+            reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
+        else:
+            return None
+        self._count_unacceptable()
+        return self._give_up(message, None, reason, description=text, runs=0)
 
-    # -- after handling
+    # -- after the message was handled
 
     def handled(self, message: Message) -> Verdict:
-        """The verdict on a message whose handler returned. What was lost meanwhile comes again, unspent."""
+        """The verdict on a message whose handler returned. One that was lost meanwhile comes again, uncounted."""
         if message.lost and not message.settled:
-            self._ledger.forgive(message)
-        if message.lost or message.explicit or not self._rules.auto_ack:
-            return LEAVE
+            self.ledger.forgive(message)
+        if message.lost or message.explicit or not self.rules.auto_ack:
+            return UNSETTLED
         return ACKNOWLEDGE
 
     def failed(self, message: Message, error: BaseException) -> Verdict:
-        """The verdict on a message whose mapping or handling raised. Asked to stop, it stops."""
+        """The verdict on a message whose mapping or handling raised; also stops the pump if the error asks for that."""
         asked = self._asks_to_stop(error)
         if asked:
             self.stop()
         if message.explicit and not message.claim():
-            self._report.after_settlement(message, error)
-            return LEAVE
-        if message.lost and _is_cancellation(error):  # it was ended because the message is lost
-            self._ledger.spare(message)
-            self._report.interrupted(message)
-            return LEAVE
-        if message.lost or not (self._rules.auto_ack or message.explicit):
-            self._report.unhandled(message, error)
-            return LEAVE
+            self.log.failed_after_settlement(message, error)
+            return UNSETTLED
+        if message.lost and _is_cancellation(error):  # the handler was ended because the message was lost
+            self.ledger.ignore(message)
+            self.log.handler_interrupted(message)
+            return UNSETTLED
+        if message.lost or not (self.rules.auto_ack or message.explicit):
+            self.log.handler_failed(message, error)
+            return UNSETTLED
         if asked:
-            self._ledger.spare(message)
+            self.ledger.ignore(message)
             return HAND_BACK
-        return self._judge(message, error)
+        return self.decided(message, error)
 
-    def decided(self, message: Message, action: MessageAction) -> Verdict:
-        """The verdict on a message that its handler settles itself, by the decision it would otherwise raise."""
-        return self._judge(message, action)
+    def asked_again(self, message: Message, delay: float | None) -> Verdict:
+        """The verdict on a message that its handler asks for again after exactly this delay; it counts an attempt."""
+        return self._requeue(message, None, 0.0 if delay is None else delay)
 
-    def naked(self, message: Message, delay: float | None) -> Verdict:
-        """The verdict on a message that its handler asks for again: counted, with the delay as given."""
-        return self._again(message, None, 0.0 if delay is None else delay)
+    def decided(self, message: Message, error: BaseException) -> Verdict:
+        """The verdict by the strongest decision in an error: raised, or made by a handler that settles by itself."""
+        errors = tuple(_flattened(error))
+        decision = _strongest(errors)
+        for each in errors:
+            if not isinstance(each, _PRECEDENCE):
+                self.log.handler_failed(message, each)
+        if isinstance(decision, DeferMessageAction):
+            return self._requeue(message, decision, decision.delay)
+        if isinstance(decision, SetupFault):
+            self.log.handler_failed(message, decision.__cause__ or decision)
+            self.stop(Stopped.CONFIGURATION_ERROR)
+            self.ledger.ignore(message)
+            return Nack(0.0, decision)
+        self._count_unacceptable()
+        return self._unacceptable(message, error if decision is None else decision)
 
-    def _judge(self, message: Message, error: BaseException) -> Verdict:
-        leaves = tuple(_leaves(error))
-        decision = _strongest(leaves)
-        for leaf in leaves:
-            if not isinstance(leaf, _PRECEDENCE):
-                self._report.unhandled(message, leaf)
-        match decision:
-            case DeferMessageAction(delay=delay):
-                return self._again(message, decision, delay)
+    def _unacceptable(self, message: Message, error: BaseException) -> Verdict:
+        match error:
             case DontAckAction():
-                return self._leave(message, decision)
-            case RejectMessageAction() | InvalidMessageAction():
-                return self._decided_against(message, decision)
-            case SetupFault():
-                return self._misconfigured(message, decision)
+                return self._nack(message, error)
+            case Undecodable():
+                return self._undecodable(message, error, error.reason, "", 1)
+            case InvalidMessageAction():
+                return self._give_up(message, error, error.reason or "invalid", kind="unacceptable")
+            case RejectMessageAction():
+                return self._give_up(message, error, error.reason or "rejected")
             case _:
-                return self._unhandled(message, error)
-
-    def _decided_against(self, message: Message, decision: RejectMessageAction | InvalidMessageAction) -> Verdict:
-        if isinstance(decision, Undecodable):
-            return self._undecodable(message, decision, decision.reason, "", 1)
-        if isinstance(decision, InvalidMessageAction):
-            return self._reject(message, decision, "unacceptable", decision.reason or "invalid")
-        return self._reject(message, decision, "delivery error", decision.reason or "rejected")
+                return self._undecided(message, error)
 
     def _undecodable(self, message: Message, error: Undecodable | None, reason: str, text: str, runs: int) -> Verdict:
-        self._count()
-        if self._rules.on_undecodable == "nak":
-            return self._again(message, error or Refused(text), 0.0, reason)
-        return self._given_up(message, error, reason, kind="unacceptable", description=text, runs=runs)
-
-    def _misconfigured(self, message: Message, fault: SetupFault) -> Verdict:
-        self._report.unhandled(message, fault.__cause__ or fault)
-        self.stop(Stopped.CONFIGURATION_ERROR)
-        self._ledger.spare(message)
-        return Nack(0.0, fault)
+        if self.rules.on_undecodable == "nak":
+            return self._requeue(message, error or MessageRefused(text), 0.0, reason)
+        return self._give_up(message, error, reason, kind="unacceptable", description=text, runs=runs)
 
     def _asks_to_stop(self, error: BaseException) -> bool:
         if isinstance(error, asyncio.CancelledError):
             return self._cancelled()
-        return any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error))
+        return any(isinstance(each, KeyboardInterrupt) for each in _flattened(error))
 
-    def _unhandled(self, message: Message, error: BaseException) -> Verdict:
-        match self._rules.on_unhandled:
+    def _undecided(self, message: Message, error: BaseException) -> Verdict:
+        """The verdict where nothing in the error is a decision: as `on_unhandled` says."""
+        match self.rules.on_unhandled:
             case "dont_ack":
-                return self._leave(message, error)
+                return self._nack(message, error)
             case "reject":
-                return self._reject(message, error, "delivery error", type(error).__name__)
+                return self._give_up(message, error, type(error).__name__)
             case "acknowledge":
-                self._count()
                 return ACKNOWLEDGE
             case _:  # "retry", or "nak"
-                self._count()
-                return self._again(message, error, self._retry_delay)
+                return self._requeue(message, error, self._retry_delay)
 
-    def _leave(self, message: Message, error: BaseException) -> Verdict:
-        self._count()
+    def _nack(self, message: Message, error: BaseException) -> Verdict:
         if not self._may_block:
             self._may_block = True
-            self._report.may_block(message)
-        nacks = self._ledger.nacks(message)
-        if self._rules.dont_ack_limit is not None and nacks >= self._rules.dont_ack_limit:
-            return self._given_up(message, error, LEFT_TOO_OFTEN)
-        pause = self._dont_ack_pause(nacks)
-        self._ledger.refuse(message, self._clock.monotonic() + pause)
-        self._report.left(message, error.__cause__ if isinstance(error, MessageAction) else error, pause)
+            self.log.unexpected_dont_ack(message)
+        nacks = self.ledger.nacks(message)
+        if self.rules.dont_ack_limit is not None and nacks >= self.rules.dont_ack_limit:
+            return self._give_up(message, error, NACKED_TOO_OFTEN)
+        pause, longest = self._dont_ack_delay, self.rules.dont_ack_longest_delay
+        if longest is not None:
+            pause = _doubled(pause, nacks, seconds(longest))
+        self.ledger.nacked(message, self.clock.monotonic() + pause)
+        self.log.nacked(message, error.__cause__ if isinstance(error, MessageAction) else error, pause)
         return Nack(pause, error)
 
-    def _dont_ack_pause(self, nacks: int) -> float:
-        longest = self._rules.dont_ack_longest_delay
-        if longest is None:
-            return self._dont_ack_delay
-        return _doubled(self._dont_ack_delay, nacks, seconds(longest))
-
-    def _again(
-        self, message: Message, error: BaseException | None, delay: float | None, spent: str = EXHAUSTED
+    def _requeue(
+        self, message: Message, error: BaseException | None, delay: float | None, exhausted: str = EXHAUSTED
     ) -> Verdict:
+        """Count an attempt: the message comes again, or was it the last one, is given up as `exhausted` says."""
         attempts = self._attempts_before(message) + 1
         if self._max_attempts is not None and attempts >= self._max_attempts:
             if error is None or isinstance(error, DeferMessageAction):
-                self._count()
-            return self._given_up(message, error, spent)
+                self._count_unacceptable()
+            return self._give_up(message, error, exhausted)
         if delay is None:
-            first, longest = self._rules.requeue_backoff
+            first, longest = self.rules.requeue_backoff
             delay = _doubled(seconds(first), attempts - 1, seconds(longest))
-        self._ledger.spend(message, attempts, until=self._clock.monotonic() + delay)
-        self._report.deferred(message, error.__cause__ if isinstance(error, MessageAction) else None, delay, attempts)
+        self.ledger.count(message, attempts, until=self.clock.monotonic() + delay)
+        self.log.requeued(message, error.__cause__ if isinstance(error, MessageAction) else None, delay, attempts)
         return Requeue(delay, attempts, error)
 
-    def _reject(self, message: Message, error: BaseException, kind: RejectionKind, reason: str) -> Verdict:
-        self._count()
-        return self._given_up(message, error, reason, kind=kind)
-
-    def _given_up(
+    def _give_up(
         self,
         message: Message,
         error: BaseException | None,
@@ -411,54 +409,56 @@ class Judge:
         description: str = "",
         runs: int = 1,
     ) -> Verdict:
-        told = (error.__cause__ or error) if isinstance(error, MessageAction) else error
+        cause = (error.__cause__ or error) if isinstance(error, MessageAction) else error
         attempts = self._attempts_before(message) + runs
         rejection = Rejection(
             kind,
             reason,
             description or (error.reason if isinstance(error, MessageAction) else ""),
-            told,
+            cause,
             message.handler,
             attempts,
-            self._ledger.first_failure(message),
-            self._clock.wall(),
+            self.ledger.first_failure(message),
+            self.clock.wall(),
         )
-        self._ledger.spend(message, attempts, rejection)
-        self._report.rejected(message, None if isinstance(told, MessageAction) else told, reason)
+        self.ledger.count(message, attempts, rejection)
+        self.log.rejected(message, None if isinstance(cause, MessageAction) else cause, reason)
         return Reject(rejection)
 
     def _attempts_before(self, message: Message) -> int:
-        standing = self._ledger.standing(message)
-        return standing.attempts if self._may_block else standing.attempts + standing.surplus
+        """The attempts before this run. Deliveries of unknown outcome count too, unless they may have been nacks."""
+        runs = self.ledger.past_runs(message)
+        return runs.attempts if self._may_block else runs.attempts + runs.unexplained
 
-    def _count(self) -> None:
-        now = self._clock.monotonic()
+    def _count_unacceptable(self) -> None:
+        now = self.clock.monotonic()
         if self._window and now - self._window_began > self._window:
             self.unacceptable = 0
             self._window_began = now
         self.unacceptable += 1
 
-    # -- after settling
+    # -- after the verdict was carried out, or was not
 
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
-        if verdict.ends:
-            self._unsettled = 0
-            self._ledger.forget(message)
-        if isinstance(verdict, _TOLD):
-            self._report.carried_out(message, verdict)
+        if verdict.final:
+            self._settle_failures = 0
+            if self.ledger.accounts:
+                self.ledger.forget(message)
+        if isinstance(verdict, _REPORTED):
+            self.log.carried_out(message, verdict)
 
     def unsettled(self, message: Message, verdict: Verdict, error: BaseException) -> None:
-        """The verdict could not be carried out: the message comes again, and a run that succeeded clears it."""
+        """The verdict could not be carried out: the message comes again. A run that succeeded counts no attempt."""
         if isinstance(verdict, Acknowledge):
-            self._ledger.forgive(message)
+            self.ledger.forgive(message)
         if not isinstance(error, LeaseLost):
-            self._unsettled += 1
-        self._report.unsettled(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
+            self._settle_failures += 1
+        self.log.settle_failed(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
 
     def handed_back(self, message: Message) -> None:
-        """A message nobody began to handle went back, or was lost: that spent nothing."""
-        self._ledger.spare(message)
+        """A message that nobody began to handle went back, or was lost: no attempt is counted."""
+        self.ledger.ignore(message)
 
     # -- the channel
 
@@ -467,33 +467,30 @@ class Judge:
         self._failures = 0
 
     def disconnected(self, error: BaseException) -> float:
-        """How long to wait before the channel is tried again: growing, and jittered; also where only settling fails."""
-        first, longest = (seconds(each) for each in self._rules.failure_backoff)
-        failures = max(self._failures, self._unsettled - 1)
+        """How long to wait before the channel is tried again: growing, with jitter; also where only settling fails."""
+        first, longest = (seconds(each) for each in self.rules.failure_backoff)
+        failures = max(self._failures, self._settle_failures - 1)
         delay = min(longest, first * _BACKOFF_GROWTH ** min(failures, 64)) * (1.0 - self._chance() / 4)
         self._failures += 1
-        self._report.disconnected(error, delay)
+        self.log.disconnected(error, delay)
         return delay
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _flattened(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, nested groups too; or the one error itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            yield from _leaves(each)
+            yield from _flattened(each)
     else:
         yield error
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    return any(isinstance(leaf, asyncio.CancelledError) for leaf in _leaves(error))
+    return any(isinstance(each, asyncio.CancelledError) for each in _flattened(error))
 
 
-def _strongest(leaves: tuple[BaseException, ...]) -> BaseException | None:
-    for kind in _PRECEDENCE:
-        for leaf in leaves:
-            if isinstance(leaf, kind):
-                return leaf
-    return None
+def _strongest(errors: tuple[BaseException, ...]) -> BaseException | None:
+    return next((each for kind in _PRECEDENCE for each in errors if isinstance(each, kind)), None)
 
 
 def _doubled(first: float, times: int, longest: float) -> float:

@@ -2,6 +2,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("brokers", "support", "pump.testing.contract", "pump.testing.rig")
+pytest.register_assert_rewrite("brokers", "support", "pump.testing.contract", "pump.testing.driver")
 
 pytest_plugins = ["brokers.fixtures", "support.pump_fixtures", "support.queue_http_fixtures"]

@@ -18,19 +18,19 @@ from pump.handling.dispatch import request_of
 from pump.ledger import Ledger
 from pump.mapping.mapper import Mapper
 from pump.message import Header, Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.subscription import Subscription
 from pump.telemetry import Telemetry
 from pump.verdict import (
     Acknowledge,
     HandBack,
     Judge,
-    Leave,
     Nack,
     Reject,
     Requeue,
     SetupFault,
     Stopped,
+    Unsettled,
     Verdict,
 )
 
@@ -201,8 +201,8 @@ def _explicit() -> Sequence[_Case]:
     ]
 
 
-class _Unheard(Report):
-    """Says nothing: nothing has happened."""
+class _SilentLog(PumpLog):
+    """Logs nothing: nothing has happened."""
 
     def __init__(self) -> None:
         super().__init__("samples", Telemetry())
@@ -210,7 +210,7 @@ class _Unheard(Report):
     def stopping(self, why: str) -> None:
         """Not logged."""
 
-    def _say(self, level: int, message: Message, text: str, error: BaseException | None) -> None:
+    def _write(self, level: int, message: Message, text: str, error: BaseException | None = None) -> None:
         """Not logged."""
 
 
@@ -235,7 +235,7 @@ class _Calls:
     def hand_back(self, message: Message) -> None:
         self.made.append("`hand_back`")
 
-    def leave(self, message: Message) -> None:
+    def leave_unsettled(self, message: Message) -> None:
         self.made.append("none")
 
 
@@ -252,7 +252,7 @@ def _judged(case: _Case) -> Sequence[str]:
         case.rules,
         Ledger(clock),
         clock,
-        _Unheard(),
+        _SilentLog(),
         may_block=bool(case.rules.may_block),
         cancelled=lambda: case.stopping,
     )
@@ -280,11 +280,11 @@ def _handled(judge: Judge, case: _Case, message: Message) -> Verdict:
 
 _NAMES: Final[dict[type[Verdict], str]] = {
     Acknowledge: "acknowledge",
-    Nack: "leave it",
+    Nack: "nack",
     Requeue: "again later",
     Reject: "dead letter",
     HandBack: "hand back",
-    Leave: "nothing is said",
+    Unsettled: "left unsettled",
 }
 
 

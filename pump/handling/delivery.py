@@ -1,8 +1,9 @@
-"""Explicit control: what a handler receives that settles its message itself."""
+"""What a handler that settles its message itself receives."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from pump.colour import Colour, must_not_block
 from pump.duration import Duration
@@ -13,25 +14,19 @@ from pump.pumps.channel import Channel
 from pump.verdict import ACKNOWLEDGE, Judge, Verdict
 
 T = TypeVar("T")
-
-
-class Settler(NamedTuple):
-    """Where a delivery's decisions go: the judge and the channel of the pump that received it."""
-
-    judge: Judge
-    channel: Channel | AsyncChannel
+Done = TypeVar("Done")
 
 
 class _Received(Generic[T]):
-    """What was received: everything a handler may read. It never changes."""
+    """What a handler may read of its message. It never changes."""
 
     __slots__ = ("_message", "_payload")
 
     colour: ClassVar[Colour]
     twin: ClassVar[str]
-    """The one for handlers of the other colour."""
-    may_leave: ClassVar[bool] = True
-    """Whether a handler may leave the message by it, uncounted, so that a crash cannot be told from that."""
+    """The name of the class for handlers of the other colour."""
+    may_nack: ClassVar[bool] = True
+    """Whether a handler may leave the message uncounted, so that a crash cannot be told from that."""
     system: ClassVar[str] = ""
     """The broker whose messages it is for; "" is for any."""
 
@@ -56,7 +51,7 @@ class _Received(Generic[T]):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The message's own headers, which cannot be changed."""
+        """The message's own headers; they cannot be changed."""
         return self._message.header.headers
 
     @property
@@ -73,12 +68,40 @@ class _Received(Generic[T]):
         return f"<{type(self).__name__} of {self._message!r}>"
 
 
-class Delivery(_Received[T]):
+class _Settling(_Received[T], Generic[T, Done]):
+    """The decisions that a handler may make. Done is what settling returns: None, or what has to be awaited."""
+
+    __slots__ = ()
+
+    _judge: Judge
+
+    def ack(self) -> Done:
+        """The message is done."""
+        return self._settle(lambda: ACKNOWLEDGE)
+
+    def nack(self) -> Done:
+        """Leave the message with the broker, as DontAckAction does: no attempt is counted, and it comes again."""
+        return self._settle(lambda: self._judge.decided(self._message, DontAckAction()))
+
+    def defer(self, delay: Duration | None = None) -> Done:
+        """Deliver the message again after the delay, as DeferMessageAction does; the last attempt is a dead letter."""
+        action = DeferMessageAction(delay)
+        return self._settle(lambda: self._judge.decided(self._message, action))
+
+    def reject(self, reason: str = "") -> Done:
+        """Make the message a dead letter, as RejectMessageAction does."""
+        return self._settle(lambda: self._judge.decided(self._message, RejectMessageAction(reason)))
+
+    @abstractmethod
+    def _settle(self, decide: Callable[[], Verdict]) -> Done: ...
+
+
+class Delivery(_Settling[T, None]):
     """One delivery, settled by its handler. The first settlement wins, later ones do nothing; any thread may settle.
 
     A settlement that fails raises, and may be tried again. If the handler raises before it has settled, the pump
     settles as for any handler; if it returns without settling, the message stays unsettled until somebody settles it
-    or its lease runs out.
+    or its lease ends.
     """
 
     __slots__ = ("_channel", "_judge")
@@ -86,29 +109,12 @@ class Delivery(_Received[T]):
     colour: ClassVar[Colour] = "blocking"
     twin: ClassVar[str] = "AsyncDelivery"
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
+    def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
         super().__init__(message, payload)
-        if not isinstance(settler.channel, Channel):
+        if not isinstance(channel, Channel):
             raise TypeError(f"{type(self).__name__} belongs to a blocking handler; an async one takes AsyncDelivery")
-        self._channel: Final = settler.channel
-        self._judge: Final = settler.judge
-
-    def ack(self) -> None:
-        """The message is done."""
-        self._settle(lambda: ACKNOWLEDGE)
-
-    def nack(self) -> None:
-        """Leave the message, as DontAckAction does: it spends nothing, and comes again."""
-        self._settle(lambda: self._judge.decided(self._message, DontAckAction()))
-
-    def defer(self, delay: Duration | None = None) -> None:
-        """Have the message again after the delay, as DeferMessageAction does; the last attempt makes a dead letter."""
-        action = DeferMessageAction(delay)
-        self._settle(lambda: self._judge.decided(self._message, action))
-
-    def reject(self, reason: str = "") -> None:
-        """Make the message a dead letter, as RejectMessageAction does."""
-        self._settle(lambda: self._judge.decided(self._message, RejectMessageAction(reason)))
+        self._channel: Final = channel
+        self._judge = channel.judge
 
     def extend(self) -> None:
         """Keep the message for another lease; LeaseLost if it is not ours any more."""
@@ -129,48 +135,29 @@ class Delivery(_Received[T]):
         self._judge.settled(message, verdict)
 
 
-class AsyncDelivery(_Received[T]):
-    """One delivery, settled by its async handler; as Delivery, awaited on any loop."""
+class AsyncDelivery(_Settling[T, Coroutine[Any, Any, None]]):
+    """One delivery, settled by its async handler: as Delivery, but every call is awaited, on any loop."""
 
     __slots__ = ("_channel", "_judge", "_loop")
 
     colour: ClassVar[Colour] = "awaiting"
     twin: ClassVar[str] = "Delivery"
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
+    def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
         super().__init__(message, payload)
-        if not isinstance(settler.channel, AsyncChannel):
+        if not isinstance(channel, AsyncChannel):
             raise TypeError(f"{type(self).__name__} belongs to an async handler; a blocking one takes Delivery")
-        self._channel: Final = settler.channel
-        self._judge: Final = settler.judge
+        self._channel: Final = channel
+        self._judge = channel.judge
         self._loop: Final = asyncio.get_running_loop()
-
-    async def ack(self) -> None:
-        """The message is done."""
-        await self._settle(lambda: ACKNOWLEDGE)
-
-    async def nack(self) -> None:
-        """Leave the message, as DontAckAction does: it spends nothing, and comes again."""
-        await self._settle(lambda: self._judge.decided(self._message, DontAckAction()))
-
-    async def defer(self, delay: Duration | None = None) -> None:
-        """Have the message again after the delay, as DeferMessageAction does; the last attempt makes a dead letter."""
-        action = DeferMessageAction(delay)
-        await self._settle(lambda: self._judge.decided(self._message, action))
-
-    async def reject(self, reason: str = "") -> None:
-        """Make the message a dead letter, as RejectMessageAction does."""
-        await self._settle(lambda: self._judge.decided(self._message, RejectMessageAction(reason)))
 
     async def extend(self) -> None:
         """Keep the message for another lease; LeaseLost if it is not ours any more."""
-        await self._at_home(self._channel.extend(self._message))
+        await self._on_own_loop(self._channel.extend(self._message))
 
     async def _settle(self, decide: Callable[[], Verdict]) -> None:
-        message = self._message
-        if not message.claim():
-            return
-        await self._at_home(self._carry_out(decide))
+        if self._message.claim():
+            await self._on_own_loop(self._carry_out(decide))
 
     async def _carry_out(self, decide: Callable[[], Verdict]) -> None:
         message = self._message
@@ -182,7 +169,8 @@ class AsyncDelivery(_Received[T]):
             raise
         self._judge.settled(message, verdict)
 
-    async def _at_home(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _on_own_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await the work on the loop that received the message: the channel belongs to that loop."""
         if asyncio.get_running_loop() is self._loop:
             await work
         else:

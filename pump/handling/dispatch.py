@@ -1,4 +1,4 @@
-"""One message's way from its header to its handlers: found, mapped, run in a context. In both colours."""
+"""The way of one message to its handlers, in both colours: find them, map the body, run each in a context."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -6,33 +6,33 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pump.attribute import Scope, is_decision
-from pump.clock import Signal
 from pump.context import Context, Processor, enter_context, leave_context
 from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
-from pump.handling.delivery import Settler
-from pump.handling.dispatch_settings import Surroundings
+from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.pipeline import Pipeline, build
 from pump.handling.registry import Registration
 from pump.mapping.mapper import Mapper, MappingError, wire_type
 from pump.message import Message
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
 from pump.pumps.own_task import OwnTask, is_cancelled
 from pump.subscription import Subscription
 from pump.verdict import SetupFault
 
 _SHOWN: Final = 100
-"""So many characters of a type that strangers chose are enough to see."""
+"""How many characters of an unknown type are shown: whoever sent it chose it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A handler with the pipeline that was built for it here, ready to be called for a message."""
+    """A handler with the pipeline of its attributes, ready to be called for a message."""
 
     registration: Registration
     pipeline: Pipeline[Any]
     factory: Callable[[type], object] | None
 
     def handle(self) -> Callable[..., object]:
-        """What to call: of a new instance where the handler is a class; a SetupFault where that is misconfigured."""
+        """What to call, on a new instance where the handler is a class; a SetupFault if it cannot be made."""
         registration = self.registration
         cls = registration.cls
         if cls is None:
@@ -45,19 +45,19 @@ class Bound:
         return handle
 
 
-def bind(registration: Registration, surroundings: Surroundings, channel: str) -> Bound:
-    """Build the handler's pipeline for one channel; the state of its attributes belongs to this pipeline alone."""
+def bind(registration: Registration, settings: DispatchSettings, channel: str) -> Bound:
+    """Build the handler's pipeline for one channel; its attributes keep their state apart from other pipelines."""
     scope = Scope(
-        clock=surroundings.clock,
-        switches=surroundings.switches,
-        dispatcher=surroundings.name,
+        clock=settings.clock,
+        switches=settings.switches,
+        dispatcher=settings.name,
         channel=channel,
         handler=registration.name,
-        telemetry=surroundings.telemetry,
+        telemetry=settings.telemetry,
         owner=registration.cls or getattr(registration.handle, "__self__", None),
         request=registration.request if isinstance(registration.request, type) else None,
     )
-    return Bound(registration, build(registration.attributes, registration.colour, scope), surroundings.factory)
+    return Bound(registration, build(registration.attributes, registration.colour, scope), settings.factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +67,23 @@ class _Route:
 
 
 class Router:
-    """Finds the route of each message of one subscription. Shared by the performers of its channel."""
+    """Finds mapper and handlers for each message of one subscription. Shared by the performers of its channel."""
 
     def __init__(
         self,
         rules: Subscription,
         registrations: Sequence[Registration],
-        surroundings: Surroundings,
+        settings: DispatchSettings,
         processor: Processor,
     ) -> None:
-        self.surroundings: Final = surroundings
+        self.settings: Final = settings
         self.processor: Final = processor
         self._tell_type: Final = None if rules.request_type is not None else rules.request
         self._by_type: Final[dict[Any, _Route]] = {}
         for registration in registrations:
             route = self._by_type.get(registration.request)
-            bound = bind(registration, surroundings, rules.channel)
-            mapper = surroundings.mapper(registration.request) if route is None else route.mapper
+            bound = bind(registration, settings, rules.channel)
+            mapper = settings.mapper(registration.request) if route is None else route.mapper
             self._by_type[registration.request] = _Route(mapper, (*(route.handlers if route else ()), bound))
         self._by_wire: Final[Mapping[str, _Route]] = self._wired(rules)
 
@@ -95,14 +95,14 @@ class Router:
 
     def route(self, message: Message) -> _Route:
         """The mapper and the handlers of a message; InvalidMessageAction where there are none."""
-        route = self._by_wire.get(message.header.type) if self._tell_type is None else self._told(message)
+        route = self._by_wire.get(message.header.type) if self._tell_type is None else self._by_function(message)
         if route is None:
             raise InvalidMessageAction("unknown type") from MappingError(
                 f"nothing here handles the type {message.header.type[:_SHOWN]!r}"
             )
         return route
 
-    def _told(self, message: Message) -> _Route | None:
+    def _by_function(self, message: Message) -> _Route | None:
         assert self._tell_type is not None  # noqa: S101 - route asks only then
         try:
             return self._by_type.get(self._tell_type(message))
@@ -113,7 +113,7 @@ class Router:
 
 
 def request_of(mapper: Mapper[Any], message: Message) -> object:
-    """The request in a message. What cannot be mapped is invalid; a mapper put together wrongly is a SetupFault."""
+    """The request in a message; Undecodable if it cannot be mapped, SetupFault if the mapper is set up wrongly."""
     try:
         return mapper.decode(message)
     except ConfigurationError as error:
@@ -125,16 +125,16 @@ def request_of(mapper: Mapper[Any], message: Message) -> object:
 
 
 class Dispatch:
-    """Runs a message's handlers one after another, in this thread; what they raise comes out, several as one group."""
+    """Runs the handlers of a message one after another, in this thread. Several errors are raised as one group."""
 
-    __slots__ = ("_clock", "_processor", "_router", "_settler", "_stopping")
+    __slots__ = ("_channel", "_clock", "_processor", "_router", "_stopping")
 
-    def __init__(self, router: Router, settler: Settler, stopping: Signal) -> None:
+    def __init__(self, router: Router, channel: Channel) -> None:
         self._router: Final = router
-        self._settler: Final = settler
-        self._stopping: Final = stopping
+        self._channel: Final = channel
+        self._stopping: Final = channel.judge.stopping
         self._processor: Final = router.processor
-        self._clock: Final = router.surroundings.clock
+        self._clock: Final = router.settings.clock
 
     def __call__(self, message: Message) -> object:
         """Map the message and run what handles it."""
@@ -152,7 +152,7 @@ class Dispatch:
             handle = bound.handle()
             if registration.wrapper is not None:
                 message.explicit = True
-                request = registration.wrapper(message, request, self._settler)
+                request = registration.wrapper(message, request, self._channel)
             message.interrupt = context.cancel
             return bound.pipeline.run(handle, request)
         except BaseException:
@@ -175,22 +175,20 @@ class Dispatch:
 
 
 class AsyncDispatch:
-    """The same, awaited in this task. A lost lease cancels the handler, told apart from any other cancellation."""
+    """The same, awaited in this task. A lost lease cancels the handler, and no other cancellation is taken for that."""
 
-    __slots__ = ("_clock", "_loop", "_processor", "_router", "_settler", "_stopping")
+    __slots__ = ("_channel", "_clock", "_loop", "_processor", "_router", "_stopping")
 
-    def __init__(
-        self, router: Router, settler: Settler, stopping: Signal, loop: asyncio.AbstractEventLoop | None = None
-    ) -> None:
-        self._loop: Final = loop  # known, it need not be looked up for every message, which costs as much as mapping
+    def __init__(self, router: Router, channel: AsyncChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop: Final = loop  # given, it need not be looked up for every message, which costs as much as mapping
         self._router: Final = router
-        self._settler: Final = settler
-        self._stopping: Final = stopping
+        self._channel: Final = channel
+        self._stopping: Final = channel.judge.stopping
         self._processor: Final = router.processor
-        self._clock: Final = router.surroundings.clock
+        self._clock: Final = router.settings.clock
 
     def __call__(self, message: Message) -> Awaitable[object]:
-        """Map the message, and give back the running of what handles it."""
+        """Map the message; await the result to run what handles it."""
         route = self._router.route(message)
         request = request_of(route.mapper, message)
         if len(route.handlers) == 1:
@@ -200,13 +198,13 @@ class AsyncDispatch:
     async def _run(self, bound: Bound, message: Message, request: object) -> object:
         registration = bound.registration
         context = _TaskContext(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
-        context.task, context.asked = asyncio.current_task(self._loop), False
+        context.task, context.interrupted = asyncio.current_task(self._loop), False
         token = enter_context(context)
         try:
             handle = bound.handle()
             if registration.wrapper is not None:
                 message.explicit = True
-                request = registration.wrapper(message, request, self._settler)
+                request = registration.wrapper(message, request, self._channel)
             message.interrupt = context.interrupt
             return await bound.pipeline.run(handle, request)
         except BaseException:
@@ -214,10 +212,10 @@ class AsyncDispatch:
             raise
         finally:
             message.interrupt = None
-            if context.asked and context.task is not None:
+            if context.interrupted and context.task is not None:
                 context.task.uncancel()
             leave_context(token)
-            if isinstance(context.task, OwnTask) and context.task.by_itself:
+            if isinstance(context.task, OwnTask) and context.task.own_cancellations:
                 await context.task.recover()
 
     async def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
@@ -241,17 +239,17 @@ def _raised(errors: Sequence[BaseException], handlers: Sequence[Bound]) -> objec
 
 
 class _TaskContext(Context):
-    """A context whose handler is ended by cancelling its task, which is taken back once the handler has ended."""
+    """A context that ends its handler by cancelling the task; the cancellation is taken back when the handler ended."""
 
-    __slots__ = ("asked", "task")
+    __slots__ = ("interrupted", "task")
 
     task: "asyncio.Task[Any] | None"
-    asked: bool
+    interrupted: bool
 
     def interrupt(self) -> None:
-        """The message is not ours any more: nothing that the handler does can matter."""
-        if not self.asked and self.task is not None:
-            self.asked = True
+        """The message is not ours any more: nothing that the handler does matters now."""
+        if not self.interrupted and self.task is not None:
+            self.interrupted = True
             self.cancel()
             self.task.cancel()
 

@@ -1,4 +1,4 @@
-"""What all dispatches of one dispatcher share."""
+"""What everything that runs handlers needs of its dispatcher."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from pump.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """The settings a dispatcher was made with, for whatever runs handlers."""
+class DispatchSettings:
+    """The options of a dispatcher that matter to handlers, their attributes and their mappers."""
 
     name: str = ""
     factory: Callable[[type], object] | None = None
-    """Makes a handler of its class, for each message; without one the class is called."""
+    """Makes the handler of each message from its class; None calls the class without arguments."""
     mappers: Mapping[type, Mapper[Any]] = field(default_factory=dict)
     switches: SwitchProvider | None = None
     clock: Clock = field(default_factory=SystemClock)
     telemetry: Telemetry = field(default_factory=Telemetry)
 
     def mapper(self, request: Any) -> Mapper[Any]:  # noqa: ANN401 - a type may be any type form
-        """The mapper given for a type, or the default one; a ConfigurationError where there can be none."""
+        """The mapper given for a type, or the default one; a ConfigurationError if the type cannot be mapped."""
         given = self.mappers.get(request) if isinstance(request, type) else None
         return given if given is not None else mapper_for(request)

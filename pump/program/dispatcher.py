@@ -15,14 +15,14 @@ from pump.colour import must_not_block
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import Router
-from pump.handling.dispatch_settings import Surroundings
+from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper
-from pump.program.performer import PerformerState, State
-from pump.program.performer_group import Group
+from pump.program.performer import Activity, PerformerState
+from pump.program.performer_group import PerformerGroup
 from pump.program.plan import Plan, plan
 from pump.program.processor import CommandProcessor
-from pump.program.producers import Outlet
+from pump.program.producers import Producers
 from pump.program.validation import Problem, problems
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
@@ -61,7 +61,7 @@ class Dispatcher:
         self.name: Final = name
         self.transport: Final = transport_from(transport) if isinstance(transport, str) else transport
         self.publications: Final = tuple(publications)
-        self.surroundings: Final = Surroundings(
+        self.settings: Final = DispatchSettings(
             name=name,
             factory=factory,
             mappers=dict(mappers or {}),
@@ -73,15 +73,15 @@ class Dispatcher:
         default = self.transport.capabilities.default_dead_letter
         self.plans: Final[tuple[Plan, ...]] = tuple(plan(each, registry, name, default) for each in subscriptions)
         if isinstance(self.transport, Observed):
-            self.transport.observe(self.surroundings.telemetry)
-        self._outlet: Final = Outlet(self.transport)
-        self.processor: Final = CommandProcessor(registry, self.publications, self.surroundings, self._outlet)
+            self.transport.observe(self.settings.telemetry)
+        self._producers: Final = Producers(self.transport)
+        self.processor: Final = CommandProcessor(registry, self.publications, self.settings, self._producers)
         """Sends and publishes in this process, and posts to the broker."""
         self.post: Final = self.processor.post
         self.post_async: Final = self.processor.post_async
         self.post_many: Final = self.processor.post_many
         self.post_many_async: Final = self.processor.post_many_async
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, PerformerGroup] = {}
         self._loop_thread: LoopThread | None = None
         self._wake: Final = Signal()
         self._running = False
@@ -91,7 +91,7 @@ class Dispatcher:
 
     def check(self) -> Sequence[Problem]:
         """Everything that is wrong or surprising in these settings, without connecting to anything."""
-        has_factory = self.surroundings.factory is not None
+        has_factory = self.settings.factory is not None
         found = problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
         return [*found, *self._unbuildable()]
 
@@ -100,7 +100,7 @@ class Dispatcher:
         for each in self.plans:
             try:
                 if each.handlers:
-                    Router(each.rules, each.handlers, self.surroundings, self.processor)
+                    Router(each.rules, each.handlers, self.settings, self.processor)
             except ConfigurationError as error:
                 yield Problem("error", f"channel {each.rules.channel}: {error}")
 
@@ -139,7 +139,7 @@ class Dispatcher:
             await awaiting(self.transport).async_prepare(self.subscriptions, self.publications)
             self._start(asyncio.get_running_loop())
         except BaseException:
-            await self._outlet.close_async()
+            await self._producers.close_async()
             self._close()
             raise
         return self
@@ -162,10 +162,10 @@ class Dispatcher:
         return tuple(each.rules for each in self.plans)
 
     def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._outlet.open()
+        self._producers.open()
         self._groups = {
-            each.rules.channel: Group(
-                each, self.transport, self.surroundings, self.processor, loop, self._wake.set, self._names
+            each.rules.channel: PerformerGroup(
+                each, self.transport, self.settings, self.processor, loop, self._wake.set, self._names
             )
             for each in self.plans
         }
@@ -183,10 +183,10 @@ class Dispatcher:
         """The same, awaited."""
         for group, left in self._stopping(grace):
             await group.finish_async(left, _real_clock)
-        await self._outlet.close_async()
+        await self._producers.close_async()
         self._close()
 
-    def _stopping(self, grace: Duration | None) -> Iterator[tuple[Group, float]]:
+    def _stopping(self, grace: Duration | None) -> Iterator[tuple[PerformerGroup, float]]:
         """Ask every performer to stop; then each group, with how long to wait for it; told to give up after that."""
         began = _real_clock.monotonic()
         for group in self._groups.values():
@@ -208,7 +208,7 @@ class Dispatcher:
     def _close(self) -> None:
         self._running = False
         try:
-            self._outlet.close()
+            self._producers.close()
         finally:
             if self._loop_thread is not None:
                 thread, self._loop_thread = self._loop_thread, None
@@ -218,12 +218,12 @@ class Dispatcher:
 
     def publishing(self) -> "Publishing":
         """Only publish, in a `with` or `async with`; the subscriptions' channels are made too: nothing is lost."""
-        return Publishing(self, self._open, self._close, self._outlet)
+        return Publishing(self, self._open, self._close, self._producers)
 
     def _open(self) -> None:
         """Ready to publish: checked, and counted as running."""
         self._begin()
-        self._outlet.open()
+        self._producers.open()
 
     # -- running
 
@@ -248,7 +248,7 @@ class Dispatcher:
     def _is_over(self) -> bool:
         """Whether some channel has nobody left: they stopped by themselves, or somebody asked them to."""
         every = (group.states for group in self._groups.values())
-        return any(states and all(each.state is State.STOPPED for each in states) for states in every)
+        return any(states and all(each.state is Activity.STOPPED for each in states) for states in every)
 
     @property
     def stopped_channels(self) -> Sequence[str]:
@@ -271,7 +271,7 @@ class Dispatcher:
     def ready(self) -> bool:
         """Whether every performer runs, or is paused on purpose."""
         states = self.states
-        return bool(states) and all(each.state in {State.RUNNING, State.PAUSED} for each in states)
+        return bool(states) and all(each.state in {Activity.RUNNING, Activity.PAUSED} for each in states)
 
     def scale(self, channel: str, performers: int) -> None:
         """Have so many performers on a channel from now on; those too many finish what they have in hand."""
@@ -289,7 +289,7 @@ class Dispatcher:
         """Replace a channel's performers by new ones, those too that had stopped by themselves."""
         self._group(channel).restart()
 
-    def _group(self, channel: str) -> Group:
+    def _group(self, channel: str) -> PerformerGroup:
         group = self._groups.get(channel)
         if group is None:
             known = ", ".join(self._groups) or "none; the dispatcher is not running"
@@ -301,12 +301,12 @@ class Publishing:
     """A dispatcher that only publishes, for the length of a `with` or `async with`."""
 
     def __init__(
-        self, dispatcher: Dispatcher, begin: Callable[[], None], end: Callable[[], None], outlet: Outlet
+        self, dispatcher: Dispatcher, begin: Callable[[], None], end: Callable[[], None], producers: Producers
     ) -> None:
         self._dispatcher: Final = dispatcher
         self._begin: Final = begin
         self._end: Final = end
-        self._outlet: Final = outlet
+        self._producers: Final = producers
 
     def __enter__(self) -> Dispatcher:
         must_not_block("`with dispatcher.publishing():`", "`async with dispatcher.publishing():`")
@@ -333,7 +333,7 @@ class Publishing:
         return dispatcher
 
     async def __aexit__(self, *_: object) -> None:
-        await self._outlet.close_async()
+        await self._producers.close_async()
         self._end()
 
 

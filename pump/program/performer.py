@@ -1,6 +1,6 @@
-"""A supervised pump: started, watched, begun again when it dies, stopped within its grace.
+"""A supervised pump: started, started again with back-off when it dies, and stopped.
 
-Two kinds: a Reactor on a thread of its own, and a Proactor in a task of a loop. What differs is only how they wait.
+There are two kinds: a Reactor on a thread of its own, and a Proactor in a task of an event loop.
 """
 
 import asyncio
@@ -13,21 +13,18 @@ from typing import Final, Generic, TypeVar
 
 from pump.clock import Clock, Signal
 from pump.duration import seconds
-from pump.pump_log import Report
-from pump.pumps.async_channel import AsyncChannel
-from pump.pumps.channel import Channel
+from pump.pump_log import PumpLog
 from pump.pumps.concurrent_proactor import ConcurrentProactor
 from pump.pumps.own_task import is_cancelled, own_task
 from pump.pumps.proactor import Proactor
 from pump.pumps.reactor import Reactor
 from pump.subscription import Subscription
-from pump.verdict import Judge, Stopped
+from pump.verdict import Stopped
 
-AnyChannel = TypeVar("AnyChannel", bound=Channel | AsyncChannel)
 AnyPump = TypeVar("AnyPump", bound=Reactor | Proactor)
 
 
-class State(Enum):
+class Activity(Enum):
     """What a performer is doing."""
 
     STARTING = "starting"
@@ -40,38 +37,29 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PerformerState:
-    """A performer, as it was when it was looked at."""
+    """What a performer was doing at one moment."""
 
     name: str
     channel: str
-    state: State
+    state: Activity
     stopped: Stopped | None
     """Why it stopped; None while it has not."""
     restarts: int
     unacceptable: int
     error: str
-    """What it died of last."""
+    """What its pump died of last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running(Generic[AnyChannel, AnyPump]):
-    """One life of a pump."""
-
-    judge: Judge
-    channel: AnyChannel
-    pump: AnyPump
-
-
-class Performer(ABC, Generic[AnyChannel, AnyPump]):
-    """What both kinds share: what is known and asked of a pump, over all its lives."""
+class Performer(ABC, Generic[AnyPump]):
+    """What both kinds share. A pump that dies is replaced by a new one; the performer stays the same."""
 
     def __init__(  # noqa: PLR0917 - made in one place, from what that place has
         self,
         name: str,
         rules: Subscription,
-        make: Callable[[], Running[AnyChannel, AnyPump]],
+        make: Callable[[], AnyPump],
         clock: Clock,
-        report: Report,
+        log: PumpLog,
         ended: Callable[[], None],
     ) -> None:
         self.name: Final = name
@@ -80,11 +68,12 @@ class Performer(ABC, Generic[AnyChannel, AnyPump]):
         self._rules: Final = rules
         self._make: Final = make
         self._clock: Final = clock
-        self._report: Final = report
+        self._log: Final = log
         self._ended: Final = ended
-        self._ending: Final = Signal()
-        self._running: Running[AnyChannel, AnyPump] | None = None
-        self._state = State.STARTING
+        self._stopping: Final = Signal()
+        self._running: AnyPump | None = None
+        """The pump of this moment, or the last one."""
+        self._state = Activity.STARTING
         self._paused = False
         self._stopped: Stopped | None = None
         self._restarts = 0
@@ -99,29 +88,29 @@ class Performer(ABC, Generic[AnyChannel, AnyPump]):
 
     @abstractmethod
     def give_up(self) -> None:
-        """The grace has ended: tell the handlers that run to end. From any thread."""
+        """The grace is over: tell the handlers that still run to end. From any thread."""
 
     @property
     def state(self) -> PerformerState:
         """What it is doing now."""
         running = self._running
-        state = State.PAUSED if self._paused and self._state is State.RUNNING else self._state
+        state = Activity.PAUSED if self._paused and self._state is Activity.RUNNING else self._state
         unacceptable = self._unacceptable if running is None else running.judge.unacceptable
         return PerformerState(
             self.name, self._rules.channel, state, self._stopped, self._restarts, unacceptable, self._error
         )
 
     def stop(self) -> None:
-        """Begin no further message. What is in hand goes on to its end."""
-        self._ending.set()
+        """Handle no further message. The messages in hand are handled to their end."""
+        self._stopping.set()
         if not self.finished.is_set():
-            self._state = State.STOPPING
+            self._state = Activity.STOPPING
         if self._running is not None:
             self._running.judge.stop()
             self._running.channel.stop()
 
     def pause(self) -> None:
-        """Begin no further message until resumed; what waits here goes back to the broker."""
+        """Handle no further message until resumed; what waits here goes back to the broker."""
         self._paused = True
         if self._running is not None:
             self._running.channel.pause()
@@ -132,19 +121,19 @@ class Performer(ABC, Generic[AnyChannel, AnyPump]):
         if self._running is not None:
             self._running.channel.resume()
 
-    def _begin(self) -> Running[AnyChannel, AnyPump]:
+    def _begin(self) -> AnyPump:
         self._began = self._clock.monotonic()
-        running = self._running = self._make()
+        pump = self._running = self._make()
         if self._paused:
-            running.channel.pause()
-        if self._ending.is_set():  # asked to stop while it was being made
-            running.judge.stop()
+            pump.channel.pause()
+        if self._stopping.is_set():  # asked to stop while it was being made
+            pump.judge.stop()
         else:
-            self._state = State.RUNNING
-        return running
+            self._state = Activity.RUNNING
+        return pump
 
     def _died(self, error: BaseException) -> float:
-        """Note a death; says how long to wait before the next life."""
+        """Its pump died; returns how long to wait before the next one is started."""
         first, longest = (seconds(each) for each in self._rules.failure_backoff)
         if self._clock.monotonic() - self._began > 2 * longest:
             self._deaths = 0
@@ -152,9 +141,9 @@ class Performer(ABC, Generic[AnyChannel, AnyPump]):
         self._deaths += 1
         self._restarts += 1
         self._error = f"{type(error).__name__}: {error}"
-        if not self._ending.is_set():
-            self._state = State.RESTARTING
-        self._report.died(self.name, error, delay)
+        if not self._stopping.is_set():
+            self._state = Activity.RESTARTING
+        self._log.performer_died(self.name, error, delay)
         return delay
 
     def _end(self) -> None:
@@ -163,12 +152,12 @@ class Performer(ABC, Generic[AnyChannel, AnyPump]):
             self._unacceptable = running.judge.unacceptable
             self._stopped = running.judge.stopped
         self._stopped = self._stopped or Stopped.REQUESTED
-        self._state = State.STOPPED
+        self._state = Activity.STOPPED
         self.finished.set()
         self._ended()
 
 
-class ReactorPerformer(Performer[Channel, Reactor]):
+class ReactorPerformer(Performer[Reactor]):
     """A Reactor on a thread of its own."""
 
     def start(self) -> None:
@@ -176,7 +165,7 @@ class ReactorPerformer(Performer[Channel, Reactor]):
         threading.Thread(target=self._supervise, name=self.name, daemon=True).start()
 
     def give_up(self) -> None:
-        """Tell the handler by its context: a thread cannot be stopped."""
+        """Set `context.cancelled` for the handlers that run: a thread cannot be stopped."""
         if self._running is not None:
             for message in self._running.channel.in_hand:
                 if message.interrupt is not None:
@@ -184,31 +173,31 @@ class ReactorPerformer(Performer[Channel, Reactor]):
 
     def _supervise(self) -> None:
         try:
-            while not self._ending.is_set():
+            while not self._stopping.is_set():
                 try:
-                    self._begin().pump.run()
+                    self._begin().run()
                 except BaseException as error:
-                    self._clock.wait(self._ending, self._died(error))
+                    self._clock.wait(self._stopping, self._died(error))
                 else:
                     return
         finally:
             self._end()
 
 
-class ProactorPerformer(Performer[AsyncChannel, Proactor]):
+class ProactorPerformer(Performer[Proactor]):
     """A Proactor in a task of a loop."""
 
     def __init__(  # noqa: PLR0917 - made in one place, from what that place has
         self,
         name: str,
         rules: Subscription,
-        make: Callable[[], Running[AsyncChannel, Proactor]],
+        make: Callable[[], Proactor],
         clock: Clock,
-        report: Report,
+        log: PumpLog,
         ended: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(name, rules, make, clock, report, ended)
+        super().__init__(name, rules, make, clock, log, ended)
         self._loop: Final = loop
         self._task: asyncio.Task[None] | None = None
 
@@ -225,20 +214,20 @@ class ProactorPerformer(Performer[AsyncChannel, Proactor]):
 
     def _cancel(self) -> None:
         running, task = self._running, self._task
-        if running is not None and isinstance(running.pump, ConcurrentProactor):
-            running.pump.cancel()
+        if running is not None and isinstance(running, ConcurrentProactor):
+            running.cancel()
         elif running is not None and task is not None and running.channel.in_hand:
             task.cancel()
 
     async def _supervise(self) -> None:
         try:
-            while not self._ending.is_set():
+            while not self._stopping.is_set():
                 try:
-                    await self._begin().pump.run()
+                    await self._begin().run()
                 except BaseException as error:
                     if is_cancelled():
                         raise
-                    await self._clock.wait_async(self._ending, self._died(error))
+                    await self._clock.wait_async(self._stopping, self._died(error))
                 else:
                     return
         finally:

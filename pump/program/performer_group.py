@@ -1,4 +1,4 @@
-"""The performers of one channel, and what they share: the router with its pipelines, and the ledger."""
+"""The performers of one channel, and what they share: the router, the ledger and the log."""
 
 import asyncio
 import threading
@@ -9,13 +9,12 @@ from pump.clock import Clock
 from pump.context import Processor
 from pump.duration import seconds
 from pump.errors import ConfigurationError
-from pump.handling.delivery import Settler
 from pump.handling.dispatch import AsyncDispatch, Dispatch, Router
-from pump.handling.dispatch_settings import Surroundings
+from pump.handling.dispatch_settings import DispatchSettings
 from pump.ledger import Ledger
-from pump.program.performer import Performer, PerformerState, ProactorPerformer, ReactorPerformer, Running
+from pump.program.performer import Performer, PerformerState, ProactorPerformer, ReactorPerformer
 from pump.program.plan import Plan
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.pumps.concurrent_proactor import ConcurrentProactor
@@ -27,14 +26,14 @@ from pump.transport_kit.protocol import Transport
 from pump.verdict import Judge
 
 
-class Group:
+class PerformerGroup:
     """All performers of one channel in one dispatcher."""
 
     def __init__(  # noqa: PLR0917 - made in one place, from what that place has
         self,
         plan: Plan,
         transport: Transport,
-        surroundings: Surroundings,
+        settings: DispatchSettings,
         processor: Processor,
         loop: asyncio.AbstractEventLoop | None,
         ended: Callable[[], None],
@@ -42,23 +41,23 @@ class Group:
     ) -> None:
         self.plan: Final = plan
         self._transport: Final = transport
-        self._clock: Final = surroundings.clock
+        self._clock: Final = settings.clock
         self._loop: Final = loop
         self._ended: Final = ended
         self._names: Final = names
-        self._report: Final = Report(plan.rules.channel, surroundings.telemetry)
-        self._ledger: Final = Ledger(surroundings.clock)
-        self._router: Final = Router(plan.rules, plan.handlers, surroundings, processor)
+        self._log: Final = PumpLog(plan.rules.channel, settings.telemetry)
+        self._ledger: Final = Ledger(settings.clock)
+        self._router: Final = Router(plan.rules, plan.handlers, settings, processor)
         self._empty_delay: Final = 0.0 if transport.capabilities.waits else seconds(plan.rules.empty_delay)
         self._lock: Final = threading.Lock()
-        self._performers: list[Performer[Any, Any]] = []
-        self._leaving: list[Performer[Any, Any]] = []
+        self._performers: list[Performer[Any]] = []
+        self._leaving: list[Performer[Any]] = []
         self._paused = False
 
     # -- control
 
     def scale(self, performers: int) -> None:
-        """Have so many performers from now on."""
+        """Have this many performers from now on; those that are too many finish what they have in hand."""
         if performers < 0:
             raise ConfigurationError(f"channel {self.plan.rules.channel} cannot have {performers} performers")
         rules = self.plan.rules
@@ -81,7 +80,7 @@ class Group:
         self.scale(count)
 
     def pause(self) -> None:
-        """Begin no further message."""
+        """Handle no further message until resumed."""
         self._paused = True
         for performer in self._all:
             performer.pause()
@@ -98,7 +97,7 @@ class Group:
             performer.stop()
 
     def give_up(self) -> None:
-        """Tell the handlers that still run to end."""
+        """The grace is over: tell the handlers that still run to end."""
         for performer in self._all:
             if not performer.finished.is_set():
                 performer.give_up()
@@ -106,13 +105,13 @@ class Group:
     # -- what is known
 
     @property
-    def _all(self) -> Sequence[Performer[Any, Any]]:
+    def _all(self) -> Sequence[Performer[Any]]:
         with self._lock:
             return (*self._performers, *self._leaving)
 
     @property
     def states(self) -> Sequence[PerformerState]:
-        """Every performer that belongs here, as it is now."""
+        """What every performer is doing now, without those that are being stopped by `scale`."""
         with self._lock:
             return [performer.state for performer in self._performers]
 
@@ -140,49 +139,31 @@ class Group:
 
     # -- making
 
-    def _performer(self) -> Performer[Any, Any]:
+    def _performer(self) -> Performer[Any]:
         rules = self.plan.rules
         name = f"pump-{rules.channel}-{next(self._names)}"
-        performer: Performer[Any, Any]
+        performer: Performer[Any]
         if rules.pump == "reactor":
-            performer = ReactorPerformer(name, rules, self._reactor, self._clock, self._report, self._ended)
+            performer = ReactorPerformer(name, rules, self._reactor, self._clock, self._log, self._ended)
         else:
             assert self._loop is not None  # noqa: S101 - the dispatcher gives one wherever there is a Proactor
-            performer = ProactorPerformer(
-                name, rules, self._proactor, self._clock, self._report, self._ended, self._loop
-            )
+            performer = ProactorPerformer(name, rules, self._proactor, self._clock, self._log, self._ended, self._loop)
         if self._paused:
             performer.pause()
         return performer
 
-    def _reactor(self) -> Running[Channel, Reactor]:
-        rules, clock, transport = self.plan.rules, self._clock, blocking(self._transport)
-        judge = Judge(rules, self._ledger, clock, self._report, may_block=self.plan.may_block)
-        channel = Channel(
-            lambda: transport.consumer(rules),
-            rules,
-            self._transport.capabilities,
-            judge,
-            self._ledger,
-            clock,
-            self._report,
-        )
-        dispatch = Dispatch(self._router, Settler(judge, channel), judge.stopping)
-        pump = Reactor(channel, dispatch, judge, rules, clock, empty_delay=self._empty_delay)
-        return Running(judge, channel, pump)
+    def _reactor(self) -> Reactor:
+        transport, rules = blocking(self._transport), self.plan.rules
+        channel = Channel(lambda: transport.consumer(rules), self._transport.capabilities, self._judge())
+        return Reactor(channel, Dispatch(self._router, channel), empty_delay=self._empty_delay)
 
-    def _proactor(self) -> Running[AsyncChannel, Proactor]:
-        rules, clock, transport = self.plan.rules, self._clock, awaiting(self._transport)
-        judge = Judge(rules, self._ledger, clock, self._report, may_block=self.plan.may_block, cancelled=is_cancelled)
-        channel = AsyncChannel(
-            lambda: transport.async_consumer(rules),
-            rules,
-            self._transport.capabilities,
-            judge,
-            self._ledger,
-            clock,
-            self._report,
-        )
-        dispatch = AsyncDispatch(self._router, Settler(judge, channel), judge.stopping, self._loop)
+    def _proactor(self) -> Proactor:
+        transport, rules = awaiting(self._transport), self.plan.rules
+        judge = self._judge(cancelled=is_cancelled)
+        channel = AsyncChannel(lambda: transport.async_consumer(rules), self._transport.capabilities, judge)
         kind = ConcurrentProactor if rules.in_flight > 1 else Proactor
-        return Running(judge, channel, kind(channel, dispatch, judge, rules, clock, empty_delay=self._empty_delay))
+        return kind(channel, AsyncDispatch(self._router, channel, self._loop), empty_delay=self._empty_delay)
+
+    def _judge(self, **options: Callable[[], bool]) -> Judge:
+        plan = self.plan
+        return Judge(plan.rules, self._ledger, self._clock, self._log, may_block=plan.may_block, **options)

@@ -40,7 +40,7 @@ def plan(
     if dead_letter == DEFAULT_DEAD_LETTER:
         dead_letter = default_dead_letter.replace("<channel>", channel)
     declares = frozenset[type[MessageAction]]().union(*(handler.declares for handler in handlers))
-    explicit = any(handler.wrapper is not None and handler.wrapper.may_leave for handler in handlers)
+    explicit = any(handler.wrapper is not None and handler.wrapper.may_nack for handler in handlers)
     may_block = rules.may_block
     if may_block is None:
         may_block = explicit or DontAckAction in declares or rules.on_unhandled == "dont_ack"

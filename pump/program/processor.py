@@ -11,11 +11,11 @@ from pump.context import Context, enter_context, find_context, leave_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, UnknownPublication
 from pump.handling.dispatch import Bound, bind
-from pump.handling.dispatch_settings import Surroundings
+from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.registry import Registration, Registry
 from pump.mapping.mapper import Mapper, wire_type, wire_version
 from pump.message import NO_HEADERS, Header, Kind, Message
-from pump.program.producers import Outlet
+from pump.program.producers import Producers
 from pump.request import Document, Event
 from pump.subscription import Publication
 
@@ -27,12 +27,12 @@ class CommandProcessor:
     """`send` and `publish` run handlers here and now and need no connection; `post` gives the request to the broker."""
 
     def __init__(
-        self, registry: Registry, publications: Sequence[Publication], surroundings: Surroundings, outlet: Outlet
+        self, registry: Registry, publications: Sequence[Publication], settings: DispatchSettings, producers: Producers
     ) -> None:
         self._registry: Final = registry
-        self._surroundings: Final = surroundings
-        self._outlet: Final = outlet
-        self._publications: Final = {each.request: _Outgoing(each, surroundings) for each in publications}
+        self._settings: Final = settings
+        self._producers: Final = producers
+        self._publications: Final = {each.request: _Outgoing(each, settings) for each in publications}
         self._bound: Final[dict[type, tuple[Bound, ...]]] = {}
 
     # -- in this process
@@ -86,14 +86,14 @@ class CommandProcessor:
                 raise ConfigurationError(
                     f"{explicit[0]} settles a broker's message: it cannot be called in the process"
                 )
-            bound = tuple(bind(each, self._surroundings, "") for each in self._registry.handling(request))
+            bound = tuple(bind(each, self._settings, "") for each in self._registry.handling(request))
             self._bound[request] = bound
         return bound
 
     def _context(self, bound: Bound) -> Context:
         outer = find_context()
         name = bound.registration.name
-        return Context(self, name, clock=self._surroundings.clock) if outer is None else outer.nested(name)
+        return Context(self, name, clock=self._settings.clock) if outer is None else outer.nested(name)
 
     def _run(self, bound: Bound, request: object) -> object:
         _must_be_blocking(bound.registration, "publish")
@@ -128,7 +128,7 @@ class CommandProcessor:
         """Give a request to the broker; returns its id once that is confirmed, and raises PublishError otherwise."""
         must_not_block("post", "post_async")
         message = self._message(request, key, headers, id, correlation_id, reply_to)
-        self._outlet.send((message,), _delay(delay))
+        self._producers.send((message,), _delay(delay))
         return message.id
 
     async def post_async(
@@ -145,20 +145,20 @@ class CommandProcessor:
     ) -> str:
         """The same, awaited."""
         message = self._message(request, key, headers, id, correlation_id, reply_to)
-        await self._outlet.send_async((message,), _delay(delay))
+        await self._producers.send_async((message,), _delay(delay))
         return message.id
 
     def post_many(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
         """Give many requests to the broker; returns their ids once all are confirmed."""
         must_not_block("post_many", "post_many_async")
         messages = [self._message(request) for request in requests]
-        self._outlet.send(messages, _delay(delay))
+        self._producers.send(messages, _delay(delay))
         return [message.id for message in messages]
 
     async def post_many_async(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
         """The same, awaited."""
         messages = [self._message(request) for request in requests]
-        await self._outlet.send_async(messages, _delay(delay))
+        await self._producers.send_async(messages, _delay(delay))
         return [message.id for message in messages]
 
     def _message(  # noqa: PLR0917 - post's own options
@@ -185,16 +185,16 @@ class CommandProcessor:
             message_id=message_id,
             correlation_id=correlation_id or _correlation(),
             reply_to=reply_to,
-            now=self._surroundings.clock.wall(),
+            now=self._settings.clock.wall(),
         )
 
 
 class _Outgoing:
     """How one type of request becomes a message."""
 
-    def __init__(self, publication: Publication, surroundings: Surroundings) -> None:
+    def __init__(self, publication: Publication, settings: DispatchSettings) -> None:
         self._publication: Final = publication
-        self._mapper: Final[Mapper[Any]] = surroundings.mapper(publication.request)
+        self._mapper: Final[Mapper[Any]] = settings.mapper(publication.request)
         self._type: Final = wire_type(publication.request)
         self._version: Final = self._mapper.version or wire_version(publication.request)
         self._kind: Final[Kind] = _kind(publication.request)

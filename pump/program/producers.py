@@ -1,4 +1,4 @@
-"""Where requests leave the process: one producer for blocking callers, one for each loop of awaiting ones."""
+"""The producers of one dispatcher: one for blocking callers, and one for each event loop of awaiting callers."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.protocol import AsyncProducer, Producer, Transport
 
 
-class Outlet:
+class Producers:
     """Opens producers when they are first needed, and closes them all.
 
-    They are apart from consuming: a broker that blocks publishers must not block acknowledgements.
+    They do not share the consumers' connections: a broker that blocks publishers must not block acknowledgements.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -26,11 +26,11 @@ class Outlet:
         self._async_producers: Final[dict[asyncio.AbstractEventLoop, AsyncProducer]] = {}
 
     def open(self) -> None:
-        """From now on messages may leave."""
+        """From now on messages may be sent."""
         self._open = True
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Returns when the broker has confirmed them."""
+        """Send messages; returns when the broker has confirmed all of them."""
         self._check()
         with self._lock:
             if self._producer is None:
@@ -58,7 +58,7 @@ class Outlet:
             raise PublishError(f"posting failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Close every producer; those of a loop that does not run any more are gone with it."""
+        """Close every producer, but for those of loops that do not run any more: they ended with their loop."""
         self._open = False
         with self._lock:
             producer, self._producer = self._producer, None
@@ -69,7 +69,7 @@ class Outlet:
         closing = [asyncio.run_coroutine_threadsafe(each.close(), loop) for loop, each in running]
         if asyncio._get_running_loop() is None:  # noqa: SLF001 - as must_not_block asks; a loop must not wait for another
             for future in closing:
-                with contextlib.suppress(Exception):  # what could not be closed goes with its loop, which ends now
+                with contextlib.suppress(Exception):  # what could not be closed ends with its loop
                     future.result()
 
     async def close_async(self) -> None:

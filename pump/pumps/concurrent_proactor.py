@@ -1,49 +1,40 @@
-"""The pump that awaits several messages at a time, in order within a key: one task fetches, the others handle.
+"""The pump that awaits several messages at a time, in order within a key: one task receives, the others handle.
 
-It stands beside the twins: its turn is theirs. Which message may begin is decided by the Intake alone.
+Each task runs the Proactor's turn. Which message may begin is decided by the Intake alone.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from pump.clock import Clock
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.own_task import own_task
 from pump.pumps.proactor import Proactor
-from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.verdict import Judge
 
 
 class ConcurrentProactor(Proactor):
-    """A Proactor with up to `in_flight` messages in hand. Each task is supervised singly; none can end the pump."""
+    """A Proactor with up to `in_flight` messages in hand, each in a task of its own; no task can end the pump."""
 
     def __init__(
-        self,
-        channel: AsyncChannel,
-        dispatch: Callable[[Message], Awaitable[object]],
-        judge: Judge,
-        rules: Subscription,
-        clock: Clock,
-        *,
-        empty_delay: float = 0.0,
+        self, channel: AsyncChannel, dispatch: Callable[[Message], Awaitable[object]], *, empty_delay: float = 0.0
     ) -> None:
-        super().__init__(channel, dispatch, judge, rules, clock, empty_delay=empty_delay)
-        self._in_flight: Final = rules.in_flight
+        super().__init__(channel, dispatch, empty_delay=empty_delay)
+        self._in_flight: Final = self.judge.rules.in_flight
         self._tasks: Final[dict[asyncio.Task[None], Message]] = {}
         self._begins = False
+        """Whether tasks may be begun."""
 
     async def run(self) -> None:
         """Pump until the judge stops it, then wait for what is in hand."""
-        judge = self._judge
+        judge = self.judge
         self._begins = True
         try:
             while judge.running:
                 self._begin()
                 try:
-                    found = await self._channel.fill(self._receive_timeout)
+                    found = await self.channel.fill(self._receive_timeout)
                 except Exception as error:
                     await self._clock.wait_async(judge.stopping, judge.disconnected(error))
                     continue
@@ -51,19 +42,19 @@ class ConcurrentProactor(Proactor):
                     await self._clock.wait_async(judge.stopping, self._empty_delay)
             while self._tasks:
                 await asyncio.wait(self._tasks)
-            await self._channel.finish(self._grace)
+            await self.channel.finish(self._grace)
         finally:
             await self._end()
 
     async def _end(self) -> None:
-        """Let go, the channel last: what is still in hand, where the pump dies, is handed back by its own turn."""
+        """End every task, then close the channel: where the pump dies, each task hands its message back first."""
         self._begins = False
         self.cancel()
         try:
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            await self._channel.close()
+            await self.channel.close()
 
     def cancel(self) -> None:
         """End the handlers that are running; their messages are handed back."""
@@ -71,8 +62,8 @@ class ConcurrentProactor(Proactor):
             task.cancel()
 
     def _begin(self) -> None:
-        while self._begins and len(self._tasks) < self._in_flight and self._judge.running:
-            message = self._channel.take()
+        while self._begins and len(self._tasks) < self._in_flight and self.judge.running:
+            message = self.channel.take()
             if message is None:
                 return
             task = own_task(self._begun(message), name=f"pump-{message.id}")
@@ -80,14 +71,14 @@ class ConcurrentProactor(Proactor):
             task.add_done_callback(self._ended)
 
     async def _begun(self, message: Message) -> None:
-        """The turn of a message, unless it went back in the moment between its taking and its task's beginning."""
-        if self._channel.begins(message):
+        """Handle a message, unless it went back between being taken and the begin of its task."""
+        if self.channel.may_begin(message):
             await self._turn(message)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         message = self._tasks.pop(task)
         error = None if task.cancelled() else task.exception()
         if error is not None or task.cancelled():
-            log.error("the turn of message %s ended by itself; the message comes again", message.id, exc_info=error)
-            self._channel.abandon(message)
+            log.error("the task of message %s ended by itself; the message comes again", message.id, exc_info=error)
+            self.channel.abandon(message)
         self._begin()

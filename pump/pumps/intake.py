@@ -9,28 +9,36 @@ from typing import Final, Literal
 from pump.message import Message
 
 CHANNEL: Final = object()
-"""The ordering domain of everything in a channel."""
+"""The key or domain of every message, where the whole channel is kept in order."""
 
 
 @dataclass(slots=True)
 class _Held:
+    """A message that is not to be handled before it is due."""
+
     message: Message
     due: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Pin:
+class _Released:
+    """A delivery that went back to the broker and blocks its domain until the message has come again and is settled."""
+
     delivery: Message
     due: float
 
 
 class Intake:
-    """The messages one channel has received and not settled: ready, held until due, and in hand.
+    """The messages one channel has received and not settled: ready, held until due, or in hand.
 
-    Promises: never more than `slots` in hand; one message of a key at a time, in order; nothing from behind a message
-    of its domain that was held or went back, until that one is settled; a suspect only when nothing else is here; the
-    buffer shrinks to one at a redelivery and grows again only by first deliveries; what is asked for never exceeds the
-    buffer; what is not ours any more is never handed out, and `dropped` is told of it if nobody had begun to handle it.
+    It promises:
+
+    * never more than `slots` messages are in hand, and of one key one at a time, in order;
+    * a message that is held or was released blocks the later ones of its domain until it is settled;
+    * a suspect, which may kill the process, is handed out only when nothing else is here;
+    * the buffer shrinks to one at a redelivery, and grows again only by first deliveries;
+    * never more messages are asked for than the buffer has room for;
+    * a lost message is never handed out; `dropped` is called with it if nobody had begun to handle it.
     """
 
     def __init__(
@@ -56,9 +64,12 @@ class Intake:
         self._held: list[_Held] = []
         self._in_hand: dict[str, Message] = {}
         self._left: set[str] = set()
-        self._again: set[str] = set()
-        self._pinned: dict[str, _Pin] = {}
+        """Those in hand whose handlers have returned without settling them."""
+        self._presented_again: set[str] = set()
+        """Those in hand that were held before."""
+        self._released: dict[str, _Released] = {}
         self._alone = False
+        """Whether a suspect is in hand."""
         self._looked = -inf
 
     def __len__(self) -> int:
@@ -66,12 +77,12 @@ class Intake:
 
     @property
     def size(self) -> int:
-        """How many messages may be here at once now."""
+        """How many messages may be here at once, held ones not counted."""
         return self._size
 
     @property
     def in_hand(self) -> Sequence[Message]:
-        """What is being handled, or was and waits to be settled."""
+        """What is being handled, or was handled and is not settled yet."""
         return tuple(self._in_hand.values())
 
     @property
@@ -82,14 +93,14 @@ class Intake:
     # -- coming in
 
     def room(self) -> int:
-        """How many messages to ask the broker for. Held ones keep only the largest buffer from growing."""
+        """How many messages to ask the broker for. Held ones count only against the largest buffer."""
         if self._alone:
             return 0
         here = len(self)
         return max(0, min(self._size - here + len(self._held), self._largest - here))
 
     def offer(self, messages: Iterable[Message], now: float) -> None:
-        """Take in what was received. What was nacked here is held until its time; a redelivery takes its old place."""
+        """Add what was received. A message that was nacked here is held until due; a redelivery takes its old place."""
         for message in messages:
             if message.unexplained:
                 self._size = 1
@@ -100,9 +111,11 @@ class Intake:
                 self._held.append(_Held(message, due))
             else:
                 self._ready.append(message)
-        if self._pinned:
+        if self._released:
             here = {message.identity for message in (*self.waiting, *self._in_hand.values())}
-            self._pinned = {each: pin for each, pin in self._pinned.items() if pin.due > now or each in here}
+            self._released = {
+                each: released for each, released in self._released.items() if released.due > now or each in here
+            }
 
     def _replaced(self, message: Message) -> bool:
         for held in self._held:
@@ -139,7 +152,7 @@ class Intake:
         self._looked = now
         if self._alone or len(self._in_hand) >= self._slots:
             return None
-        self._drop(lambda message: lapsed(message, now))
+        self._drop(lambda message: is_lost(message, now))
         message = next(self._startable(now), None)
         if message is None:
             return None
@@ -148,7 +161,7 @@ class Intake:
                 return None  # the others go first: back to the broker, or to their end
             self._alone = True
         if self._remove(message):
-            self._again.add(message.identity)
+            self._presented_again.add(message.identity)
         self._in_hand[message.identity] = message
         return message
 
@@ -157,7 +170,7 @@ class Intake:
         blocked: set[Hashable] = set()
         for message in self._in_hand.values():
             busy.add(self._key(message))
-            if message.identity in self._again or message.identity in self._pinned:
+            if message.identity in self._presented_again or message.identity in self._released:
                 blocked.add(self.domain(message))
         blocked.discard(None)
         for held in self._held:
@@ -181,7 +194,7 @@ class Intake:
         return message.unexplained > 0 and self._suspect(message)
 
     def to_hand_back(self, now: float) -> Sequence[Message]:
-        """What has to go back to the broker before the suspect whose turn it is may be handled."""
+        """What has to go back to the broker before the suspect that comes next may be handled."""
         if self._in_hand or len(self) <= 1:
             return ()
         suspect = next(self._startable(now), None)
@@ -194,10 +207,10 @@ class Intake:
         return others
 
     def next_due(self, now: float) -> float | None:
-        """When the first held message comes due that was not due at the last look: this one is the next such look.
+        """When the first held message comes due that was not due at the last look; this call is the next such look.
 
-        One that has been due already, and could not begin, waits for others and not for its time: to ask for it again
-        and again would be a loop without a wait.
+        A message that was due already, and could not begin, waits for others and not for a time: returning its time
+        again and again would be a loop without a wait.
         """
         dues = [held.due for held in self._held if held.due > self._looked]
         self._looked = now
@@ -206,13 +219,13 @@ class Intake:
     # -- ending
 
     def settled(self, message: Message) -> None:
-        """A message in hand came to a verdict that was carried out, or is not ours any more: its slot is free."""
+        """A message in hand is settled, or is not ours any more: its slot is free."""
         if not self._ended(message):
             return
-        if self._pinned:
-            pin = self._pinned.get(message.identity)
-            if pin is not None and pin.delivery is not message:  # it has come again since it went back, and is settled
-                del self._pinned[message.identity]
+        if self._released:
+            released = self._released.get(message.identity)
+            if released is not None and released.delivery is not message:  # it came again, and is settled now
+                del self._released[message.identity]
         elif self._size < self._largest and not message.unexplained and not message.lost:
             self._size = min(self._largest, self._size * 2)
 
@@ -220,9 +233,9 @@ class Intake:
         if self._in_hand.get(message.identity) is not message:
             return False
         del self._in_hand[message.identity]
-        if self._left or self._again or self._alone:
+        if self._left or self._presented_again or self._alone:
             self._left.discard(message.identity)
-            self._again.discard(message.identity)
+            self._presented_again.discard(message.identity)
             self._alone = False
         return True
 
@@ -235,15 +248,15 @@ class Intake:
             self._ready.remove(newer)
         self._held.append(_Held(newer or message.again(), due))
 
-    def leave(self, message: Message) -> None:
-        """Its handler has returned without settling it: it keeps its slot, and its lease runs out."""
+    def leave_unsettled(self, message: Message) -> None:
+        """Its handler has returned without settling it: it keeps its slot until its lease ends."""
         if self._in_hand.get(message.identity) is message:
             self._left.add(message.identity)
 
     def release(self, message: Message, due: float) -> Sequence[Message]:
-        """A message in hand goes back to the broker and blocks its domain: its successors must go back before it."""
+        """A message in hand goes back to the broker and blocks its domain. Its successors, returned, go back first."""
         self._size = 1
-        self._pinned[message.identity] = _Pin(message, due)
+        self._released[message.identity] = _Released(message, due)
         domain = self.domain(message)
         if domain is None:
             return ()
@@ -253,22 +266,22 @@ class Intake:
         return successors
 
     def drain(self) -> Sequence[Message]:
-        """Everything that nobody has begun to handle, in its order, which then is here no more."""
+        """Remove and return, in order, everything that nobody has begun to handle."""
         waiting = self.waiting
         self._held.clear()
         self._ready.clear()
         return waiting
 
     def expire(self, now: float) -> Sequence[Message]:
-        """Drop what is not ours any more; returns what of it is in hand, marked as lost."""
-        return self._drop(lambda message: lapsed(message, now))
+        """Drop what is lost; returns those messages of it that are in hand, marked as lost."""
+        return self._drop(lambda message: is_lost(message, now))
 
     def drop_others(self, generation: int) -> Sequence[Message]:
-        """Drop what was received in another life of the consumer; returns what of it is in hand, marked as lost."""
+        """Drop what an earlier generation received; returns those messages of it that are in hand, marked as lost."""
         return self._drop(lambda message: message.generation != generation)
 
     def leased(self, before: float) -> Sequence[Message]:
-        """What is to be renewed: all that is here with a lease that ends before then, but for what was left."""
+        """The messages whose lease has to be renewed: it ends before then, and their handlers have not returned."""
         return [
             message
             for message in (*self._in_hand.values(), *self.waiting)
@@ -295,7 +308,7 @@ class Intake:
         self._dropped(message)
 
     def _remove(self, message: Message) -> bool:
-        """Take it out of what waits; says whether it was held."""
+        """Remove a waiting message; True if it was held."""
         for place, held in enumerate(self._held):
             if held.message is message:
                 del self._held[place]
@@ -313,7 +326,7 @@ class Intake:
         return CHANNEL if self._ordered else None
 
     def domain(self, message: Message) -> Hashable:
-        """What waits behind this message while it is held or nacked: None is nothing."""
+        """What waits while this message is held or released: everything of the same domain, or nothing for None."""
         if message.partition is not None:
             return message.partition
         if message.header.key is not None:
@@ -321,13 +334,13 @@ class Intake:
         return CHANNEL if self._ordered or self._blocks == "channel" else None
 
 
-def lapsed(message: Message, now: float) -> bool:
-    """Whether it is known that the message is not ours any more."""
+def is_lost(message: Message, now: float) -> bool:
+    """Whether the message is known not to be ours any more: marked as lost, or its lease has ended."""
     return message.lost or (message.lease_expires is not None and message.lease_expires <= now)
 
 
 def _replaces(message: Message, earlier: Message) -> bool:
-    """Whether it is a redelivery of the earlier one, whose receipt is void then; not another message of the same id."""
+    """Whether it is a redelivery of the earlier one, whose receipt is void then, and not another message of that id."""
     return (
         message.identity == earlier.identity
         and message.deliveries > earlier.deliveries

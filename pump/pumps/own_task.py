@@ -1,4 +1,4 @@
-"""The asyncio task that a pump runs handlers in: it tells a stop from a handler that cancels the task it runs in."""
+"""The asyncio task in which a pump runs handlers: it can tell a stop from a handler that cancels its own task."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,20 +9,20 @@ Result = TypeVar("Result")
 
 
 class OwnTask(asyncio.Task[Result]):
-    """A task that counts the cancellations that came from the code it runs, not from whoever wants it to end."""
+    """A task that counts the cancellations by the code that runs in it, apart from those by the pump."""
 
-    by_itself = 0
+    own_cancellations = 0
 
     def cancel(self, msg: Any | None = None) -> bool:  # noqa: ANN401 - as asyncio has it
         """As any task's."""
         if asyncio.current_task() is self:
-            self.by_itself += 1
+            self.own_cancellations += 1
         return super().cancel(msg)
 
     async def recover(self) -> None:
-        """Take back what a handler did to its own task, which runs other messages after this one."""
-        while self.by_itself:
-            self.by_itself -= 1
+        """Take back a handler's cancellations of its own task, which runs other messages after this one."""
+        while self.own_cancellations:
+            self.own_cancellations -= 1
             self.uncancel()
         with suppress(asyncio.CancelledError):  # asked for, not raised yet: the pump's next wait would raise it
             await asyncio.sleep(0)
@@ -36,6 +36,6 @@ def own_task(coroutine: Coroutine[Any, Any, Result], *, name: str) -> OwnTask[Re
 
 
 def is_cancelled() -> bool:
-    """Whether this very task was told to end; a CancelledError of what it awaited is an error like any other."""
+    """Whether this very task was cancelled. A CancelledError out of what it awaits is an error like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -3,42 +3,32 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from pump.clock import Clock
 from pump.duration import seconds
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
-from pump.subscription import Subscription
-from pump.verdict import Judge
 
 
 class Proactor:
-    """Takes messages from a channel, one after another, and settles each as its handling came out."""
+    """Takes messages from a channel, one after another, and carries out the judge's verdict on each."""
 
     def __init__(
-        self,
-        channel: AsyncChannel,
-        dispatch: Callable[[Message], Awaitable[object]],
-        judge: Judge,
-        rules: Subscription,
-        clock: Clock,
-        *,
-        empty_delay: float = 0.0,
+        self, channel: AsyncChannel, dispatch: Callable[[Message], Awaitable[object]], *, empty_delay: float = 0.0
     ) -> None:
-        self._channel: Final = channel
+        self.channel: Final = channel
+        self.judge: Final = channel.judge
         self._dispatch: Final = dispatch
-        self._judge: Final = judge
-        self._clock: Final = clock
-        self._receive_timeout: Final = seconds(rules.receive_timeout)
-        self._grace: Final = seconds(rules.grace)
+        self._clock: Final = self.judge.clock
+        self._receive_timeout: Final = seconds(self.judge.rules.receive_timeout)
+        self._grace: Final = seconds(self.judge.rules.grace)
         self._empty_delay: Final = empty_delay
 
     async def run(self) -> None:
         """Pump until the judge stops it. Nothing else ends it."""
-        judge = self._judge
+        judge = self.judge
         try:
             while judge.running:
                 try:
-                    message = self._channel.take() or await self._channel.receive(self._receive_timeout)
+                    message = self.channel.take() or await self.channel.receive(self._receive_timeout)
                 except Exception as error:
                     await self._clock.wait_async(judge.stopping, judge.disconnected(error))
                     continue
@@ -46,12 +36,12 @@ class Proactor:
                     await self._turn(message)
                 elif self._empty_delay:
                     await self._clock.wait_async(judge.stopping, self._empty_delay)
-            await self._channel.finish(self._grace)
+            await self.channel.finish(self._grace)
         finally:
-            await self._channel.close()
+            await self.channel.close()
 
     async def _turn(self, message: Message) -> None:
-        judge = self._judge
+        judge = self.judge
         verdict = judge.arrived(message)
         if verdict is None:
             try:
@@ -61,7 +51,7 @@ class Proactor:
             else:
                 verdict = judge.handled(message)
         try:
-            await verdict.settle(self._channel, message)
+            await verdict.settle(self.channel, message)
         except Exception as error:
             judge.unsettled(message, verdict, error)
         else:

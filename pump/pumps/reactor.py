@@ -3,42 +3,30 @@
 from collections.abc import Callable
 from typing import Final
 
-from pump.clock import Clock
 from pump.duration import seconds
 from pump.message import Message
 from pump.pumps.channel import Channel
-from pump.subscription import Subscription
-from pump.verdict import Judge
 
 
 class Reactor:
-    """Takes messages from a channel, one after another, and settles each as its handling came out."""
+    """Takes messages from a channel, one after another, and carries out the judge's verdict on each."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        dispatch: Callable[[Message], object],
-        judge: Judge,
-        rules: Subscription,
-        clock: Clock,
-        *,
-        empty_delay: float = 0.0,
-    ) -> None:
-        self._channel: Final = channel
+    def __init__(self, channel: Channel, dispatch: Callable[[Message], object], *, empty_delay: float = 0.0) -> None:
+        self.channel: Final = channel
+        self.judge: Final = channel.judge
         self._dispatch: Final = dispatch
-        self._judge: Final = judge
-        self._clock: Final = clock
-        self._receive_timeout: Final = seconds(rules.receive_timeout)
-        self._grace: Final = seconds(rules.grace)
+        self._clock: Final = self.judge.clock
+        self._receive_timeout: Final = seconds(self.judge.rules.receive_timeout)
+        self._grace: Final = seconds(self.judge.rules.grace)
         self._empty_delay: Final = empty_delay
 
     def run(self) -> None:
         """Pump until the judge stops it. Nothing else ends it."""
-        judge = self._judge
+        judge = self.judge
         try:
             while judge.running:
                 try:
-                    message = self._channel.take() or self._channel.receive(self._receive_timeout)
+                    message = self.channel.take() or self.channel.receive(self._receive_timeout)
                 except Exception as error:
                     self._clock.wait(judge.stopping, judge.disconnected(error))
                     continue
@@ -46,12 +34,12 @@ class Reactor:
                     self._turn(message)
                 elif self._empty_delay:
                     self._clock.wait(judge.stopping, self._empty_delay)
-            self._channel.finish(self._grace)
+            self.channel.finish(self._grace)
         finally:
-            self._channel.close()
+            self.channel.close()
 
     def _turn(self, message: Message) -> None:
-        judge = self._judge
+        judge = self.judge
         verdict = judge.arrived(message)
         if verdict is None:
             try:
@@ -61,7 +49,7 @@ class Reactor:
             else:
                 verdict = judge.handled(message)
         try:
-            verdict.settle(self._channel, message)
+            verdict.settle(self.channel, message)
         except Exception as error:
             judge.unsettled(message, verdict, error)
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pump.clock import ManualClock
 from pump.testing.clock import SelfMovingClock
 from pump.testing.harness import PumpHarness, memory_transport
-from pump.testing.lane import Bus, Call, DeadLetter
+from pump.testing.records import Bus, Call, DeadLetter
 from pump.testing.settings import SubscriptionOptions, Switchboard
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pytest
 from pump.errors import PublishError, PumpError, SetupError, TransportError
 from pump.message import Header
 from pump.subscription import Publication
-from pump.testing.rig import Rig, Sample
+from pump.testing.driver import Sample, TransportDriver
 from pump.testing.settlement import EVERY_BYTE, UNACCEPTABLE, SettlementContract
 from pump.transport_kit.protocol import Transport
 
@@ -30,8 +30,8 @@ class TransportContract(SettlementContract):
 
     # -- what travels
 
-    def test_a_message_arrives_as_it_was_sent(self, rig: Rig) -> None:
-        channel = self.open(rig)
+    def test_a_message_arrives_as_it_was_sent(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
         headers = {"tenant": "é 日本 \U0001f375", "nothing": "", "trace-id": "a, b; c=d", "x_y": " "}
         header = Header(
             "",
@@ -47,7 +47,7 @@ class TransportContract(SettlementContract):
         )
         sent = self.message(channel, EVERY_BYTE, header)
 
-        rig.send(sent)
+        driver.send(sent)
         received = self.expect(channel)
 
         assert received.header == sent.header
@@ -55,47 +55,51 @@ class TransportContract(SettlementContract):
         assert (received.fault, received.attempts, received.unexplained, received.deliveries) == ("", 0, 0, 1)
         channel.acknowledge(received)
 
-    def test_what_the_sender_did_not_say_is_not_said(self, rig: Rig) -> None:
-        channel = self.open(rig)
+    def test_what_the_sender_did_not_say_is_not_said(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
         for body in (b"", b"\0", "text ü".encode()):
             sent = self.message(channel, body, Header(""))
 
-            rig.send(sent)
+            driver.send(sent)
             received = self.expect(channel)
 
             assert (received.header, received.body) == (sent.header, body)
             channel.acknowledge(received)
 
-    def test_a_large_message_arrives_whole(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        body = bytes(200_000) if rig.capabilities.largest_body is None else bytes(rig.capabilities.largest_body)
+    def test_a_large_message_arrives_whole(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        body = bytes(200_000) if driver.capabilities.largest_body is None else bytes(driver.capabilities.largest_body)
 
-        rig.send(self.message(channel, body))
+        driver.send(self.message(channel, body))
         received = self.expect(channel)
 
         assert received.body == body
         channel.acknowledge(received)
 
     @pytest.mark.parametrize("part", ["body", "headers"])
-    def test_a_message_that_is_too_large_is_refused_and_nothing_else_is(self, rig: Rig, part: str) -> None:
-        limit = rig.capabilities.largest_body if part == "body" else rig.capabilities.largest_headers
+    def test_a_message_that_is_too_large_is_refused_and_nothing_else_is(
+        self, driver: TransportDriver, part: str
+    ) -> None:
+        limit = driver.capabilities.largest_body if part == "body" else driver.capabilities.largest_headers
         if limit is None:
             pytest.skip(f"there is no limit to the {part}")
-        channel = self.open(rig)
-        self.send(rig, channel, "before")
+        channel = self.open(driver)
+        self.send(driver, channel, "before")
         body, headers = (bytes(limit + 1), {}) if part == "body" else (b"", {"x": "y" * limit})
 
         with pytest.raises(PublishError) as refused:
-            rig.send(self.message(channel, body, Header("", headers=headers)))
+            driver.send(self.message(channel, body, Header("", headers=headers)))
 
         assert (refused.value.sent, refused.value.retriable) == (False, False)
-        self.send(rig, channel, "after")
+        self.send(driver, channel, "after")
         self.expect_bodies(channel, "before", "after")
         self.expect_nothing(channel)
 
-    def test_what_cannot_be_parsed_arrives_whole_and_can_be_given_up(self, rig: Rig, transport: Transport) -> None:
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
+    def test_what_cannot_be_parsed_arrives_whole_and_can_be_given_up(
+        self, driver: TransportDriver, transport: Transport
+    ) -> None:
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
         body = self.send_unparseable(transport, channel.subscription.topic)
 
         received = self.expect(channel)
@@ -104,161 +108,163 @@ class TransportContract(SettlementContract):
         assert received.body == body
         channel.reject(received, replace(UNACCEPTABLE, description=received.fault))
 
-        dead = self.expect(grave)
+        dead = self.expect(dead_letters)
         assert dead.body == body
         assert dead.header.headers["pump-reason"] == "Unreadable"
-        grave.acknowledge(dead)
+        dead_letters.acknowledge(dead)
         self.expect_nothing(channel)
 
     # -- to whom it goes
 
-    def test_every_channel_of_a_topic_gets_a_message_and_no_other_does(self, rig: Rig) -> None:
-        first = self.open(rig)
-        second = self.open(rig, self.subscription(first.subscription.topic))
-        other = self.open(rig)
+    def test_every_channel_of_a_topic_gets_a_message_and_no_other_does(self, driver: TransportDriver) -> None:
+        first = self.open(driver)
+        second = self.open(driver, self.subscription(first.subscription.topic))
+        other = self.open(driver)
 
-        self.send(rig, first, "1", "2")
+        self.send(driver, first, "1", "2")
 
         self.expect_bodies(second, "1", "2")
         self.expect_bodies(first, "1", "2")
         self.expect_nothing(other)
 
-    def test_consumers_of_one_channel_share_its_messages(self, rig: Rig) -> None:
-        first = self.open(rig)
-        second = rig.open(first.subscription)
+    def test_consumers_of_one_channel_share_its_messages(self, driver: TransportDriver) -> None:
+        first = self.open(driver)
+        second = driver.open(first.subscription)
         sent = sorted(str(number) for number in range(12))
-        self.send(rig, first, *sent)
+        self.send(driver, first, *sent)
 
         received: list[str] = []
-        deadline = rig.clock.monotonic() + self.arrives_within_seconds
+        deadline = driver.clock.monotonic() + self.arrives_within_seconds
         for channel in cycle((first, second)):
             message = channel.receive(self.silence_seconds / 10)
             if message is not None:
                 channel.acknowledge(message)
                 received.append(message.body.decode())
-            if len(received) >= len(sent) or rig.clock.monotonic() > deadline:
+            if len(received) >= len(sent) or driver.clock.monotonic() > deadline:
                 break
 
         assert sorted(received) == sent
         self.expect_nothing(first, second)
 
-    def test_messages_of_a_key_arrive_in_order(self, rig: Rig) -> None:
-        channel = self.open(rig)
+    def test_messages_of_a_key_arrive_in_order(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
         bodies = [str(number) for number in range(20)]
 
-        self.send(rig, channel, *bodies[:10])
-        self.send(rig, channel, *bodies[10:])
+        self.send(driver, channel, *bodies[:10])
+        self.send(driver, channel, *bodies[10:])
 
         self.expect_bodies(channel, *bodies)
 
-    def test_an_empty_receive_waits_where_the_transport_can(self, rig: Rig) -> None:
-        channel = self.open(rig)
+    def test_an_empty_receive_waits_where_the_transport_can(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
         channel.receive_once(0.0)
-        began = rig.clock.monotonic()
+        began = driver.clock.monotonic()
 
         assert channel.receive_once(self.delay_seconds) is None
 
-        waited = rig.clock.monotonic() - began
-        if rig.capabilities.waits:
+        waited = driver.clock.monotonic() - began
+        if driver.capabilities.waits:
             assert waited >= self.delay_seconds - self.early_seconds
         assert waited <= self.delay_seconds + self.late_seconds
 
     # -- posting for later
 
-    def test_a_message_may_be_posted_for_later_where_the_transport_can(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        posted = rig.clock.monotonic()
+    def test_a_message_may_be_posted_for_later_where_the_transport_can(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        posted = driver.clock.monotonic()
 
-        if rig.capabilities.delayed_publish:
-            rig.send(self.message(channel, b"1"), delay=self.delay_seconds)
+        if driver.capabilities.delayed_publish:
+            driver.send(self.message(channel, b"1"), delay=self.delay_seconds)
             message = self.expect(channel)
-            self.assert_on_time(rig, posted)
+            self.assert_on_time(driver, posted)
             assert message.body == b"1"
             channel.acknowledge(message)
         else:
             with pytest.raises(PublishError) as refused:
-                rig.send(self.message(channel, b"1"), delay=self.delay_seconds)
+                driver.send(self.message(channel, b"1"), delay=self.delay_seconds)
             assert (refused.value.sent, refused.value.retriable) == (False, False)
         self.expect_nothing(channel)
 
     # -- channels
 
-    def test_a_purge_empties_the_channel_where_the_transport_can(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        self.send(rig, channel, "1", "2", "3")
+    def test_a_purge_empties_the_channel_where_the_transport_can(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        self.send(driver, channel, "1", "2", "3")
 
-        if rig.capabilities.purges:
+        if driver.capabilities.purges:
             assert channel.purge() == 3
             self.expect_nothing(channel)
         else:
             with pytest.raises(PumpError):
                 channel.purge()
             self.expect_bodies(channel, "1", "2", "3")
-        self.send(rig, channel, "4")
+        self.send(driver, channel, "4")
         self.expect_bodies(channel, "4")
 
-    def test_a_missing_channel_is_named_when_it_is_validated(self, rig: Rig) -> None:
+    def test_a_missing_channel_is_named_when_it_is_validated(self, driver: TransportDriver) -> None:
         subscription = replace(self.subscription(), missing="validate")
 
         with pytest.raises(SetupError) as refused:
-            rig.prepare(subscription)
+            driver.prepare(subscription)
 
         assert subscription.channel in str(refused.value)
-        self.open(rig, replace(subscription, missing="create"))
-        rig.prepare(subscription)
+        self.open(driver, replace(subscription, missing="create"))
+        driver.prepare(subscription)
 
-    def test_a_missing_topic_is_named_when_its_publication_is_validated(self, rig: Rig) -> None:
+    def test_a_missing_topic_is_named_when_its_publication_is_validated(self, driver: TransportDriver) -> None:
         publication = Publication(Sample, topic=self.unique_name(), missing="validate")
 
         with pytest.raises(SetupError) as refused:
-            rig.prepare(publications=(publication,))
+            driver.prepare(publications=(publication,))
 
         assert publication.topic in str(refused.value)
 
-    def test_a_missing_channel_is_an_outage_when_it_was_assumed(self, rig: Rig) -> None:
+    def test_a_missing_channel_is_an_outage_when_it_was_assumed(self, driver: TransportDriver) -> None:
         subscription = replace(self.subscription(), missing="assume")
-        rig.prepare(subscription)
-        channel = rig.open(subscription)
+        driver.prepare(subscription)
+        channel = driver.open(subscription)
 
         if not self.makes_channels_on_use:
             with pytest.raises(TransportError):
                 channel.receive_once(self.silence_seconds)
-        self.open(rig, replace(subscription, missing="create"))
-        self.send(rig, channel, "1")
+        self.open(driver, replace(subscription, missing="create"))
+        self.send(driver, channel, "1")
         message = channel.receive_in_spite_of_errors(self.recovers_within_seconds)
         assert message is not None
         channel.acknowledge(message)
 
     # -- when it stops or breaks
 
-    def test_a_stop_ends_a_receive_that_waits(self, rig: Rig) -> None:
-        channel = self.open(rig)
+    def test_a_stop_ends_a_receive_that_waits(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
         self.expect_nothing(channel)
-        waiting = rig.begin(lambda: channel.receive_once(60.0))
+        waiting = driver.begin(lambda: channel.receive_once(60.0))
 
         channel.stop()
 
-        assert rig.ends_within(waiting, self.wakes_within_seconds)
+        assert driver.ends_within(waiting, self.wakes_within_seconds)
         assert waiting.result is None
-        self.send(rig, channel, "1")
+        self.send(driver, channel, "1")
         channel.close()
-        second = rig.open(channel.subscription)
+        second = driver.open(channel.subscription)
         assert self.expect(second, self.lease_seconds + self.arrives_within_seconds).body == b"1"
 
-    def test_a_closing_channel_hands_back_in_order_what_it_had_fetched_ahead(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        self.fetch_ahead(rig, channel)
-        self.send(rig, channel, "1", "2", "3", "4", "5")
+    def test_a_closing_channel_hands_back_in_order_what_it_had_fetched_ahead(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        self.fetch_ahead(driver, channel)
+        self.send(driver, channel, "1", "2", "3", "4", "5")
         self.expect_bodies(channel, "1")
 
         channel.close()
 
-        self.expect_bodies(rig.open(channel.subscription), "2", "3", "4", "5")
+        self.expect_bodies(driver.open(channel.subscription), "2", "3", "4", "5")
 
-    def test_after_a_broken_connection_everything_unsettled_comes_again(self, rig: Rig, transport: Transport) -> None:
-        channel = self.open(rig)
-        self.fetch_ahead(rig, channel)
-        self.send(rig, channel, "1", "2", "3")
+    def test_after_a_broken_connection_everything_unsettled_comes_again(
+        self, driver: TransportDriver, transport: Transport
+    ) -> None:
+        channel = self.open(driver)
+        self.fetch_ahead(driver, channel)
+        self.send(driver, channel, "1", "2", "3")
         first = self.expect(channel)
 
         self.break_connection(transport)
@@ -273,14 +279,16 @@ class TransportContract(SettlementContract):
             assert message is not None, f"{missing} did not come again"
             channel.acknowledge(message)
             missing.discard(message.body.decode())
-        self.send(rig, channel, "4")
+        self.send(driver, channel, "4")
         self.expect_bodies(channel, "4")
 
-    def test_messages_outlive_the_broker_where_they_are_durable(self, rig: Rig, transport: Transport) -> None:
-        if not rig.capabilities.durable:
+    def test_messages_outlive_the_broker_where_they_are_durable(
+        self, driver: TransportDriver, transport: Transport
+    ) -> None:
+        if not driver.capabilities.durable:
             pytest.skip("messages are not durable")
-        channel = self.open(rig)
-        self.send(rig, channel, "1", "2")
+        channel = self.open(driver)
+        self.send(driver, channel, "1", "2")
 
         self.restart_broker(transport)
 

@@ -18,18 +18,20 @@ from pump.duration import Duration
 from pump.duration import seconds as in_seconds
 from pump.errors import ConfigurationError, PumpError
 from pump.handling.dispatch import Bound
-from pump.handling.dispatch_settings import Surroundings
+from pump.handling.dispatch_settings import DispatchSettings
 from pump.mapping.mapper import Mapper, wire_type
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
 from pump.program.processor import CommandProcessor
-from pump.program.producers import Outlet
+from pump.program.producers import Producers
+from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.proactor import Proactor
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
 from pump.testing.clock import SelfMovingClock, SelfMovingLoop
-from pump.testing.lane import Book, Bus, Call, DeadLetter, Lane, SpiedAsyncChannel
-from pump.testing.settings import SubscriptionOptions, Switchboard, settings_of
+from pump.testing.recorded_pump import RecordedPump
+from pump.testing.records import Bus, Call, DeadLetter, Records
+from pump.testing.settings import SubscriptionOptions, Switchboard, program_of
 from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import Transport, find_transport
 from pump.verdict import Stopped, Verdict
@@ -78,7 +80,7 @@ class PumpHarness:
         given = _of_a_dispatcher(handlers)
         self.switches: Final = Switchboard(switches or (given.switches if given else None))
         """Turns feature switches on and off: `harness.switches.set("orders.place", False)`."""
-        surroundings = Surroundings(
+        settings = DispatchSettings(
             name=name,
             factory=factory,
             mappers=dict(mappers or {}),
@@ -86,35 +88,35 @@ class PumpHarness:
             clock=self.clock,
             telemetry=telemetry,
         )
-        settings = settings_of(handlers, subscriptions, publications, options, surroundings)
+        program = program_of(handlers, subscriptions, publications, options, settings)
         transport = self._transport()
-        settings.must_be_sound(transport.capabilities)
-        blocking(transport).prepare([each.rules for each in settings.plans], settings.publications)
+        program.check(transport.capabilities)
+        blocking(transport).prepare([each.rules for each in program.plans], program.publications)
         self.bus: Final[Bus] = cast("Any", transport).bus
         """The in-memory bus; the channels' names are those of the subscriptions."""
         self._sent: Final[list[tuple[Message, bool]]] = []
-        self._book: Final = Book()
-        self._outlet: Final = _NotedOutlet(transport, self._note)
-        self._outlet.open()
+        self._records: Final = Records()
+        self._producers: Final = _RecordingProducers(transport, self._note)
+        self._producers.open()
         self.processor: Final = CommandProcessor(
-            settings.registry, settings.publications, settings.surroundings, self._outlet
+            program.registry, program.publications, program.settings, self._producers
         )
         """Sends and publishes in the process, as `self.context.processor` does."""
         self._mappers: Final = {
-            wire_type(each.request): settings.surroundings.mapper(each.request) for each in settings.publications
+            wire_type(each.request): program.settings.mapper(each.request) for each in program.publications
         }
-        self._lanes: Final = [
-            Lane(
+        self._pumps: Final = [
+            RecordedPump(
                 each,
                 transport,
-                settings.surroundings,
+                program.settings,
                 self.processor,
-                book=self._book,
+                records=self._records,
                 clock=self.clock,
                 bus=self.bus,
                 goes_on=self._goes_on,
             )
-            for each in settings.plans
+            for each in program.plans
         ]
         self._runner: asyncio.Runner | None = None
         self._loop: SelfMovingLoop | None = None
@@ -170,7 +172,7 @@ class PumpHarness:
         """Give the bus a message as a stranger might; returns its id. Without a topic to the first subscription."""
         header = Header(
             id=uuid.uuid4().hex if id is None else id,
-            topic=self._lanes[0].plan.rules.topic if topic is None else topic,
+            topic=self._pumps[0].plan.rules.topic if topic is None else topic,
             type=type,
             version=version,
             content_type=content_type,
@@ -178,14 +180,14 @@ class PumpHarness:
             timestamp=self.clock.wall(),
             headers=headers,
         )
-        self._outlet.send((Message(header, body.encode() if isinstance(body, str) else body),))
+        self._producers.send((Message(header, body.encode() if isinstance(body, str) else body),))
         return header.id
 
     def _note(self, messages: Sequence[Message], delay: float) -> None:
         by_a_handler = find_context() is not None
         self._sent.extend((message, by_a_handler) for message in messages)
         if delay > 0:
-            heappush(self._book.dues, self.clock.monotonic() + delay)
+            heappush(self._records.dues, self.clock.monotonic() + delay)
 
     # -- running
 
@@ -204,17 +206,17 @@ class PumpHarness:
                 return True
             if seconds is not None:
                 return self.clock.monotonic() >= self._deadline
-            return all(lane.at_rest(left_count=turns is not None) for lane in self._lanes)
+            return all(pump.at_rest(nacked_count=turns is not None) for pump in self._pumps)
 
         self._enough = enough
         self._looks = 0
-        for lane in self._lanes:
-            lane.left.clear()
+        for pump in self._pumps:
+            pump.nacked.clear()
         with self._logging():
-            while not enough() and not all(lane.ended for lane in self._lanes):
-                for lane in self._lanes:
-                    lane.moved = False
-                    self._drive(lane)
+            while not enough() and not all(pump.ended for pump in self._pumps):
+                for pump in self._pumps:
+                    pump.asked = False
+                    self._drive(pump)
 
     def step(self) -> None:
         """Handle one message, if there is one or one comes due."""
@@ -230,9 +232,9 @@ class PumpHarness:
         The request itself is handed over, unmapped; its context has a message with these headers.
         """
         self._must_be_outside()
-        lane, message, bound = self._handler_of(request, headers)
+        pump, message, bound = self._handler_of(request, headers)
         name = bound.registration.name
-        context = Context(self.processor, name, message, clock=self.clock, stopping=lane.judge.stopping)
+        context = Context(self.processor, name, message, clock=self.clock, stopping=pump.judge.stopping)
 
         async def handled() -> object:
             with in_context(context), self.clock.handling():
@@ -251,45 +253,45 @@ class PumpHarness:
             self._runner = asyncio.Runner(loop_factory=lambda: loop)
         return self._runner.run(coroutine)
 
-    def _drive(self, lane: Lane) -> None:
-        if isinstance(lane.pump, Proactor):
-            self.await_(lane.pump.run())
+    def _drive(self, pump: RecordedPump) -> None:
+        if isinstance(pump.pump, Proactor):
+            self.await_(pump.pump.run())
         else:
-            lane.pump.run()
+            pump.pump.run()
 
-    def _goes_on(self, lane: Lane) -> bool:
+    def _goes_on(self, pump: RecordedPump) -> bool:
         self._looks += 1
         if self._looks > MOST_LOOKS:
             raise PumpError(f"the run does not come to rest: give it turns= or seconds=. Still there: {self.pending}")
         self._skip_time()
-        return not self._enough() and (len(self._lanes) == 1 or not lane.moved)
+        return not self._enough() and (len(self._pumps) == 1 or not pump.asked)
 
     def _skip_time(self) -> None:
         """Where all there is comes due later, it is later now: rather than after a thousand empty receives."""
-        now, dues = self.clock.monotonic(), self._book.dues
+        now, dues = self.clock.monotonic(), self._records.dues
         while dues and dues[0] <= now:
             heappop(dues)
         later = min([*dues[:1], self._deadline])
-        if now < later < inf and all(lane.waits for lane in self._lanes):
+        if now < later < inf and all(pump.waits for pump in self._pumps):
             self.clock.advance(later - now)
 
-    def _handler_of(self, request: object, headers: Mapping[str, str]) -> tuple[Lane, Message, Bound]:
+    def _handler_of(self, request: object, headers: Mapping[str, str]) -> tuple[RecordedPump, Message, Bound]:
         kind = type(request)
-        for lane in self._lanes:
-            if any(each.request is kind for each in lane.plan.handlers):
-                rules = lane.plan.rules
+        for pump in self._pumps:
+            if any(each.request is kind for each in pump.plan.handlers):
+                rules = pump.plan.rules
                 header = Header(uuid.uuid4().hex, rules.topic, wire_type(kind), headers=headers)
                 message = Message(header, self._mappers[wire_type(kind)].encode(request))
                 message.origin = rules.channel
-                handlers = lane.router.route(message).handlers
+                handlers = pump.router.route(message).handlers
                 if len(handlers) > 1 or handlers[0].registration.explicit:
                     break
-                return lane, message, handlers[0]
+                return pump, message, handlers[0]
         raise ConfigurationError(f"{kind.__name__} has no one handler that can be called so: post it, and run")
 
     @property
     def _turns(self) -> int:
-        return sum(lane.turns for lane in self._lanes)
+        return sum(pump.turns for pump in self._pumps)
 
     def _must_be_outside(self) -> None:
         if asyncio._get_running_loop() is not None:  # noqa: SLF001 - as must_not_block does
@@ -311,12 +313,12 @@ class PumpHarness:
     @property
     def calls(self) -> list[Call]:
         """Every call of a channel: equal to its name, such as "acknowledge", and with `request`, `delay`, `error`."""
-        return list(self._book.calls)
+        return list(self._records.calls)
 
     @property
     def verdicts(self) -> list[tuple[object, Verdict]]:
         """Every request, and the verdict on it; as often as there was one."""
-        return list(self._book.verdicts)
+        return list(self._records.verdicts)
 
     @property
     def acknowledged(self) -> list[object]:
@@ -324,7 +326,7 @@ class PumpHarness:
         return self._requests("acknowledge")
 
     @property
-    def left(self) -> list[object]:
+    def nacked(self) -> list[object]:
         """What was not acknowledged (DontAck), once for each time."""
         return self._requests("nack")
 
@@ -346,14 +348,14 @@ class PumpHarness:
     @property
     def pending(self) -> list[object]:
         """What was posted to a subscription, and is neither acknowledged nor given up."""
-        done = Counter((each.message.origin, each.message.id) for each in self._book.calls if each.ends)
+        done = Counter((each.message.origin, each.message.id) for each in self._records.calls if each.ends)
         left = []
-        for lane in self._lanes:
+        for pump in self._pumps:
             for message, _ in self._sent:
-                key = (lane.plan.rules.channel, message.id)
-                if message.header.topic == lane.plan.rules.topic:
+                key = (pump.plan.rules.channel, message.id)
+                if message.header.topic == pump.plan.rules.topic:
                     if not done[key]:
-                        left.append(lane.request(message))
+                        left.append(pump.request(message))
                     done[key] -= done[key] > 0
         return left
 
@@ -365,20 +367,20 @@ class PumpHarness:
     @property
     def unacceptable(self) -> int:
         """How many messages were unacceptable, as the limit counts them."""
-        return sum(lane.judge.unacceptable for lane in self._lanes)
+        return sum(pump.judge.unacceptable for pump in self._pumps)
 
     @property
     def stopped(self) -> Stopped | None:
         """Why a pump has stopped; None while all run."""
-        return next((lane.judge.stopped for lane in self._lanes if lane.ended), None)
+        return next((pump.judge.stopped for pump in self._pumps if pump.ended), None)
 
     def _requests(self, name: str) -> list[object]:
-        return [call.request for call in self._book.calls if call == name and call.error is None]
+        return [call.request for call in self._records.calls if call == name and call.error is None]
 
     def _given_up(self, kind: RejectionKind) -> list[DeadLetter]:
         return [
             DeadLetter(call.request, call.message, call.rejection)
-            for call in self._book.calls
+            for call in self._records.calls
             if call.error is None and call.rejection is not None and call.rejection.kind == kind
         ]
 
@@ -386,14 +388,14 @@ class PumpHarness:
 
     def close(self) -> None:
         """Stop the pumps and let go of what they hold."""
-        for lane in self._lanes:
-            lane.judge.stop()
-            if isinstance(lane.channel, SpiedAsyncChannel):
+        for pump in self._pumps:
+            pump.judge.stop()
+            if isinstance(pump.channel, AsyncChannel):
                 if self._runner is not None:
-                    self.await_(lane.channel.close())
+                    self.await_(pump.channel.close())
             else:
-                lane.channel.close()
-        self._outlet.close()
+                pump.channel.close()
+        self._producers.close()
         if self._runner is not None and self._loop is not None:
             self._loop.stand_still()
             self._runner.close()
@@ -406,7 +408,7 @@ class PumpHarness:
         self.close()
 
 
-class _NotedOutlet(Outlet):
+class _RecordingProducers(Producers):
     """Tells what it has sent."""
 
     def __init__(self, transport: Transport, note: Callable[[Sequence[Message], float], None]) -> None:
@@ -431,8 +433,8 @@ class _Keep(logging.Handler):
         self._records.append(record)
 
 
-def _of_a_dispatcher(handlers: Sequence[object]) -> Surroundings | None:
-    return handlers[0].surroundings if handlers and isinstance(handlers[0], Dispatcher) else None
+def _of_a_dispatcher(handlers: Sequence[object]) -> DispatchSettings | None:
+    return handlers[0].settings if handlers and isinstance(handlers[0], Dispatcher) else None
 
 
 def _never() -> bool:

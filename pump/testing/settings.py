@@ -1,4 +1,4 @@
-"""What a harness runs: handlers as they were given, or all that a Dispatcher holds."""
+"""What a harness runs: the handlers given to it, or everything that a Dispatcher holds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from pump.attribute import SwitchProvider
 from pump.capabilities import Capabilities
 from pump.duration import Duration
 from pump.errors import ConfigurationError
-from pump.handling.dispatch_settings import Surroundings
+from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.registry import Registry
 from pump.mapping.mapper import wire_type
 from pump.program.dispatcher import Dispatcher
@@ -70,30 +70,30 @@ class Switchboard:
         return None if self._given is None else self._given(name)
 
 
-class Settings(NamedTuple):
-    """All that a Dispatcher is made of, but for the transport."""
+class Program(NamedTuple):
+    """Everything that a Dispatcher is made of, except the transport."""
 
     registry: Registry
     plans: Sequence[Plan]
     publications: Sequence[Publication]
-    surroundings: Surroundings
+    settings: DispatchSettings
 
-    def must_be_sound(self, capabilities: Capabilities) -> None:
+    def check(self, capabilities: Capabilities) -> None:
         """Raise a ConfigurationError where a Dispatcher would, when it starts."""
-        has_factory = self.surroundings.factory is not None
+        has_factory = self.settings.factory is not None
         found = problems(self.plans, self.publications, capabilities, has_factory=has_factory)
         errors = [problem.text for problem in found if problem.level == "error"]
         if errors:
             raise ConfigurationError("; ".join(errors))
 
 
-def settings_of(
+def program_of(
     handlers: Sequence[object],
     subscriptions: Iterable[Subscription],
     publications: Iterable[Publication | type],
     options: Mapping[str, Any],
-    surroundings: Surroundings,
-) -> Settings:
+    settings: DispatchSettings,
+) -> Program:
     """The settings of these handlers, or of the one Dispatcher among them, with whatever it leaves open."""
     dispatcher = handlers[0] if handlers and isinstance(handlers[0], Dispatcher) else None
     if dispatcher is None:
@@ -101,13 +101,13 @@ def settings_of(
     else:
         registry = dispatcher.processor._registry  # noqa: SLF001 - the dispatcher's own, to be run as it is
         subscriptions, publications = dispatcher.subscriptions, (*dispatcher.publications, *publications)
-        surroundings = _merged(dispatcher.surroundings, surroundings)
+        settings = _merged(dispatcher.settings, settings)
     rules = _subscriptions(registry, subscriptions, options)
-    plans = [plan(each, registry, surroundings.name) for each in rules]
-    return Settings(registry, plans, _publications(plans, publications), surroundings)
+    plans = [plan(each, registry, settings.name) for each in rules]
+    return Program(registry, plans, _publications(plans, publications), settings)
 
 
-def _merged(theirs: Surroundings, ours: Surroundings) -> Surroundings:
+def _merged(theirs: DispatchSettings, ours: DispatchSettings) -> DispatchSettings:
     ours.telemetry.listen(lambda event, fields: theirs.telemetry.tell(event, **fields))
     return replace(
         ours,

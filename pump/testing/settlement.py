@@ -12,7 +12,7 @@ import pytest
 from pump.dead_letter import PROVENANCE, Rejection, dead_letter
 from pump.errors import LeaseLost, PumpError
 from pump.message import Header, Message
-from pump.testing.rig import ContractBase, Rig, RigChannel
+from pump.testing.driver import ChannelDriver, ContractBase, TransportDriver
 
 EVERY_BYTE: Final = bytes(range(256))
 GIVEN_UP: Final = Rejection(
@@ -27,10 +27,10 @@ GIVEN_UP: Final = Rejection(
 )
 UNACCEPTABLE: Final = replace(GIVEN_UP, kind="unacceptable", reason="Unreadable")
 
-SETTLEMENTS: Final[dict[str, Callable[[RigChannel, Message], None]]] = {
-    "acknowledge": RigChannel.acknowledge,
-    "nack": RigChannel.nack,
-    "requeue": RigChannel.requeue,
+SETTLEMENTS: Final[dict[str, Callable[[ChannelDriver, Message], None]]] = {
+    "acknowledge": ChannelDriver.acknowledge,
+    "nack": ChannelDriver.nack,
+    "requeue": ChannelDriver.requeue,
     "reject": lambda channel, message: channel.reject(message, GIVEN_UP),
 }
 
@@ -40,38 +40,40 @@ class SettlementContract(ContractBase):
 
     # -- acknowledging and leaving
 
-    def test_an_acknowledged_message_never_comes_again(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        self.send(rig, channel, "1")
+    def test_an_acknowledged_message_never_comes_again(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        self.send(driver, channel, "1")
 
         self.expect_bodies(channel, "1")
 
-        self.expect_nothing_left(rig, channel)
+        self.expect_nothing_left(driver, channel)
 
-    def test_what_was_not_settled_when_its_channel_closed_comes_again(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        self.send(rig, channel, "1")
+    def test_what_was_not_settled_when_its_channel_closed_comes_again(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        self.send(driver, channel, "1")
         received = self.expect(channel)
 
         channel.close()
         with pytest.raises(PumpError):
             channel.acknowledge(received)
 
-        second = rig.open(channel.subscription)
+        second = driver.open(channel.subscription)
         again = self.expect(second, self.lease_seconds + self.arrives_within_seconds)
         assert (again.header, again.body, again.identity) == (received.header, received.body, received.identity)
-        assert again.deliveries == (2 if rig.capabilities.counts_deliveries else 1)
+        assert again.deliveries == (2 if driver.capabilities.counts_deliveries else 1)
         second.acknowledge(again)
         self.expect_nothing(second)
 
     @pytest.mark.requirement("B-21", "B-25")
-    def test_a_nacked_message_comes_again_itself_as_often_as_it_is_nacked(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
-        self.send(rig, channel, "1")
+    def test_a_nacked_message_comes_again_itself_as_often_as_it_is_nacked(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
+        self.send(driver, channel, "1")
 
         first = message = self.expect(channel)
-        rises = rig.capabilities.counts_deliveries and rig.capabilities.nack == "releases"  # else it is the same one
+        rises = (
+            driver.capabilities.counts_deliveries and driver.capabilities.nack == "releases"
+        )  # else it is the same one
         for delivery in range(2, 7):
             channel.nack(message)
             message = self.expect(channel)
@@ -80,53 +82,53 @@ class SettlementContract(ContractBase):
             assert message.attempts == 0
 
         channel.acknowledge(message)
-        self.expect_nothing(grave)
-        self.expect_nothing_left(rig, channel)
+        self.expect_nothing(dead_letters)
+        self.expect_nothing_left(driver, channel)
 
     @pytest.mark.requirement("B-08", "B-24")
-    def test_a_released_message_is_anothers_at_once(self, rig: Rig) -> None:
-        if rig.capabilities.nack != "releases":
+    def test_a_released_message_is_anothers_at_once(self, driver: TransportDriver) -> None:
+        if driver.capabilities.nack != "releases":
             pytest.skip("nack holds")
-        channel = self.open(rig)
-        second = rig.open(channel.subscription)
+        channel = self.open(driver)
+        second = driver.open(channel.subscription)
         self.expect_nothing(second)
-        self.send(rig, channel, "1")
+        self.send(driver, channel, "1")
         received = self.expect(channel)
-        released = rig.clock.monotonic()
+        released = driver.clock.monotonic()
 
         channel.nack(received, self.delay_seconds)
         again = self.expect(second)
 
-        assert rig.clock.monotonic() - released <= self.released_within_seconds
+        assert driver.clock.monotonic() - released <= self.released_within_seconds
         assert again.id == received.id
         second.acknowledge(again)
         self.expect_nothing(channel, second)
 
-    def test_a_held_message_is_presented_here_after_the_delay_and_to_nobody_else(self, rig: Rig) -> None:
-        if rig.capabilities.nack != "holds":
+    def test_a_held_message_is_presented_here_after_the_delay_and_to_nobody_else(self, driver: TransportDriver) -> None:
+        if driver.capabilities.nack != "holds":
             pytest.skip("nack releases")
-        channel = self.open(rig)
-        second = rig.open(channel.subscription)
-        self.send(rig, channel, "1")
+        channel = self.open(driver)
+        second = driver.open(channel.subscription)
+        self.send(driver, channel, "1")
         received = self.expect(channel)
-        held = rig.clock.monotonic()
+        held = driver.clock.monotonic()
 
         channel.nack(received, self.delay_seconds)
         assert second.receive(self.delay_seconds / 2) is None
         again = self.expect(channel)
 
-        self.assert_on_time(rig, held)
+        self.assert_on_time(driver, held)
         assert again.id == received.id
         channel.acknowledge(again)
         self.expect_nothing(channel, second)
 
     @pytest.mark.requirement("B-33")
-    def test_nothing_passes_a_nacked_message_where_nacking_blocks(self, rig: Rig) -> None:
-        if rig.capabilities.blocks == "nothing":
+    def test_nothing_passes_a_nacked_message_where_nacking_blocks(self, driver: TransportDriver) -> None:
+        if driver.capabilities.blocks == "nothing":
             pytest.skip("nacking blocks nothing")
-        channel = self.open(rig)
-        self.fetch_ahead(rig, channel)
-        self.send(rig, channel, "1", "2", "3")
+        channel = self.open(driver)
+        self.fetch_ahead(driver, channel)
+        self.send(driver, channel, "1", "2", "3")
 
         for _ in range(4):
             message = self.expect(channel)
@@ -136,11 +138,11 @@ class SettlementContract(ContractBase):
         self.expect_bodies(channel, "1", "2", "3")
         self.expect_nothing(channel)
 
-    def test_a_nacked_message_holds_up_no_other_where_nacking_does_not_block(self, rig: Rig) -> None:
-        if rig.capabilities.blocks != "nothing":
+    def test_a_nacked_message_holds_up_no_other_where_nacking_does_not_block(self, driver: TransportDriver) -> None:
+        if driver.capabilities.blocks != "nothing":
             pytest.skip("nacking blocks")
-        channel = self.open(rig)
-        rig.send(*(self.message(channel, body, Header("")) for body in (b"1", b"2", b"3")))
+        channel = self.open(driver)
+        driver.send(*(self.message(channel, body, Header("")) for body in (b"1", b"2", b"3")))
 
         nacked = self.expect(channel)
         channel.nack(nacked, self.delay_seconds)
@@ -151,55 +153,59 @@ class SettlementContract(ContractBase):
             channel.acknowledge(message)
 
         assert sorted(bodies[1:]) == [b"1", b"2", b"3"]
-        assert rig.capabilities.nack == "releases" or bodies[-1] == nacked.body
+        assert driver.capabilities.nack == "releases" or bodies[-1] == nacked.body
         self.expect_nothing(channel)
 
     # -- deferring
 
     @pytest.mark.parametrize("later", [False, True])
     @pytest.mark.requirement("P-05")
-    def test_a_requeued_message_comes_again_here_alone_when_it_is_due(self, rig: Rig, *, later: bool) -> None:
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
-        other = self.open(rig, self.subscription(channel.subscription.topic))
-        self.send(rig, channel, "1")
+    def test_a_requeued_message_comes_again_here_alone_when_it_is_due(
+        self, driver: TransportDriver, *, later: bool
+    ) -> None:
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
+        other = self.open(driver, self.subscription(channel.subscription.topic))
+        self.send(driver, channel, "1")
         self.expect_bodies(other, "1")
         first = self.expect(channel)
-        requeued = rig.clock.monotonic()
+        requeued = driver.clock.monotonic()
 
         channel.requeue(first, self.delay_seconds if later else 0.0, attempts=1)
         again = self.expect(channel)
 
-        self.assert_on_time(rig, requeued, self.delay_seconds if later else 0.0)
+        self.assert_on_time(driver, requeued, self.delay_seconds if later else 0.0)
         assert (again.id, again.identity, again.body) == (first.id, first.identity, b"1")
         assert again.header.topic == first.header.topic
-        assert again.attempts == (1 if rig.capabilities.carries_attempts or rig.capabilities.requeue == "hold" else 0)
-        rises = rig.capabilities.counts_deliveries and rig.capabilities.requeue == "same"
+        assert again.attempts == (
+            1 if driver.capabilities.carries_attempts or driver.capabilities.requeue == "hold" else 0
+        )
+        rises = driver.capabilities.counts_deliveries and driver.capabilities.requeue == "same"
         assert again.deliveries == (2 if rises else 1)
         channel.acknowledge(again)
-        self.expect_nothing(other, grave)
-        self.expect_nothing_left(rig, channel)
+        self.expect_nothing(other, dead_letters)
+        self.expect_nothing_left(driver, channel)
 
     @pytest.mark.requirement("P-05")
-    def test_a_requeued_message_outlives_its_consumer(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        self.send(rig, channel, "1")
+    def test_a_requeued_message_outlives_its_consumer(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        self.send(driver, channel, "1")
         channel.requeue(self.expect(channel), self.delay_seconds, attempts=2)
 
         channel.close()
 
-        second = rig.open(channel.subscription)
+        second = driver.open(channel.subscription)
         again = self.expect(second, self.delay_seconds + self.lease_seconds + self.arrives_within_seconds)
         assert again.body == b"1"
-        assert again.attempts == (2 if rig.capabilities.carries_attempts else 0)
+        assert again.attempts == (2 if driver.capabilities.carries_attempts else 0)
         second.acknowledge(again)
         self.expect_nothing(second)
 
-    def test_a_message_that_comes_later_lets_others_pass(self, rig: Rig) -> None:
-        if rig.capabilities.requeue == "hold":
+    def test_a_message_that_comes_later_lets_others_pass(self, driver: TransportDriver) -> None:
+        if driver.capabilities.requeue == "hold":
             pytest.skip("what comes later is held here")
-        channel = self.open(rig)
-        self.send(rig, channel, "1", "2")
+        channel = self.open(driver)
+        self.send(driver, channel, "1", "2")
 
         channel.requeue(self.expect(channel), self.delay_seconds)
 
@@ -207,97 +213,101 @@ class SettlementContract(ContractBase):
 
     # -- giving up
 
-    def test_a_rejected_message_is_a_dead_letter_that_says_where_it_comes_from(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
+    def test_a_rejected_message_is_a_dead_letter_that_says_where_it_comes_from(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
         sent = self.message(channel, EVERY_BYTE, Header("", type="Sample", headers={"tenant": "t"}))
-        rig.send(sent)
+        driver.send(sent)
         rejected = self.expect(channel)
 
         channel.reject(rejected, GIVEN_UP)
-        dead = self.expect(grave)
+        dead = self.expect(dead_letters)
 
         assert (dead.id, dead.header.type, dead.body) == (sent.id, "Sample", EVERY_BYTE)
         assert (dead.attempts, dead.deliveries) == (0, 1)
         assert dead.header.headers == dead_letter(rejected, GIVEN_UP).headers
         assert dead.header.headers["pump-origin"] == channel.subscription.channel
         assert set(PROVENANCE) - set(dead.header.headers) <= {"pump-position"}
-        grave.acknowledge(dead)
-        self.expect_nothing(grave)
-        self.expect_nothing_left(rig, channel)
+        dead_letters.acknowledge(dead)
+        self.expect_nothing(dead_letters)
+        self.expect_nothing_left(driver, channel)
 
-    def test_a_dead_letter_fits_however_much_there_is_to_say(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
-        self.send(rig, channel, "1")
+    def test_a_dead_letter_fits_however_much_there_is_to_say(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
+        self.send(driver, channel, "1")
         text = "ü" * 200_000
 
         channel.reject(self.expect(channel), replace(GIVEN_UP, description=text, error=ValueError(text)))
 
-        dead = self.expect(grave)
+        dead = self.expect(dead_letters)
         assert (dead.body, dead.header.headers["pump-reason"]) == (b"1", "OutOfTea")
-        grave.acknowledge(dead)
+        dead_letters.acknowledge(dead)
         self.expect_nothing(channel)
 
-    def test_an_unacceptable_message_goes_to_the_invalid_channel(self, rig: Rig) -> None:
+    def test_an_unacceptable_message_goes_to_the_invalid_channel(self, driver: TransportDriver) -> None:
         subscription = replace(self.subscription(), invalid=f"{self.unique_name()}-invalid")
-        channel = self.open(rig, subscription)
-        grave = self.open_grave(rig, channel)
-        invalid = self.open(rig, self.grave(subscription.invalid or ""))
-        self.send(rig, channel, "1", "2")
+        channel = self.open(driver, subscription)
+        dead_letters = self.open_dead_letters(driver, channel)
+        invalid = self.open(driver, self.dead_letter_subscription(subscription.invalid or ""))
+        self.send(driver, channel, "1", "2")
 
         channel.reject(self.expect(channel), UNACCEPTABLE)
         channel.reject(self.expect(channel), GIVEN_UP)
 
         self.expect_bodies(invalid, "1")
-        self.expect_bodies(grave, "2")
-        self.expect_nothing(grave, invalid)
-        self.expect_nothing_left(rig, channel)
+        self.expect_bodies(dead_letters, "2")
+        self.expect_nothing(dead_letters, invalid)
+        self.expect_nothing_left(driver, channel)
 
-    def test_an_unacceptable_message_is_a_dead_letter_where_there_is_no_invalid_channel(self, rig: Rig) -> None:
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
-        self.send(rig, channel, "1")
+    def test_an_unacceptable_message_is_a_dead_letter_where_there_is_no_invalid_channel(
+        self, driver: TransportDriver
+    ) -> None:
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
+        self.send(driver, channel, "1")
 
         channel.reject(self.expect(channel), UNACCEPTABLE)
 
-        self.expect_bodies(grave, "1")
+        self.expect_bodies(dead_letters, "1")
         self.expect_nothing(channel)
 
     def test_what_is_rejected_without_dead_letters_is_gone_and_logged(
-        self, rig: Rig, caplog: pytest.LogCaptureFixture
+        self, driver: TransportDriver, caplog: pytest.LogCaptureFixture
     ) -> None:
-        channel = self.open(rig, replace(self.subscription(), dead_letter=None))
-        self.send(rig, channel, "1")
+        channel = self.open(driver, replace(self.subscription(), dead_letter=None))
+        self.send(driver, channel, "1")
         rejected = self.expect(channel)
 
         channel.reject(rejected, GIVEN_UP)
 
-        self.expect_nothing_left(rig, channel)
+        self.expect_nothing_left(driver, channel)
         assert [each for each in caplog.records if each.levelname == "ERROR" and rejected.id in each.getMessage()]
 
     # -- settling at the wrong time
 
     @pytest.mark.parametrize("second", SETTLEMENTS)
-    def test_a_second_settlement_has_no_effect(self, rig: Rig, second: str) -> None:
-        if "hold" in {"nack": rig.capabilities.nack, "requeue": rig.capabilities.requeue}.get(second, ""):
+    def test_a_second_settlement_has_no_effect(self, driver: TransportDriver, second: str) -> None:
+        if "hold" in {"nack": driver.capabilities.nack, "requeue": driver.capabilities.requeue}.get(second, ""):
             pytest.skip(f"{second} does not reach the transport")
-        channel = self.open(rig)
-        grave = self.open_grave(rig, channel)
-        self.send(rig, channel, "1")
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
+        self.send(driver, channel, "1")
         message = self.expect(channel)
         channel.acknowledge(message)
 
         with suppress(LeaseLost):
             SETTLEMENTS[second](channel, message)
 
-        self.expect_nothing(grave)
-        self.expect_nothing_left(rig, channel)
+        self.expect_nothing(dead_letters)
+        self.expect_nothing_left(driver, channel)
 
     @pytest.mark.requirement("P-03")
-    def test_a_lapsed_lease_gives_the_message_to_another_and_the_late_settlement_to_nobody(self, rig: Rig) -> None:
-        first, second = self.open_leased(rig)
-        self.send(rig, first, "1")
+    def test_a_lapsed_lease_gives_the_message_to_another_and_the_late_settlement_to_nobody(
+        self, driver: TransportDriver
+    ) -> None:
+        first, second = self.open_leased(driver)
+        self.send(driver, first, "1")
         late = self.expect(first)
 
         again = self.expect(second, self.lease_seconds + self.arrives_within_seconds)
@@ -306,14 +316,14 @@ class SettlementContract(ContractBase):
                 settle(first, late)
 
         assert again.id == late.id
-        assert again.deliveries == (2 if rig.capabilities.counts_deliveries else 1)
+        assert again.deliveries == (2 if driver.capabilities.counts_deliveries else 1)
         second.acknowledge(again)
         self.expect_nothing(first, second)
 
     @pytest.mark.requirement("P-03")
-    def test_an_extended_lease_lasts(self, rig: Rig) -> None:
-        first, second = self.open_leased(rig)
-        self.send(rig, first, "1")
+    def test_an_extended_lease_lasts(self, driver: TransportDriver) -> None:
+        first, second = self.open_leased(driver)
+        self.send(driver, first, "1")
         message = self.expect(first)
 
         for _ in range(5):
@@ -324,24 +334,24 @@ class SettlementContract(ContractBase):
         self.expect_nothing(first, second)
 
     @pytest.mark.requirement("P-03")
-    def test_a_channel_keeps_the_lease_of_what_is_in_hand(self, rig: Rig) -> None:
-        first, second = self.open_leased(rig, renew=True)
-        self.send(rig, first, "1")
+    def test_a_channel_keeps_the_lease_of_what_is_in_hand(self, driver: TransportDriver) -> None:
+        first, second = self.open_leased(driver, renew=True)
+        self.send(driver, first, "1")
         message = self.expect(first)
 
         for _ in range(50):
             assert second.receive(self.lease_seconds / 10) is None
-            assert rig.soon(lambda: self.lease_left(rig, message) > self.lease_seconds / 5)
+            assert driver.soon(lambda: self.lease_left(driver, message) > self.lease_seconds / 5)
 
         first.acknowledge(message)
         self.expect_nothing(first, second)
 
-    def test_without_leases_a_message_is_its_consumers_until_it_is_settled(self, rig: Rig) -> None:
-        if rig.capabilities.leases:
+    def test_without_leases_a_message_is_its_consumers_until_it_is_settled(self, driver: TransportDriver) -> None:
+        if driver.capabilities.leases:
             pytest.skip("there are leases")
-        channel = self.open(rig)
-        second = rig.open(channel.subscription)
-        self.send(rig, channel, "1")
+        channel = self.open(driver)
+        second = driver.open(channel.subscription)
+        self.send(driver, channel, "1")
         message = self.expect(channel)
 
         assert message.lease_expires is None
@@ -351,14 +361,14 @@ class SettlementContract(ContractBase):
 
     # -- what they are made with
 
-    def open_leased(self, rig: Rig, *, renew: bool = False) -> tuple[RigChannel, RigChannel]:
+    def open_leased(self, driver: TransportDriver, *, renew: bool = False) -> tuple[ChannelDriver, ChannelDriver]:
         """Two channels of one subscription with a short lease, where there are leases."""
-        if not rig.capabilities.leases:
+        if not driver.capabilities.leases:
             pytest.skip("there are no leases")
         subscription = replace(self.subscription(), renew_lease=renew)
-        return self.open(rig, subscription), rig.open(subscription)
+        return self.open(driver, subscription), driver.open(subscription)
 
-    def lease_left(self, rig: Rig, message: Message) -> float:
+    def lease_left(self, driver: TransportDriver, message: Message) -> float:
         """How long the message is still its consumer's."""
         assert message.lease_expires is not None
-        return message.lease_expires - rig.clock.monotonic()
+        return message.lease_expires - driver.clock.monotonic()

@@ -22,7 +22,6 @@ from bench.orders import COUNT, ORDERS, Awaiting, Blocking, PlaceOrder, best, dr
 from bench.table import Row
 from brokers.nats import Nats
 from pump import Dispatcher, Message, RequestHandler
-from pump.handling.delivery import Settler
 from pump.message import Header
 from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription, NatsTransport
 from pump.transports.nats.consumer import NatsReceipt
@@ -165,11 +164,11 @@ def explicit(bench: Bench) -> Iterator[Row]:
 
 def _bytes_each(count: int = 10_000) -> float:
     slip = Slip("blocking")
-    settler = Settler(slip.line.judge, slip.line.channel)
+    channel = slip.line.channel
     receipt = NatsReceipt(slip.raw, slip.delivery.receipt.consumer)  # type: ignore[attr-defined]
     messages = [Message(Header("1"), b"", receipt=receipt) for _ in range(count)]
     tracemalloc.start()
-    wrappers = [NatsMessage(message, None, settler) for message in messages]
+    wrappers = [NatsMessage(message, None, channel) for message in messages]
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     slip.close()

@@ -303,12 +303,12 @@ def test_the_settlement_table_is_what_was_promised() -> None:
 
     again, last = "`requeue` in 1 s, 1 attempt spent", "`reject`, delivery error: attempts exhausted"
     assert found["returned"] == ["acknowledge", "`acknowledge`", "no", "next"]
-    assert found["`DontAckAction`"] == ["leave it", "`nack`", "yes", "wait 1 s, next"]
+    assert found["`DontAckAction`"] == ["nack", "`nack`", "yes", "wait 1 s, next"]
     assert found["`DeferMessageAction(5)`"][1:3] == ["`requeue` in 5 s, 1 attempt spent", "no"]
     assert found["`DeferMessageAction`, budget spent"] == ["dead letter", last, "yes", "next"]
     assert found["it cannot be mapped"][0] == "invalid"
     assert found["`ConfigurationError` of the pump: mapper, factory, set-up"] == [
-        "leave it",
+        "nack",
         "`nack`",
         "no",
         "the pump stops, with ERROR",
@@ -318,7 +318,7 @@ def test_the_settlement_table_is_what_was_promised() -> None:
     assert found["the same, budget spent"] == ["dead letter", last, "yes", "next"]
     assert found["cancelled by this pump's own stop"] == ["hand back", "`hand_back`", "no", "the pump stops"]
     assert found["Defer, with any others"][0] == "again later"
-    assert found["DontAck, with Reject, Invalid or errors"][0] == "leave it"
+    assert found["DontAck, with Reject, Invalid or errors"][0] == "nack"
     assert found["Reject, with Invalid or errors"][0] == "dead letter"
     assert found["Invalid, with errors"][0] == "invalid"
 

@@ -93,15 +93,14 @@ def test_the_awaiting_twin_awaits_whatever_may_wait(awaiting: str) -> None:
     assert "await " not in source(PAIRS[awaiting])
 
 
-_NOTES_ITS_TASK = (
-    "        context.task, context.asked = (threading.current_task(self._loop), False)\n"  # as it reads made blocking
-)
+_NOTES_ITS_TASK = "        context.task, context.interrupted = (threading.current_task(self._loop), False)\n"
+"""As it reads, made blocking."""
 _GOES_ON_AFTER_ALL = """\
-            if context.asked and context.task is not None:
+            if context.interrupted and context.task is not None:
                 context.task.uncancel()
 """
 _UNDOES_WHAT_IT_DID_ITSELF = """\
-            if isinstance(context.task, OwnTask) and context.task.by_itself:
+            if isinstance(context.task, OwnTask) and context.task.own_cancellations:
                 context.task.recover()
 """
 
@@ -152,8 +151,7 @@ def _forgotten_await(text: str) -> str:
 
 
 def _other_order(text: str) -> str:
-    first, second = "self._intake.expire(now)", "self._intake.leased(now + ahead)"
-    return text.replace(first, "···").replace(second, first).replace("···", second)
+    return text.replace("self._ending_leases(ahead), self._consumer", "self._consumer, self._ending_leases(ahead)")
 
 
 def _other_default(text: str) -> str:

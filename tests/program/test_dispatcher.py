@@ -21,7 +21,7 @@ from pump.errors import (
 )
 from pump.handling.handler import RequestHandler
 from pump.program.dispatcher import Dispatcher
-from pump.program.performer import State
+from pump.program.performer import Activity
 from pump.subscription import Publication, Subscription
 from support.pumps import PROACTOR, REACTOR, Bench, Broker, Kind, Order, Outcomes, Placed, consuming
 from support.waiting import eventually, eventually_async
@@ -127,7 +127,7 @@ def test_an_error_in_the_block_stops_it_and_comes_out(kind: Kind) -> None:
     with pytest.raises(LookupError), dispatcher:
         raise LookupError
 
-    assert [state.state for state in dispatcher.states] == [State.STOPPED]
+    assert [state.state for state in dispatcher.states] == [Activity.STOPPED]
 
 
 # -- start-up

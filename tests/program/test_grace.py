@@ -14,7 +14,7 @@ from pump.errors import DontAckAction
 from pump.handlers import DontAckOnError, Fallback, RejectMessageOnError, Retry
 from pump.handling.handler import RequestHandler
 from pump.program.dispatcher import Dispatcher
-from pump.program.performer import State
+from pump.program.performer import Activity
 from pump.subscription import Publication
 from support.pumps import CONCURRENT, PROACTOR, REACTOR, Broker, Kind, Order, Outcomes, consuming, consuming_by
 from support.waiting import LIMIT, eventually, eventually_async
@@ -118,7 +118,7 @@ def test_a_handler_that_ends_within_the_grace_is_settled_and_not_disturbed(kind:
         assert begun.wait(LIMIT)
         stopping = threading.Thread(target=dispatcher.stop)
         stopping.start()
-        eventually(lambda: dispatcher.states[0].state is State.STOPPING)
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPING)
         gate.set()
         stopping.join(LIMIT)
 
@@ -148,7 +148,7 @@ def test_intake_ends_first_and_what_waits_goes_back_in_its_order_and_unspent(kin
         eventually(lambda: len(begun) == 19 + in_hand)
         stopping = threading.Thread(target=dispatcher.stop)
         stopping.start()
-        eventually(lambda: dispatcher.states[0].state is State.STOPPING)
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPING)
         gate.set()
         stopping.join(LIMIT)
 
@@ -175,7 +175,7 @@ def test_a_blocking_handler_that_outlasts_the_grace_is_told_and_its_message_is_n
         told = contexts[0].cancelled.is_set()
         locked, calls = broker.bus.locked("orders"), broker.named("acknowledge", "nack", "hand_back", "close")
         gate.set()
-        eventually(lambda: dispatcher.states[0].state is State.STOPPED)
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPED)
 
     assert told
     assert (locked, calls) == (1, [])
@@ -341,4 +341,4 @@ def test_a_handler_that_cancels_the_task_it_runs_in_stops_nothing(
 
         assert sorted(broker.named("acknowledge", "requeue"), reverse=True) == sorted(calls, reverse=True)
         assert dispatcher.states[0].restarts == 0
-        assert dispatcher.states[0].state is State.RUNNING
+        assert dispatcher.states[0].state is Activity.RUNNING

@@ -11,7 +11,7 @@ import pytest
 from pump.clock import ManualClock
 from pump.errors import ConfigurationError, DontAckAction, RejectMessageAction
 from pump.program.dispatcher import Dispatcher
-from pump.program.performer import State
+from pump.program.performer import Activity
 from pump.subscription import Publication, Subscription
 from pump.verdict import Stopped
 from support.pumps import CONCURRENT, Broker, Kind, Order, Outcomes, consuming
@@ -43,7 +43,7 @@ def test_a_performer_that_died_begins_again_and_loses_nothing(
         (state,) = dispatcher.states
         assert state.restarts == 1
         assert type(killer).__name__ in state.error
-        assert state.state is State.RUNNING
+        assert state.state is Activity.RUNNING
     assert [each.levelno for each in caplog.records if "died" in each.getMessage()] == [logging.CRITICAL]
 
 
@@ -56,7 +56,7 @@ def test_each_death_in_a_row_is_followed_by_a_longer_wait(kind: Kind) -> None:
         for restarts, delay in enumerate([1.0, 2.0, 4.0, 4.0], start=1):
             eventually(lambda count=restarts: dispatcher.states[0].restarts == count)  # type: ignore[misc]
             clock.wait_for_sleepers(1)
-            assert dispatcher.states[0].state is State.RESTARTING
+            assert dispatcher.states[0].state is Activity.RESTARTING
             assert not dispatcher.ready
             assert clock.waits[-1] == delay
             clock.advance(delay - 0.5)
@@ -73,7 +73,7 @@ def test_listeners_are_told_of_a_death(kind: Kind) -> None:
     told: list[tuple[str, object]] = []
     broker = Broker()
     dispatcher = consuming(kind, Outcomes(None), broker)
-    dispatcher.surroundings.telemetry.listen(lambda event, fields: told.append((event, fields.get("performer"))))
+    dispatcher.settings.telemetry.listen(lambda event, fields: told.append((event, fields.get("performer"))))
     with dispatcher:
         broker.fail("receive", Killed())
         eventually(lambda: told)
@@ -91,7 +91,7 @@ def test_a_performer_that_dies_while_it_is_stopping_is_not_begun_again(kind: Kin
         broker.break_down("receive", Killed())
     states = [*dispatcher.states]
 
-    assert [state.state for state in states] == [State.STOPPED]
+    assert [state.state for state in states] == [Activity.STOPPED]
 
 
 @pytest.mark.requirement("P-08", "B-10")
@@ -100,7 +100,7 @@ def test_a_limit_stop_is_not_begun_again_and_is_seen(kind: Kind) -> None:
     with consuming(kind, body, Broker(), unacceptable_limit=2) as dispatcher:
         for number in range(5):
             dispatcher.post(Order(number))
-        eventually(lambda: dispatcher.states[0].state is State.STOPPED)
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPED)
 
         (state,) = dispatcher.states
         assert state.stopped is Stopped.LIMIT_EXCEEDED
@@ -124,7 +124,7 @@ def test_a_configuration_stop_is_not_begun_again_and_is_seen(kind: Kind) -> None
     )
     with dispatcher:
         dispatcher.post(Order())
-        eventually(lambda: dispatcher.states[0].state is State.STOPPED)
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPED)
 
         assert dispatcher.states[0].stopped is Stopped.CONFIGURATION_ERROR
         assert dispatcher.stopped_channels == ["Order"]
@@ -187,14 +187,14 @@ def test_states_are_plain_and_complete(kind: Kind) -> None:
         (state,) = dispatcher.states
         assert (state.channel, state.state, state.stopped, state.restarts, state.unacceptable, state.error) == (
             "orders",
-            State.RUNNING,
+            Activity.RUNNING,
             None,
             0,
             0,
             "",
         )
     (state,) = dispatcher.states
-    assert (state.state, state.stopped) == (State.STOPPED, Stopped.REQUESTED)
+    assert (state.state, state.stopped) == (Activity.STOPPED, Stopped.REQUESTED)
 
 
 # -- control
@@ -273,7 +273,7 @@ def test_a_paused_channel_begins_nothing_and_gives_back_what_waits(kind: Kind) -
         dispatcher.post_many([Order(number) for number in range(1, 6)])
         eventually(lambda: broker.bus.pending("orders") == 5)
 
-        assert dispatcher.states[0].state is State.PAUSED
+        assert dispatcher.states[0].state is Activity.PAUSED
         assert dispatcher.ready
         assert list(flow.handled) == [0]
         dispatcher.resume("orders")
@@ -286,7 +286,7 @@ def test_a_performer_added_while_paused_is_paused(kind: Kind) -> None:
         dispatcher.pause("orders")
         dispatcher.scale("orders", 3)
         dispatcher.post(Order(1))
-        eventually(lambda: [state.state for state in dispatcher.states] == [State.PAUSED] * 3)
+        eventually(lambda: [state.state for state in dispatcher.states] == [Activity.PAUSED] * 3)
 
         assert not flow.handled
         dispatcher.resume("orders")

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pump.errors import DeferMessageAction, DontAckAction, LeaseLost, PublishError, RejectMessageAction, TransportError
-from pump.program.performer import State
+from pump.program.performer import Activity
 from support.pump_fixtures import Pumping
 from support.pumps import Bench, Broker, Kind, Order, Outcomes, consuming, numbers
 from support.waiting import eventually
@@ -275,5 +275,5 @@ def test_an_interrupt_that_fails_stops_nothing(kind: Kind) -> None:
         eventually(lambda: body.runs == 1)
         dispatcher.stop()
 
-    assert [state.state for state in dispatcher.states] == [State.STOPPED]
+    assert [state.state for state in dispatcher.states] == [Activity.STOPPED]
     assert broker.named("close") == ["close"]

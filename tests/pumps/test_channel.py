@@ -111,7 +111,7 @@ def test_what_was_received_before_the_connection_broke_is_not_handed_out(line: L
 
     with pytest.raises(TransportError):
         line.acknowledge(line.receive_one())
-    with pytest.raises(TransportError, match="made anew"):
+    with pytest.raises(TransportError, match="opened again"):
         line.receive()
 
     assert line.receive() is None
@@ -214,7 +214,7 @@ def test_where_there_is_no_lease_it_raises_and_the_consumer_is_made_anew(line: L
 
     with pytest.raises(TransportError, match="settling failed: OSError: cut"):
         line.settle(verdict, line.receive_one())
-    with pytest.raises(TransportError, match="made anew"):
+    with pytest.raises(TransportError, match="opened again"):
         line.receive()
     line.script.put("1", lease=None, deliveries=2)
 
@@ -291,7 +291,7 @@ VOID: dict[str, Callable[[Line], None]] = {
     "its lease has lapsed": lambda line: line.clock.advance(31.0),
     "it is known to be lost": _lose,
     "the connection is another": lambda line: setattr(line.script.consumers[-1], "generation", 1_000_000),
-    "the connection is gone": lambda line: line.run(line.channel._let_go()),
+    "the connection is gone": lambda line: line.run(line.channel._close_consumer()),
 }
 
 
@@ -343,19 +343,19 @@ def test_while_a_settlement_fails_nothing_more_is_asked_for(make_line: MakeLine)
     line.script.fail("reject", *[PublishError("full")] * 3)
     received = line.receive_one()
     asked: list[object] = []
-    trouble = line.report.trouble
+    trouble = line.log.failed
 
     def look(doing: str, error: BaseException) -> None:
         trouble(doing, error)
-        assert line.channel._troubled == 1
+        assert line.channel._retrying == 1
         with line.channel._lock:
-            asked.append(0 if line.channel._troubled else line.channel._intake.room())
+            asked.append(0 if line.channel._retrying else line.channel._intake.room())
 
-    line.report.trouble = look  # type: ignore[method-assign] # told while the settlement is being tried again
+    line.log.failed = look  # type: ignore[method-assign] # told while the settlement is being tried again
     line.reject(received)
 
     assert asked == [0, 0, 0]
-    assert line.channel._troubled == 0
+    assert line.channel._retrying == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pump.clock import Signal, SystemClock
 from pump.errors import LeaseLost, TransportError
 from pump.ledger import Ledger
 from pump.message import Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.telemetry import Telemetry
@@ -62,7 +62,7 @@ def test_what_its_handler_left_is_not_renewed_and_frees_its_slot_when_its_lease_
     line.script.put("1")
     received = line.receive_one()
     received.explicit = True
-    line.leave(received)
+    line.leave_unsettled(received)
     line.script.put("2")
 
     line.advance(29.0)
@@ -110,7 +110,7 @@ def test_what_came_by_another_connection_is_not_renewed_and_keeps_no_other_from_
 def test_between_two_connections_nothing_is_renewed(line: Line) -> None:
     line.script.put("1")
     line.receive_one()
-    line.run(line.channel._let_go())
+    line.run(line.channel._close_consumer())
 
     line.advance(25.0)
 
@@ -199,7 +199,7 @@ def test_a_message_without_a_lease_that_nobody_settles_is_told_of_after_half_a_m
     line.script.put("1", lease=None)
     received = line.receive_one()
     received.explicit = True
-    line.leave(received)
+    line.leave_unsettled(received)
 
     line.advance(29.9)
     assert caplog.text == ""
@@ -213,7 +213,7 @@ def test_one_that_was_settled_meanwhile_is_not_told_of(line: Line, caplog: pytes
     line.script.put("1", lease=None)
     received = line.receive_one()
     received.explicit = True
-    line.leave(received)
+    line.leave_unsettled(received)
     received.claim()
     line.acknowledge(received)
 
@@ -229,7 +229,7 @@ def test_leaving_what_nobody_will_settle_any_more_frees_its_slot(line: Line, sta
     received = line.receive_one()
     received.settled, received.lost = state == "settled", state == "lost"
 
-    line.leave(received)
+    line.leave_unsettled(received)
 
     assert line.in_hand == ""
 
@@ -244,7 +244,7 @@ def test_a_message_whose_turn_died_gives_its_slot_back_and_comes_again(line: Lin
 
     assert (received.lost, line.in_hand) == (True, "")
     if lease is None:
-        with pytest.raises(TransportError, match="made anew: the turn of message 1 died"):
+        with pytest.raises(TransportError, match="opened again: the task of message 1 died"):
             line.receive()
     assert line.receive_one().id == "2"
     assert len(line.script.consumers) == (2 if lease is None else 1)
@@ -257,7 +257,7 @@ def test_finishing_waits_until_what_was_left_is_settled(line: Line) -> None:
     line.script.put("1")
     received = line.receive_one()
     received.explicit = True
-    line.leave(received)
+    line.leave_unsettled(received)
     waits = line.clock.waits
 
     line.finish(7.0)
@@ -320,9 +320,8 @@ class Running:
         self.opened = Signal()
         self.may_open = Signal()
         self.may_open.set()
-        ledger, report, subscription = Ledger(self.clock), Report("samples", Telemetry()), rules()
-        self.judge = Judge(subscription, ledger, self.clock, report)
-        parts = (subscription, capabilities(), self.judge, ledger, self.clock, report)
+        self.judge = Judge(rules(), Ledger(self.clock), self.clock, PumpLog("samples", Telemetry()))
+        parts = (capabilities(), self.judge)
         self.channel: Channel | AsyncChannel = (
             Channel(self._open, *parts) if self.loop is None else AsyncChannel(self._open_async, *parts)
         )
@@ -444,11 +443,8 @@ def test_a_cancelled_receive_of_the_awaiting_channel_loses_nothing() -> None:
     async def scenario() -> list[str]:
         clock = SystemClock()
         bus = MemoryTransport(clock=clock)
-        ledger, report, subscription = Ledger(clock), Report("samples", Telemetry()), rules()
-        judge = Judge(subscription, ledger, clock, report)
-        channel = AsyncChannel(
-            lambda: bus.async_consumer(subscription), subscription, capabilities(), judge, ledger, clock, report
-        )
+        judge = Judge(rules(), Ledger(clock), clock, PumpLog("samples", Telemetry()))
+        channel = AsyncChannel(lambda: bus.async_consumer(rules()), capabilities(), judge)
         await channel.receive(0.0)
         receiving = asyncio.create_task(channel.receive(10.0))
         await asyncio.sleep(0)

@@ -9,11 +9,10 @@ import pytest
 from pump.clock import ManualClock, SystemClock
 from pump.ledger import Ledger
 from pump.message import Message
-from pump.program.performer import ProactorPerformer, Running
-from pump.pump_log import Report
+from pump.program.performer import ProactorPerformer
+from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.concurrent_proactor import ConcurrentProactor
-from pump.pumps.proactor import Proactor
 from pump.telemetry import Telemetry
 from pump.verdict import Judge
 from support.channels import AsyncScriptedConsumer, Script, capabilities
@@ -28,10 +27,10 @@ class Line:
         self.clock = ManualClock(automatic=True)
         self.script = Script(self.clock)
         self.rules = rules(in_flight=2)
-        ledger, report = Ledger(self.clock), Report("samples", Telemetry())
-        self.judge = Judge(self.rules, ledger, self.clock, report, chance=lambda: 0.0)
-        self.channel = AsyncChannel(self._open, self.rules, capabilities(), self.judge, ledger, self.clock, report)
-        self.pump = ConcurrentProactor(self.channel, dispatch, self.judge, self.rules, self.clock, **options)
+        log = PumpLog("samples", Telemetry())
+        self.judge = Judge(self.rules, Ledger(self.clock), self.clock, log, chance=lambda: 0.0)
+        self.channel = AsyncChannel(self._open, capabilities(), self.judge)
+        self.pump = ConcurrentProactor(self.channel, dispatch, **options)
 
     async def _open(self) -> AsyncScriptedConsumer:
         return AsyncScriptedConsumer(self.script.open())
@@ -85,6 +84,8 @@ class Pump:
     """A pump of which each life ends as the test says."""
 
     def __init__(self, *lives: BaseException | None) -> None:
+        line = Line(returns)
+        self.judge, self.channel = line.judge, line.channel
         self.lives = list(lives)
         self.begun = 0
 
@@ -98,13 +99,8 @@ class Pump:
 
 def supervised(pump: Any) -> ProactorPerformer:
     clock = ManualClock(automatic=True)
-    report = Report("samples", Telemetry())
-    channel: Any = Line(returns).channel
-
-    def make() -> Running[AsyncChannel, Proactor]:
-        return Running(Judge(rules(), Ledger(clock), clock, report), channel, pump)
-
-    return ProactorPerformer("pump-1", rules(), make, clock, report, lambda: None, asyncio.get_running_loop())
+    log = PumpLog("samples", Telemetry())
+    return ProactorPerformer("pump-1", rules(), lambda: pump, clock, log, lambda: None, asyncio.get_running_loop())
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), ValueError("odd"), GeneratorExit()])

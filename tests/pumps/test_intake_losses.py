@@ -144,7 +144,7 @@ def test_what_was_left_keeps_its_slot_until_its_lease_runs_out() -> None:
     desk = Desk()
     desk.offer(leased("1", 1, lease_expires=5.0), leased("2", 1))
     desk.take()
-    desk.intake.leave(desk.in_hand("1"))
+    desk.intake.leave_unsettled(desk.in_hand("1"))
 
     assert desk.take() is None
     desk.intake.expire(5.0)
@@ -155,7 +155,7 @@ def test_leaving_what_is_not_in_hand_does_nothing() -> None:
     desk = Desk()
     desk.offer(leased("1", 1))
 
-    desk.intake.leave(desk.intake.waiting[0])
+    desk.intake.leave_unsettled(desk.intake.waiting[0])
 
     assert names(desk.intake.leased(200.0)) == "1"
 
@@ -164,7 +164,7 @@ def test_leases_are_renewed_of_all_that_is_here_but_what_was_left_or_is_lost() -
     desk = Desk(slots=3)
     desk.offer(*(leased(name, 1) for name in ("left", "hand", "held")))
     desk.take_all()
-    desk.intake.leave(desk.in_hand("left"))
+    desk.intake.leave_unsettled(desk.in_hand("left"))
     desk.hold("held", 5.0)
     desk.offer(leased("ready", 1), leased("later", 1, lease_expires=900.0), message("unleased"), leased("lost", 1))
     desk.intake.waiting[-1].lost = True

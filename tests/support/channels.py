@@ -12,7 +12,7 @@ from pump.colour import Colour
 from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.telemetry import Telemetry
@@ -221,12 +221,12 @@ class Line:
         self.events: Final[list[str]] = []
         self.rules: Final = rules(**options)
         self.ledger: Final = Ledger(self.clock)
-        self.report: Final = Report("samples", Telemetry(lambda event, _: self.events.append(event)))
+        self.log: Final = PumpLog("samples", Telemetry(lambda event, _: self.events.append(event)))
         self.judge: Final = Judge(
-            self.rules, self.ledger, self.clock, self.report, may_block=may_block, chance=lambda: 0.0
+            self.rules, self.ledger, self.clock, self.log, may_block=may_block, chance=lambda: 0.0
         )
         self.loop: Final = asyncio.new_event_loop() if colour == "awaiting" else None
-        parts = (self.rules, capabilities(**features), self.judge, self.ledger, self.clock, self.report)
+        parts = (capabilities(**features), self.judge)
         self.channel: Final[Channel | AsyncChannel] = (
             Channel(self.script.open, *parts) if self.loop is None else AsyncChannel(self._open, *parts)
         )
@@ -283,8 +283,8 @@ class Line:
     def hand_back(self, message: Message) -> None:
         self.run(self.channel.hand_back(message))
 
-    def leave(self, message: Message) -> None:
-        self.run(self.channel.leave(message))
+    def leave_unsettled(self, message: Message) -> None:
+        self.run(self.channel.leave_unsettled(message))
 
     def extend(self, message: Message) -> None:
         self.run(self.channel.extend(message))

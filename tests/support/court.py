@@ -8,7 +8,7 @@ from pump.clock import ManualClock
 from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Header, Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.subscription import OnUndecodable, Subscription
 from pump.telemetry import Telemetry
 from pump.verdict import Judge, Verdict
@@ -72,8 +72,8 @@ class Spy:
     def hand_back(self, _: Message) -> None:
         self.calls.append(("hand_back",))
 
-    def leave(self, _: Message) -> None:
-        self.calls.append(("leave",))
+    def leave_unsettled(self, _: Message) -> None:
+        self.calls.append(("leave_unsettled",))
 
 
 class Court:
@@ -97,7 +97,7 @@ class Court:
             self.rules,
             self.ledger,
             self.clock,
-            Report("samples", telemetry),
+            PumpLog("samples", telemetry),
             may_block=may_block,
             chance=chance,
             **({} if cancelled is None else {"cancelled": cancelled}),

@@ -7,7 +7,6 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 
 from pump.colour import Colour
-from pump.handling.delivery import Settler
 from pump.message import Message
 from pump.telemetry import Telemetry
 from pump.transport_kit.loop_thread import LoopThread
@@ -97,13 +96,13 @@ class Slip:
 
     def wrap(self, delivery: Message) -> Any:
         """A NatsMessage of a delivery, as the pump makes one."""
-        settler = Settler(self.line.judge, self.line.channel)
+        channel = self.line.channel
         if self.line.loop is None:
-            return NatsMessage(delivery, self._payload, settler)
-        return self.run(self._make(delivery, settler))
+            return NatsMessage(delivery, self._payload, channel)
+        return self.run(self._make(delivery, channel))
 
-    async def _make(self, delivery: Message, settler: Settler) -> Any:
-        return AsyncNatsMessage(delivery, self._payload, settler)
+    async def _make(self, delivery: Message, channel: Any) -> Any:
+        return AsyncNatsMessage(delivery, self._payload, channel)
 
     def _consumer(self, max_deliver: int | None) -> NatsConsumer:
         durable = Durable("ORDERS", "worker", ("orders.>",), "explicit", 30.0, (), max_deliver, -1, keeps_all=True)

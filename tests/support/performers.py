@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pump.message import Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.pumps.concurrent_proactor import ConcurrentProactor
@@ -37,14 +37,7 @@ class Performer:
         self.script: list[Outcome] = []
         self.consumers: Final[list[FlakyConsumer]] = []
         self.judge: Final = StepwiseJudge(self)
-        parts = (
-            world.rules,
-            world.capabilities,
-            self.judge,
-            process.ledger,
-            world.clock,
-            Report("orders", Telemetry()),
-        )
+        parts = (world.capabilities, self.judge)
         self.channel: Final = (
             StepwiseChannel(self._open, *parts)
             if world.loop is None
@@ -56,9 +49,9 @@ class Performer:
     def _pump(self) -> Reactor | Proactor:
         world = self.world
         if isinstance(self.channel, StepwiseChannel):
-            return Reactor(self.channel, self.dispatch, self.judge, world.rules, world.clock)
+            return Reactor(self.channel, self.dispatch)
         kind = ConcurrentProactor if world.settings.pump == "concurrent" else Proactor
-        return kind(self.channel, self.dispatch_async, self.judge, world.rules, world.clock)
+        return kind(self.channel, self.dispatch_async)
 
     def _open(self) -> "FlakyConsumer":
         self.consumers.append(FlakyConsumer(self))
@@ -164,8 +157,8 @@ class Performer:
 
     def vanish(self) -> None:
         """Nobody of this life acts any more; what it had stays locked until that lapses."""
-        if self.channel._end_keeping is not None:
-            self.channel._end_keeping()
+        if self.channel._stop_renewing is not None:
+            self.channel._stop_renewing()
         if not self.world.settings.leases:
             for consumer in self.consumers:
                 consumer.inner.close()
@@ -187,7 +180,7 @@ class StepwiseJudge(Judge):
             world.rules,
             performer.process.ledger,
             world.clock,
-            Report("orders", Telemetry()),
+            PumpLog("orders", Telemetry()),
             may_block=world.settings.may_block,
         )
         self.performer: Final = performer

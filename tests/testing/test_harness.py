@@ -65,7 +65,7 @@ def test_what_becomes_of_messages_is_told_in_requests(pumping: Pumping) -> None:
 
     assert sorted(numbers(harness.acknowledged)) == [1, 4]
     assert numbers(harness.deferred) == [4]
-    assert numbers(harness.left) == [5]
+    assert numbers(harness.nacked) == [5]
     assert numbers(harness.pending) == [5]
     assert [(each.request, each.reason) for each in harness.dead_letters] == [(Order(2), "no")]
     assert [(each.request, each.reason) for each in harness.invalid] == [(Order(3), "wrong")]
@@ -345,7 +345,7 @@ def test_a_whole_dispatcher_is_run_as_it_is(benches: ExitStack) -> None:
     assert seen == ["tea shop: tea", "tea shop: cups"]
     assert harness.posted == [Placed(2), Placed(3)]
     assert {PlaceOrder("tea", 2), Placed(2)} <= set(harness.acknowledged)
-    assert harness.left == [Placed(3)]
+    assert harness.nacked == [Placed(3)]
     assert harness.pending == [Placed(3)]
     assert told == ["nack"]
     assert harness.bus.pending("shop.Placed") == 1

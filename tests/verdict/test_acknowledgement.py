@@ -20,7 +20,7 @@ def test_a_return_is_exactly_one_acknowledgement_after_the_handler_has_ended(pum
         order.append("handler ended")
 
     def body(_: Order) -> object:
-        if bench._lanes[0].plan.rules.pump == "proactor":
+        if bench._pumps[0].plan.rules.pump == "proactor":
             return slowly()
         order.append("handler ended")
         return None
@@ -161,7 +161,7 @@ def test_a_long_handler_keeps_its_message(pumping: Pumping) -> None:
 
     def handle(order: Order) -> object:
         body(order)
-        if bench._lanes[0].plan.rules.pump == "proactor":
+        if bench._pumps[0].plan.rules.pump == "proactor":
             return long()
         bench.clock.wait(Signal(), 150)
         return None
@@ -187,7 +187,7 @@ def test_a_message_whose_lease_was_lost_is_not_settled(pumping: Pumping) -> None
         body(order)
         if body.runs > 1:
             return None
-        if bench._lanes[0].plan.rules.pump == "proactor":
+        if bench._pumps[0].plan.rules.pump == "proactor":
             return long()
         bench.clock.wait(Signal(), 150)
         return None

@@ -323,7 +323,7 @@ def test_runs_that_went_well_on_a_lease_that_was_lost_are_not_held_against_it(br
     for _ in range(20):
         delivered = life.broker.deliver()
         delivered.lost = True
-        assert life.court.turn(delivered) == ("leave",)
+        assert life.court.turn(delivered) == ("leave_unsettled",)
         life.broker.crashed()
 
     assert life.until_dead(ValueError("bad")) == 3
@@ -385,7 +385,7 @@ def test_what_was_dead_lettered_and_sent_again_begins_anew(broker: str) -> None:
 def test_a_run_that_ended_with_its_process_is_charged_once(attempts: int, *, counts: bool) -> None:
     court = Court()
 
-    court.ledger.charge("1")
+    court.ledger.count_crash("1")
 
     assert court.ledger.arrived(message(attempts=attempts, deliveries=1 + counts)) == (attempts + 1, 0)
 
@@ -393,7 +393,7 @@ def test_a_run_that_ended_with_its_process_is_charged_once(attempts: int, *, cou
 def test_charges_add_up_with_what_the_message_carries_until_it_is_given_up() -> None:
     court = Court()
     for _ in range(2):
-        court.ledger.charge("1")
+        court.ledger.count_crash("1")
 
     assert court.runs(message("2"))
     assert court.turn(message(attempts=1)) == EXHAUSTED
@@ -402,7 +402,7 @@ def test_charges_add_up_with_what_the_message_carries_until_it_is_given_up() -> 
 
 def test_a_charge_is_part_of_the_next_verdict_and_not_counted_twice() -> None:
     court = Court()
-    court.ledger.charge("1")
+    court.ledger.count_crash("1")
 
     court.turn(message(deliveries=2), ValueError("bad"))
 
@@ -413,7 +413,7 @@ def test_a_charge_is_part_of_the_next_verdict_and_not_counted_twice() -> None:
 def test_a_charge_blames_nobody_else() -> None:
     court = Court()
 
-    court.ledger.charge("1")
+    court.ledger.count_crash("1")
 
     assert court.ledger.arrived(message("2", deliveries=2)) == (0, 1)
 

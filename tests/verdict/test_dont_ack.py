@@ -104,7 +104,7 @@ def test_without_a_cause_there_is_still_one_record(pumping: Pumping) -> None:
     bench.run(turns=1)
 
     records = [each for each in bench.logs if each.levelno >= logging.WARNING]
-    assert [each.getMessage().split(" (")[0] for each in records] == ["Not acknowledging message; next look in 1 s"]
+    assert [each.getMessage().split(" (")[0] for each in records] == ["Not acknowledging message; next try in 1 s"]
     assert not records[0].exc_info or records[0].exc_info[1] is None
 
 
@@ -228,7 +228,7 @@ def test_a_message_that_was_left_too_often_is_a_dead_letter_where_that_is_wanted
 
     bench.run(turns=3)
 
-    assert [each.reason for each in bench.dead_letters] == ["left too often"]
+    assert [each.reason for each in bench.dead_letters] == ["not acknowledged too often"]
     assert bench.calls == ["nack", "nack", "reject"]
 
 
@@ -239,7 +239,7 @@ def test_it_spends_no_attempt_however_often(pumping: Pumping) -> None:
     bench.run(seconds=3600)
 
     assert numbers(bench.acknowledged) == [1]
-    assert len(bench.left) == 50
+    assert len(bench.nacked) == 50
     assert len(bench.deferred) == 2
 
 
@@ -252,7 +252,7 @@ def test_a_feature_that_is_off_leaves_its_messages_until_it_is_on(pumping: Pumpi
     bench = pumping(body, FeatureSwitch(NAMED, dont_ack=True), switches={NAMED: False})
     bench.post_orders(1, 2)
     bench.run()
-    left, runs = numbers(bench.left), body.runs
+    left, runs = numbers(bench.nacked), body.runs
 
     bench.switches.set(NAMED, on=True)
     bench.run()
@@ -285,7 +285,7 @@ def test_dont_ack_on_error_keeps_the_original_as_the_cause(pumping: Pumping) -> 
     bench.run()
 
     assert caught.value.__cause__ is original
-    assert numbers(bench.left) == [1]
+    assert numbers(bench.nacked) == [1]
 
 
 @pytest.mark.requirement("B-15")
@@ -295,7 +295,7 @@ def test_dont_ack_on_error_lets_other_decisions_pass(pumping: Pumping) -> None:
 
     bench.run()
 
-    assert bench.left == []
+    assert bench.nacked == []
     assert [each.reason for each in bench.dead_letters] == ["no such tea"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from pump.clock import ManualClock
 from pump.dead_letter import Rejection
 from pump.errors import DontAckAction, RejectMessageAction
-from pump.ledger import CAPACITY, FRESH, LIFETIME, Ledger
+from pump.ledger import CAPACITY, LIFETIME, NO_RUNS, Ledger
 from support.court import Court, message
 
 REJECTION = Rejection("delivery error", "failed")
@@ -32,30 +32,30 @@ def test_it_keeps_no_more_accounts_than_it_may_and_forgets_the_oldest(clock: Man
     ledger = Ledger(clock, capacity=100)
 
     for number in range(250):
-        ledger.spend(message(str(number)), 1)
+        ledger.count(message(str(number)), 1)
 
     assert len(ledger) == 100
-    assert ledger.arrived(message("149")) is FRESH
+    assert ledger.arrived(message("149")) is NO_RUNS
     assert ledger.arrived(message("150")) == (1, 0)
 
 
 def test_an_account_that_is_used_is_not_the_oldest(clock: ManualClock) -> None:
     ledger = Ledger(clock, capacity=2)
     for name in "abac":
-        ledger.spend(message(name), 1)
+        ledger.count(message(name), 1)
 
     assert ledger.arrived(message("a")) == (1, 0)
-    assert ledger.arrived(message("b")) is FRESH
+    assert ledger.arrived(message("b")) is NO_RUNS
 
 
 @pytest.mark.parametrize(
     "enter",
     [
-        lambda ledger, name: ledger.spend(message(name), 1),
+        lambda ledger, name: ledger.count(message(name), 1),
         lambda ledger, name: ledger.forgive(message(name)),
-        lambda ledger, name: ledger.refuse(message(name), 1.0),
-        lambda ledger, name: ledger.spare(message(name)),
-        lambda ledger, name: ledger.charge(name),
+        lambda ledger, name: ledger.nacked(message(name), 1.0),
+        lambda ledger, name: ledger.ignore(message(name)),
+        lambda ledger, name: ledger.count_crash(name),
     ],
     ids=["spend", "forgive", "refuse", "spare", "charge"],
 )
@@ -70,7 +70,7 @@ def test_every_entry_is_bounded(clock: ManualClock, enter: Callable[[Ledger, str
 
 def test_it_is_bounded_by_default(ledger: Ledger) -> None:
     for number in range(CAPACITY + 1000):
-        ledger.spend(message(str(number)), 1)
+        ledger.count(message(str(number)), 1)
 
     assert len(ledger) == CAPACITY
 
@@ -79,25 +79,25 @@ def test_it_is_bounded_by_default(ledger: Ledger) -> None:
 
 
 def test_an_account_nobody_uses_expires(clock: ManualClock, ledger: Ledger) -> None:
-    ledger.spend(message("a"), 1)
+    ledger.count(message("a"), 1)
     clock.advance(LIFETIME / 2)
-    ledger.spend(message("b"), 1)
+    ledger.count(message("b"), 1)
     clock.advance(LIFETIME / 2 + 1)
-    ledger.spend(message("c"), 1)
+    ledger.count(message("c"), 1)
 
     assert len(ledger) == 2
-    assert ledger.arrived(message("a")) is FRESH
+    assert ledger.arrived(message("a")) is NO_RUNS
     assert ledger.arrived(message("b")) == (1, 0)
 
 
 def test_what_has_expired_is_forgotten_though_nothing_else_happens(clock: ManualClock, ledger: Ledger) -> None:
     nightly = message("nightly-report")
-    ledger.refuse(nightly, clock.monotonic() + 10 * LIFETIME)
-    ledger.spend(nightly, 2, REJECTION)
+    ledger.nacked(nightly, clock.monotonic() + 10 * LIFETIME)
+    ledger.count(nightly, 2, REJECTION)
 
     clock.advance(LIFETIME + 1)
 
-    assert ledger.arrived(nightly) is FRESH
+    assert ledger.arrived(nightly) is NO_RUNS
     assert ledger.rejection(nightly) is None
     assert ledger.due(nightly) == 0.0
     assert ledger.nacks(nightly) == 0
@@ -105,7 +105,7 @@ def test_what_has_expired_is_forgotten_though_nothing_else_happens(clock: Manual
 
 
 def test_what_begins_after_it_expired_begins_anew(clock: ManualClock, ledger: Ledger) -> None:
-    ledger.spend(message(), 2, REJECTION)
+    ledger.count(message(), 2, REJECTION)
     clock.advance(LIFETIME + 1)
 
     ledger.forgive(message())
@@ -116,12 +116,12 @@ def test_what_begins_after_it_expired_begins_anew(clock: ManualClock, ledger: Le
 
 def test_a_rejection_that_is_tried_again_outlasts_any_outage(clock: ManualClock) -> None:
     ledger = Ledger(clock, capacity=2)
-    ledger.spend(message(), 3, REJECTION)
+    ledger.count(message(), 3, REJECTION)
 
     for number in range(20):
         clock.advance(LIFETIME * 0.9)
         assert ledger.rejection(message()) is REJECTION
-        ledger.spend(message(f"other-{number}"), 1)
+        ledger.count(message(f"other-{number}"), 1)
 
 
 # -- erased at the end
@@ -141,7 +141,7 @@ def test_a_terminal_verdict_erases_the_account(ending: str) -> None:
 
 def test_forgetting_the_unknown_does_nothing(ledger: Ledger) -> None:
     ledger.forget(message())
-    ledger.spend(message("a"), 1)
+    ledger.count(message("a"), 1)
     ledger.forget(message())
 
     assert len(ledger) == 1
@@ -182,23 +182,23 @@ def test_memory_is_flat_over_messages_that_go_well(messages: int) -> None:
 
 
 def test_a_message_that_says_nothing_and_of_which_nothing_is_known_is_fresh(ledger: Ledger) -> None:
-    ledger.spend(message("other"), 1)
+    ledger.count(message("other"), 1)
 
-    assert ledger.arrived(message()) is FRESH
+    assert ledger.arrived(message()) is NO_RUNS
     assert ledger.arrived(message(attempts=2)) == (2, 0)
     assert ledger.arrived(message(deliveries=4)) == (0, 3)
 
 
 def test_of_carried_and_remembered_attempts_the_higher_number_counts(ledger: Ledger) -> None:
-    ledger.spend(message(), 2)
+    ledger.count(message(), 2)
 
     assert ledger.arrived(message(attempts=1)).attempts == 2
     assert ledger.arrived(message(attempts=5)).attempts == 5
 
 
 def test_when_a_message_may_be_shown_again_and_how_often_it_was_left_is_known(ledger: Ledger) -> None:
-    ledger.refuse(message(), 7.0)
-    ledger.refuse(message(deliveries=2), 9.0)
+    ledger.nacked(message(), 7.0)
+    ledger.nacked(message(deliveries=2), 9.0)
 
     assert ledger.due(message()) == 9.0
     assert ledger.nacks(message()) == 2
@@ -207,7 +207,7 @@ def test_when_a_message_may_be_shown_again_and_how_often_it_was_left_is_known(le
 
 
 def test_asking_opens_no_account(ledger: Ledger) -> None:
-    for ask in (ledger.arrived, ledger.standing, ledger.due, ledger.nacks, ledger.rejection, ledger.first_failure):
+    for ask in (ledger.arrived, ledger.past_runs, ledger.due, ledger.nacks, ledger.rejection, ledger.first_failure):
         ask(message(deliveries=3))
 
     assert len(ledger) == 0
@@ -216,21 +216,21 @@ def test_asking_opens_no_account(ledger: Ledger) -> None:
 def test_the_first_failure_is_when_it_first_failed(clock: ManualClock, ledger: Ledger) -> None:
     assert ledger.first_failure(message()) == clock.wall()
 
-    ledger.spare(message())
+    ledger.ignore(message())
     clock.advance(10)
-    ledger.spend(message(), 1)
+    ledger.count(message(), 1)
     first = clock.wall()
     clock.advance(10)
-    ledger.spend(message(), 2)
+    ledger.count(message(), 2)
 
     assert ledger.first_failure(message()) == first
 
 
 def test_a_refusal_is_a_failure_and_a_hand_back_is_none(clock: ManualClock, ledger: Ledger) -> None:
-    ledger.spare(message())
+    ledger.ignore(message())
     ledger.forgive(message())
     clock.advance(10)
-    ledger.refuse(message(), 0.0)
+    ledger.nacked(message(), 0.0)
     refused = clock.wall()
     clock.advance(10)
 
@@ -241,7 +241,7 @@ def test_a_refusal_is_a_failure_and_a_hand_back_is_none(clock: ManualClock, ledg
 def test_the_first_failure_that_travels_with_a_message_is_believed_if_it_is_one(
     clock: ManualClock, ledger: Ledger, text: str, first: float | None
 ) -> None:
-    ledger.spend(message(), 1)
+    ledger.count(message(), 1)
     remembered = clock.wall()
     clock.advance(10)
 
@@ -262,15 +262,15 @@ def hammer(ledger: Ledger, clock: ManualClock, seed: int, rounds: int) -> None:
         ledger.rejection(delivered)
         match (seed + number) % 7:
             case 0:
-                ledger.spend(delivered, number % 4, REJECTION)
+                ledger.count(delivered, number % 4, REJECTION)
             case 1:
                 ledger.forgive(delivered)
             case 2:
-                ledger.refuse(delivered, 1.0)
+                ledger.nacked(delivered, 1.0)
             case 3:
-                ledger.spare(delivered)
+                ledger.ignore(delivered)
             case 4:
-                ledger.charge(name)
+                ledger.count_crash(name)
             case 5:
                 ledger.forget(delivered)
             case _:
@@ -300,8 +300,8 @@ def test_eight_threads_may_use_it_at_once(clock: ManualClock) -> None:
 def test_no_charge_and_no_refusal_of_eight_threads_is_lost(ledger: Ledger) -> None:
     def run() -> None:
         for _ in range(1000):
-            ledger.charge("1")
-            ledger.refuse(message("2"), 0.0)
+            ledger.count_crash("1")
+            ledger.nacked(message("2"), 0.0)
 
     threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:

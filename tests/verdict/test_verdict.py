@@ -26,7 +26,7 @@ from support.court import Call, Court, message
 
 ACKNOWLEDGE: Call = ("acknowledge",)
 HAND_BACK: Call = ("hand_back",)
-LEAVE: Call = ("leave",)
+UNSETTLED: Call = ("leave_unsettled",)
 NACK: Call = ("nack", 1.0)
 AGAIN: Call = ("requeue", 1.0, 1)
 
@@ -163,7 +163,7 @@ def test_nothing_is_settled_that_is_lost_or_not_the_pumps_to_settle(
 
     call = court.turn(message(explicit=explicit, lost=lost), raised)
 
-    assert (call == LEAVE) is left
+    assert (call == UNSETTLED) is left
     assert court.judge.unacceptable == (0 if left or outcome in {"returned", "defer"} else 1)
 
 
@@ -174,7 +174,7 @@ def test_what_a_handler_raises_after_it_has_settled_its_message_changes_nothing(
     court, delivered = Court(), message(explicit=True)
     assert delivered.claim()
 
-    assert court.turn(delivered, ValueError("late")) == LEAVE
+    assert court.turn(delivered, ValueError("late")) == UNSETTLED
     assert court.judge.unacceptable == 0
     assert "after the message was settled" in caplog.text
 
@@ -208,8 +208,8 @@ def test_an_explicit_decision_is_judged_as_one_that_is_raised(action: MessageAct
 def test_an_explicit_nak_is_counted_and_its_last_one_is_a_dead_letter(delay: float | None, waits: float) -> None:
     court = Court(max_attempts=2)
 
-    court.judge.naked(message(), delay).settle(court.spy, message())
-    court.judge.naked(message(), delay).settle(court.spy, message())
+    court.judge.asked_again(message(), delay).settle(court.spy, message())
+    court.judge.asked_again(message(), delay).settle(court.spy, message())
 
     assert court.spy.calls == [("requeue", waits, 1), rejected("attempts exhausted")]
     assert court.judge.unacceptable == 1
@@ -229,7 +229,7 @@ def test_a_handler_that_was_ended_because_its_message_is_lost_has_not_failed(
 ) -> None:
     court = Court()
 
-    assert court.turn(message(lost=True), error) == LEAVE
+    assert court.turn(message(lost=True), error) == UNSETTLED
     assert court.ledger.arrived(message(deliveries=2)) == (0, 0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -361,7 +361,7 @@ def test_a_message_that_was_left_too_often_is_a_dead_letter_where_that_is_asked_
 
     calls = [court.turn(message(), DontAckAction("off")) for _ in range(3)]
 
-    assert calls == [NACK, NACK, rejected("left too often")]
+    assert calls == [NACK, NACK, rejected("not acknowledged too often")]
     assert court.rejection.description == "off"
 
 

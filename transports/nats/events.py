@@ -6,7 +6,7 @@ from typing import Final
 
 import nats.errors
 
-from pump.errors import DeferMessageAction, DontAckAction, PublishError, Refused, TransportError
+from pump.errors import DeferMessageAction, DontAckAction, MessageRefused, PublishError, TransportError
 from pump.message import Message
 from pump.telemetry import Telemetry
 from pump.transports.nats.connection import log
@@ -101,7 +101,7 @@ def reason_for(error: BaseException | None) -> str:
     """Why a message comes again: one of a few words, fit for a label."""
     if error is None:
         return "requested"
-    if isinstance(error, Refused):
+    if isinstance(error, MessageRefused):
         return TENANT_REFUSED if str(error) == TENANT_REFUSED else "undecodable"
     return next((reason for types, reason in _REASONS if isinstance(error, types)), "handler_error")
 

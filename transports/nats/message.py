@@ -13,8 +13,10 @@ from nats.aio.msg import Msg
 from pump.colour import must_not_block
 from pump.duration import Duration, seconds
 from pump.errors import PumpError, TransportError
-from pump.handling.delivery import AsyncDelivery, Delivery, Settler
+from pump.handling.delivery import AsyncDelivery, Delivery
 from pump.message import Message
+from pump.pumps.async_channel import AsyncChannel
+from pump.pumps.channel import Channel
 from pump.transports.nats.consumer import NatsReceipt, parse_reply
 from pump.transports.nats.headers import find
 from pump.verdict import Acknowledge, Judge, Requeue, Settles, Verdict
@@ -105,7 +107,7 @@ class _JetStreamMessage(Generic[T]):
 
     __slots__ = ()
 
-    may_leave: ClassVar[bool] = False
+    may_nack: ClassVar[bool] = False
     system: ClassVar[str] = "nats"
 
     if TYPE_CHECKING:  # a delivery has these
@@ -116,8 +118,8 @@ class _JetStreamMessage(Generic[T]):
         def payload(self) -> Any: ...  # noqa: ANN401
         def _release_after(self, send: Acknowledgement) -> Any: ...  # noqa: ANN401
 
-    def __init__(self, message: Message, payload: T, settler: Settler) -> None:
-        super().__init__(message, payload, settler)  # type: ignore[call-arg]  # a delivery takes them
+    def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
+        super().__init__(message, payload, channel)  # type: ignore[call-arg]  # a delivery takes them
         try:
             parse_reply(self._receipt.raw.reply)
         except (ValueError, IndexError):
@@ -193,7 +195,7 @@ class _JetStreamMessage(Generic[T]):
     def _nak(self, judge: Judge, delay: float | None) -> Verdict:
         """By nats-py, unless the attempts are used up, or the server would give the message up before they are."""
         receipt = self._receipt
-        verdict = receipt.nak_verdict = receipt.nak_verdict or judge.naked(self.message, delay)
+        verdict = receipt.nak_verdict = receipt.nak_verdict or judge.asked_again(self.message, delay)
         if not isinstance(verdict, Requeue) or not receipt.consumer.may_nak(self.message, verdict.attempts):
             return verdict
         send = partial(self._release_after, lambda raw: raw.nak() if delay is None else raw.nak(delay=delay))
@@ -255,7 +257,7 @@ class NatsMessage(_JetStreamMessage[T], Delivery[T]):
 
     def _release_after(self, send: Acknowledgement) -> None:
         self._run(self._send(send))
-        self._channel.leave(self._message)
+        self._channel.leave_unsettled(self._message)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -292,11 +294,11 @@ class AsyncNatsMessage(_JetStreamMessage[T], AsyncDelivery[T]):
 
     async def in_progress(self) -> None:
         """The handler still works on it: renew its lease."""
-        await self._at_home(self._extend())
+        await self._on_own_loop(self._extend())
 
     async def _release_after(self, send: Acknowledgement) -> None:
         await self._send(send)
-        await self._channel.leave(self._message)
+        await self._channel.leave_unsettled(self._message)
 
 
 def _delay_seconds(delay: Duration | None) -> float | None:

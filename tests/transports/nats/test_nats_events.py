@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pump.dead_letter import Rejection
-from pump.errors import DeferMessageAction, DontAckAction, HandlerTimeout, PublishError, Refused, TransportError
+from pump.errors import DeferMessageAction, DontAckAction, HandlerTimeout, MessageRefused, PublishError, TransportError
 from pump.message import Header, Message
 from pump.telemetry import Telemetry
 from pump.transports.nats import NatsTransport
@@ -141,8 +141,8 @@ def test_every_reason_has_its_source(reason: str, source: str) -> None:
         (TimeoutError(), "processing_timeout"),
         (PublishError("no"), "publish_error"),
         (TransportError("no"), "nats_disconnect"),
-        (Refused("tenant_validation_failed"), "tenant_validation_failed"),
-        (Refused("odd headers"), "undecodable"),
+        (MessageRefused("tenant_validation_failed"), "tenant_validation_failed"),
+        (MessageRefused("odd headers"), "undecodable"),
         (ValueError("any text that anybody makes up"), "handler_error"),
     ],
 )

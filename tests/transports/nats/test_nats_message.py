@@ -15,7 +15,6 @@ import pytest
 
 from pump.colour import Colour
 from pump.errors import LeaseLost, PumpError
-from pump.handling.delivery import Settler
 from pump.message import Header, Message
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transports.nats import AsyncNatsMessage, Headers, NatsMessage
@@ -278,7 +277,7 @@ def test_a_nak_that_failed_is_counted_once(slip: MakeSlip) -> None:
     made.call("nak")
 
     assert made.words == [b"-NAK"]
-    assert made.line.ledger.standing(made.delivery).attempts == 1
+    assert made.line.ledger.past_runs(made.delivery).attempts == 1
 
 
 @pytest.mark.requirement("P-03")
@@ -422,12 +421,12 @@ def test_a_message_of_another_broker_is_refused(slip: MakeSlip) -> None:
 @pytest.mark.requirement("E-40")
 def test_ten_thousand_wrappers_need_less_than_five_megabytes() -> None:
     made = Slip("blocking")
-    settler = Settler(made.line.judge, made.line.channel)
+    channel = made.line.channel
     receipt = NatsReceipt(made.raw, made.delivery.receipt.consumer)  # type: ignore[attr-defined]
     messages = [Message(Header("1"), b"", receipt=receipt) for _ in range(10_000)]
 
     tracemalloc.start()
-    wrappers = [NatsMessage(message, None, settler) for message in messages]
+    wrappers = [NatsMessage(message, None, channel) for message in messages]
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
 

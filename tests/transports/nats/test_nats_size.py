@@ -45,7 +45,7 @@ def test_ten_thousand_messages_leave_nothing_in_any_collection(
         assert count.runs == 10_000
         assert len(group._ledger) == 0
         assert len(running.channel._intake) == 0
-        assert running.channel._intake._pinned == {}
+        assert running.channel._intake._released == {}
         assert len(inner._puller.arrived) == 0
         assert len(inner._acknowledged) == 0
         assert len(inner._connection.client._resp_map) == 0
@@ -112,9 +112,9 @@ def test_what_crashed_processes_left_is_remembered_for_a_bounded_time() -> None:
     ledger = Ledger(clock)
 
     for number in range(CAPACITY + 500):
-        ledger.spend(Message(Header(f"S:{number}"), b"", deliveries=2), 1)
+        ledger.count(Message(Header(f"S:{number}"), b"", deliveries=2), 1)
     assert len(ledger) == CAPACITY
     clock.advance(LIFETIME + 1)
-    ledger.spend(Message(Header("S:last"), b"", deliveries=2), 1)
+    ledger.count(Message(Header("S:last"), b"", deliveries=2), 1)
 
     assert len(ledger) == 1

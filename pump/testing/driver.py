@@ -19,7 +19,7 @@ from pump.dead_letter import Rejection
 from pump.errors import TransportError
 from pump.ledger import Ledger
 from pump.message import Header, Message
-from pump.pump_log import Report
+from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.request import Command
@@ -54,65 +54,65 @@ class Background:
         self.ended.set()
 
 
-class RigChannel:
+class ChannelDriver:
     """A channel of either colour, called as if it blocked."""
 
-    def __init__(self, rig: "Rig", subscription: Subscription, channel: Channel | AsyncChannel) -> None:
+    def __init__(self, driver: "TransportDriver", subscription: Subscription, channel: Channel | AsyncChannel) -> None:
         self.subscription: Final = subscription
-        self._rig: Final = rig
+        self._driver: Final = driver
         self._channel: Final = channel
 
     def receive_once(self, timeout: float) -> Message | None:
         """What one receive brings; it may end early, with nothing."""
-        return self._rig.call(self._channel.receive, timeout)
+        return self._driver.call(self._channel.receive, timeout)
 
     def receive(self, within: float) -> Message | None:
         """The next message that comes in time, or None."""
-        clock = self._rig.clock
+        clock = self._driver.clock
         deadline = clock.monotonic() + within
         while True:
             left = deadline - clock.monotonic()
             message = self.receive_once(max(left, 0.0))
             if message is not None or left <= 0:
                 return message
-            if not self._rig.capabilities.waits:
-                self._rig.pause(min(left, EMPTY_DELAY))  # so does the pump, after an empty receive
+            if not self._driver.capabilities.waits:
+                self._driver.pause(min(left, EMPTY_DELAY))  # so does the pump, after an empty receive
 
     def receive_in_spite_of_errors(self, within: float) -> Message | None:
         """The same, where the connection breaks on the way."""
-        deadline = self._rig.clock.monotonic() + within
+        deadline = self._driver.clock.monotonic() + within
         while True:
-            left = deadline - self._rig.clock.monotonic()
+            left = deadline - self._driver.clock.monotonic()
             try:
                 return self.receive(max(left, 0.0))
             except TransportError:
                 if left <= 0:
                     raise
-                self._rig.pause(EMPTY_DELAY)  # so does the pump, before it tries again
+                self._driver.pause(EMPTY_DELAY)  # so does the pump, before it tries again
 
     def acknowledge(self, message: Message) -> None:
         """As Channel's."""
-        self._rig.call(self._channel.acknowledge, message)
+        self._driver.call(self._channel.acknowledge, message)
 
     def nack(self, message: Message, delay: float = 0.0) -> None:
         """As Channel's."""
-        self._rig.call(self._channel.nack, message, delay)
+        self._driver.call(self._channel.nack, message, delay)
 
     def requeue(self, message: Message, delay: float = 0.0, attempts: int = 1) -> None:
         """As Channel's."""
-        self._rig.call(self._channel.requeue, message, delay, attempts)
+        self._driver.call(self._channel.requeue, message, delay, attempts)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         """As Channel's."""
-        self._rig.call(self._channel.reject, message, rejection)
+        self._driver.call(self._channel.reject, message, rejection)
 
     def extend(self, message: Message) -> None:
         """As Channel's."""
-        self._rig.call(self._channel.extend, message)
+        self._driver.call(self._channel.extend, message)
 
     def purge(self) -> int:
         """As Channel's."""
-        return self._rig.call(self._channel.purge)
+        return self._driver.call(self._channel.purge)
 
     def stop(self) -> None:
         """As Channel's."""
@@ -120,10 +120,10 @@ class RigChannel:
 
     def close(self) -> None:
         """As Channel's."""
-        self._rig.call(self._channel.close)
+        self._driver.call(self._channel.close)
 
 
-class Rig:
+class TransportDriver:
     """A transport under test in one colour, bridged where that is not its own."""
 
     def __init__(self, transport: Transport, colour: Colour, clock: Clock) -> None:
@@ -134,7 +134,7 @@ class Rig:
         self._loop: Final = LoopThread("contract") if colour == "awaiting" else None
         self._blocking: Final = blocking(transport) if colour == "blocking" else None
         self._awaiting: Final = awaiting(transport) if colour == "awaiting" else None
-        self._channels: Final[list[RigChannel]] = []
+        self._channels: Final[list[ChannelDriver]] = []
         self._producer: Producer | AsyncProducer | None = None
 
     def call(
@@ -143,7 +143,7 @@ class Rig:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> Result:
-        """What the function returns, awaited on the rig's loop where it has to be."""
+        """What the function returns, awaited on the driver's loop where it has to be."""
         result = function(*args, **options)
         return self._run(result) if inspect.iscoroutine(result) else cast("Result", result)
 
@@ -158,21 +158,19 @@ class Rig:
         if self._awaiting is not None:
             self._run(self._awaiting.async_prepare(subscriptions, publications))
 
-    def open(self, subscription: Subscription) -> RigChannel:
-        """A channel such as one pump has, with nothing remembered of other channels; closed with the rig."""
-        channel = RigChannel(self, subscription, self._make_channel(subscription))
+    def open(self, subscription: Subscription) -> ChannelDriver:
+        """A channel such as one pump has, with nothing remembered of other channels; closed with the driver."""
+        channel = ChannelDriver(self, subscription, self._make_channel(subscription))
         self._channels.append(channel)
         return channel
 
     def _make_channel(self, subscription: Subscription) -> Channel | AsyncChannel:
-        clock, report, ledger = self.clock, Report(subscription.channel, Telemetry()), Ledger(self.clock)
-        judge = Judge(subscription, ledger, clock, report)
+        log = PumpLog(subscription.channel, Telemetry())
+        judge = Judge(subscription, Ledger(self.clock), self.clock, log)
         if self._blocking is not None:
-            consumer = partial(self._blocking.consumer, subscription)
-            return Channel(consumer, subscription, self.capabilities, judge, ledger, clock, report)
+            return Channel(partial(self._blocking.consumer, subscription), self.capabilities, judge)
         assert self._awaiting is not None
-        async_consumer = partial(self._awaiting.async_consumer, subscription)
-        return AsyncChannel(async_consumer, subscription, self.capabilities, judge, ledger, clock, report)
+        return AsyncChannel(partial(self._awaiting.async_consumer, subscription), self.capabilities, judge)
 
     def send(self, *messages: Message, delay: float = 0.0) -> None:
         """Send all of them at once; they are confirmed when this returns."""
@@ -187,7 +185,7 @@ class Rig:
         return self._run(self._awaiting.async_producer())
 
     def pause(self, duration: float) -> None:
-        """Let time pass on the rig's clock."""
+        """Let time pass on the driver's clock."""
         self.clock.wait(Signal(), duration)
 
     def begin(self, call: Callable[[], object]) -> Background:
@@ -262,7 +260,7 @@ class ContractBase:
         """A name that nothing on the broker has, for a topic or a channel."""
         return f"contract-{uuid4().hex[:12]}"
 
-    def grave(self, name: str) -> Subscription:
+    def dead_letter_subscription(self, name: str) -> Subscription:
         """How the dead letters that go to that name are consumed."""
         return Subscription(Sample, topic=name, channel=name, dead_letter=None)
 
@@ -284,71 +282,71 @@ class ContractBase:
         return cast("Colour", request.param)
 
     @pytest.fixture
-    def rig(self, transport: Transport, colour: Colour, clock: Clock) -> Iterator[Rig]:
+    def driver(self, transport: Transport, colour: Colour, clock: Clock) -> Iterator[TransportDriver]:
         """The transport in that colour; whatever is opened by it is closed at the end."""
-        rig = Rig(transport, colour, clock)
-        yield rig
-        rig.close()
+        driver = TransportDriver(transport, colour, clock)
+        yield driver
+        driver.close()
 
     def subscription(self, topic: str = "") -> Subscription:
         """A subscription to a channel of its own, of that topic or of one named as the channel; leases are short."""
         name, lease = self.unique_name(), self.lease_seconds
         return Subscription(Sample, topic=topic or name, channel=name, dead_letter=f"{name}-dead", lease=lease)
 
-    def open(self, rig: Rig, subscription: Subscription | None = None) -> RigChannel:
+    def open(self, driver: TransportDriver, subscription: Subscription | None = None) -> ChannelDriver:
         """A channel that is prepared, to be received from and to be posted to."""
         subscription = subscription or self.subscription()
-        rig.prepare(subscription, publications=(Publication(Sample, topic=subscription.topic),))
-        return rig.open(subscription)
+        driver.prepare(subscription, publications=(Publication(Sample, topic=subscription.topic),))
+        return driver.open(subscription)
 
-    def open_grave(self, rig: Rig, channel: RigChannel) -> RigChannel:
+    def open_dead_letters(self, driver: TransportDriver, channel: ChannelDriver) -> ChannelDriver:
         """Where the dead letters of a channel come to be seen. Has to be open before there are any."""
-        return self.open(rig, self.grave(channel.subscription.dead_letter or ""))
+        return self.open(driver, self.dead_letter_subscription(channel.subscription.dead_letter or ""))
 
-    def message(self, channel: RigChannel, body: bytes = b"", header: Header | None = None) -> Message:
+    def message(self, channel: ChannelDriver, body: bytes = b"", header: Header | None = None) -> Message:
         """A message to a channel's topic."""
         header = header or Header("", type="Sample", key="k")
         return Message(header._replace(id=uuid4().hex, topic=channel.subscription.topic), body)
 
-    def send(self, rig: Rig, channel: RigChannel, *bodies: str) -> None:
+    def send(self, driver: TransportDriver, channel: ChannelDriver, *bodies: str) -> None:
         """Send messages to a channel's topic, all of one key."""
-        rig.send(*(self.message(channel, body.encode()) for body in bodies))
+        driver.send(*(self.message(channel, body.encode()) for body in bodies))
 
-    def expect(self, channel: RigChannel, within: float | None = None) -> Message:
+    def expect(self, channel: ChannelDriver, within: float | None = None) -> Message:
         """The next message, which has to come."""
         message = channel.receive(self.arrives_within_seconds if within is None else within)
         assert message is not None, f"nothing came on {channel.subscription.channel}"
         return message
 
-    def expect_bodies(self, channel: RigChannel, *bodies: str) -> None:
+    def expect_bodies(self, channel: ChannelDriver, *bodies: str) -> None:
         """The next messages, which have to be these; they are acknowledged."""
         for body in bodies:
             message = self.expect(channel)
             assert message.body.decode() == body
             channel.acknowledge(message)
 
-    def expect_nothing(self, *channels: RigChannel) -> None:
+    def expect_nothing(self, *channels: ChannelDriver) -> None:
         """No message may come on any of these."""
         for channel in channels:
             message = channel.receive(self.silence_seconds)
             assert message is None, f"{message} came on {channel.subscription.channel}"
 
-    def expect_nothing_left(self, rig: Rig, channel: RigChannel) -> None:
+    def expect_nothing_left(self, driver: TransportDriver, channel: ChannelDriver) -> None:
         """No message may come, nor be in anybody's hands: the channel is closed, and the next one gets none either."""
         self.expect_nothing(channel)
         channel.close()
-        lapse = self.lease_seconds if rig.capabilities.leases else 0.0
-        message = rig.open(channel.subscription).receive(lapse + self.silence_seconds)
+        lapse = self.lease_seconds if driver.capabilities.leases else 0.0
+        message = driver.open(channel.subscription).receive(lapse + self.silence_seconds)
         assert message is None, f"{message} was left on {channel.subscription.channel}"
 
-    def fetch_ahead(self, rig: Rig, channel: RigChannel) -> None:
+    def fetch_ahead(self, driver: TransportDriver, channel: ChannelDriver) -> None:
         """Settle some messages, so that the channel fetches several at a time from now on."""
         for text in ("a", "b", "c", "d"):
-            self.send(rig, channel, text)
+            self.send(driver, channel, text)
             self.expect_bodies(channel, text)
 
-    def assert_on_time(self, rig: Rig, began: float, delay: float | None = None) -> None:
+    def assert_on_time(self, driver: TransportDriver, began: float, delay: float | None = None) -> None:
         """What was due after the delay came neither too early nor too late."""
         delay = self.delay_seconds if delay is None else delay
-        waited = rig.clock.monotonic() - began
+        waited = driver.clock.monotonic() - began
         assert delay - self.early_seconds <= waited <= delay + self.late_seconds, f"it came after {waited:.2f} s"

@@ -1,0 +1,247 @@
+"""What the blocking and the awaiting channel share: everything that neither waits nor asks the broker for anything.
+
+`pump.pumps.channel` and `pump.pumps.async_channel` add what calls the consumer. Which message may be handled next is
+decided by the Intake, what becomes of a message by the judge.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from pump.capabilities import Capabilities
+from pump.clock import Signal
+from pump.errors import LeaseLost, TransportError
+from pump.message import Message
+from pump.pumps.intake import Intake, is_lost
+from pump.verdict import Judge
+
+RETRY_FIRST: Final = 0.05
+RETRY_LONGEST: Final = 2.0
+UNSETTLED_WARNING: Final = 30.0
+"""A message that is left unsettled for so many seconds, without a lease that would end, is logged."""
+
+
+class AnyConsumer(Protocol):
+    """What the consumers of both colours have, and what never waits."""
+
+    @property
+    def generation(self) -> int: ...  # noqa: D102 - as Consumer's
+    @property
+    def broker_limit(self) -> int | None: ...  # noqa: D102 - as Consumer's
+    def interrupt(self) -> None: ...  # noqa: D102 - as Consumer's
+
+
+SomeConsumer = TypeVar("SomeConsumer", bound=AnyConsumer)
+
+
+class ChannelBase(Generic[SomeConsumer]):
+    """The messages of one consumer. `take` is for one pump; the rest may be called from any thread.
+
+    The lock guards the intake, `_retrying` and `_waiting`. The flags are set by one statement and need none.
+    """
+
+    def __init__(self, capabilities: Capabilities, judge: Judge) -> None:
+        self.judge: Final = judge
+        """Decides what becomes of the messages of this channel."""
+        rules = judge.rules
+        self._rules: Final = rules
+        self._capabilities: Final = capabilities
+        self._clock: Final = judge.clock
+        self._log: Final = judge.log
+        self._intake: Final = Intake(
+            largest=rules.buffer_size,
+            slots=rules.in_flight,
+            ordered=rules.ordered,
+            blocks=capabilities.blocks,
+            suspect=judge.suspect,
+            due=judge.ledger.due,
+            dropped=judge.handed_back,
+        )
+        self._lock: Final = threading.Lock()
+        self._changed: Final = Signal()
+        self._consumer: SomeConsumer | None = None
+        self._generation = 0
+        self._waiting = False
+        """Whether somebody waits until there is room again."""
+        self._paused = False
+        self._closed = False
+        self._broken = False
+        """The consumer failed; it is closed, and another one opened, before the next receive."""
+        self._failure: TransportError | None = None
+        """What is raised by the next receive, so that the pump waits before it tries again."""
+        self._retrying = 0
+        """How many settlements are being tried again."""
+        self._limit_logged = False
+        self._stop_renewing: Callable[[], None] | None = None
+
+    # -- handing out
+
+    def take(self) -> Message | None:
+        """The next message that was received already and may be handled; None if there is none."""
+        consumer = self._consumer
+        if consumer is None or self._paused or self._broken:
+            return None
+        if consumer.generation != self._generation:
+            self._drop_other_generations(consumer)
+        with self._lock:
+            return self._intake.take(self._clock.monotonic())
+
+    def may_begin(self, message: Message) -> bool:
+        """Whether a message that was taken may still be handled; if not, it frees its slot and counts no attempt."""
+        consumer = self._consumer
+        if consumer is not None and not message.lost and message.generation == consumer.generation:
+            return True
+        self._mark_lost(message)
+        self.judge.handed_back(message)
+        return False
+
+    def _next_receive(self, timeout: float) -> tuple[Sequence[Message], int, float]:
+        """What has to go back first, how many messages to receive (or 0 to wait for room), and for how long."""
+        with self._lock:
+            if not self._closed:  # a stop that came before this ends the wait that follows
+                self._changed.clear()
+            now = self._clock.monotonic()
+            lost = self._intake.expire(now)
+            back = self._intake.drain() if self._paused else self._intake.to_hand_back(now)
+            room = 0 if self._paused or self._retrying or self._closed else self._intake.room()
+            due = self._intake.next_due(now)
+            self._waiting = room == 0
+        self._interrupt_handlers(lost)
+        return back, room, timeout if due is None else max(0.0, min(timeout, due - now))
+
+    def _drop_other_generations(self, consumer: SomeConsumer) -> None:
+        with self._lock:
+            self._generation = consumer.generation
+            lost = self._intake.drop_others(self._generation)
+        self._interrupt_handlers(lost)
+
+    # -- what is in hand
+
+    @property
+    def in_hand(self) -> Sequence[Message]:
+        """What is being handled, or was handled and is not settled yet."""
+        with self._lock:
+            return self._intake.in_hand
+
+    def abandon(self, message: Message) -> None:
+        """Nobody will settle this message: its task died. It comes again after its lease, or to a new consumer."""
+        if message.lease_expires is None:
+            self._broken, self._failure = True, TransportError(f"the task of message {message.id} died")
+        self._mark_lost(message)
+
+    def _note_unsettled(self, message: Message) -> None:
+        """Leave the message unsettled: its handler settles it, or its lease ends."""
+        with self._lock:
+            unleased = message.lease_expires is None
+            if message.settled or message.lost or (unleased and not message.explicit):
+                self._intake.settled(message)
+                self._wake()
+                return
+            self._intake.leave_unsettled(message)
+        if unleased:
+            self._clock.alarm(UNSETTLED_WARNING, lambda: self._log.unsettled_for_long(message))
+
+    def _not_begun(self, consumer: SomeConsumer, messages: Sequence[Message]) -> Sequence[Message]:
+        """Count no attempt for messages that nobody began to handle; returns those that are still ours to give back."""
+        for message in messages:
+            self.judge.handed_back(message)
+        now, generation = self._clock.monotonic(), consumer.generation
+        return [each for each in messages if each.generation == generation and not is_lost(each, now)]
+
+    def _owner(self, message: Message, *, settling: bool = True) -> SomeConsumer:
+        """The consumer that may settle the message; LeaseLost where another delivery would be settled instead."""
+        consumer = self._consumer
+        if consumer is None or message.lost or message.generation != consumer.generation:
+            self._mark_lost(message, settling=settling)
+            raise LeaseLost(f"message {message.id} is not ours any more: its consumer is gone, or it was given back")
+        expires = message.lease_expires
+        if expires is not None and expires <= self._clock.monotonic():
+            self._mark_lost(message, settling=settling)
+            raise LeaseLost(f"the lease on message {message.id} has expired")
+        return consumer
+
+    def _mark_lost(self, message: Message, *, settling: bool = True) -> None:
+        message.lost = True
+        if settling:
+            self._free_slot(message)
+
+    def _free_slot(self, message: Message) -> None:
+        with self._lock:
+            self._intake.settled(message)
+            if self._waiting:
+                self._wake()
+
+    def _hold(self, message: Message, due: float) -> None:
+        with self._lock:
+            self._intake.hold(message, due)
+            self._wake()
+
+    def _log_limit(self, message: Message, consumer: SomeConsumer) -> None:
+        if not self._limit_logged and consumer.broker_limit is not None:
+            self._limit_logged = True
+            self._log.held(message, consumer.broker_limit)
+
+    def _ending_leases(self, ahead: float) -> Sequence[Message]:
+        now = self._clock.monotonic()
+        with self._lock:
+            lost = self._intake.expire(now)
+            ending = self._intake.leased(now + ahead)
+        self._interrupt_handlers(lost)
+        return ending
+
+    def _interrupt_handlers(self, lost: Sequence[Message]) -> None:
+        """Tell the handlers of lost messages to end. Never under the lock, which they may need."""
+        for message in lost:
+            interrupt = message.interrupt
+            if interrupt is not None:
+                try:
+                    interrupt()
+                except Exception as error:
+                    self._log.failed("interrupting", error)
+
+    def _has_unsettled(self) -> bool:
+        """Whether a handler still has to settle a message; the next change sets `_changed`."""
+        with self._lock:
+            self._changed.clear()
+            self._waiting = True
+            return any(message.explicit and not message.lost for message in self._intake.in_hand)
+
+    # -- life
+
+    def pause(self) -> None:
+        """Hand out nothing more, until resumed."""
+        self._paused = True
+        self._interrupt_receive()
+
+    def resume(self) -> None:
+        """Hand out messages again."""
+        self._paused = False
+        self._interrupt_receive()
+
+    def stop(self) -> None:
+        """Receive nothing more: a receive that is under way returns early. What is in hand can still be settled."""
+        self._closed = True
+        self._interrupt_receive()
+
+    def _interrupt_receive(self) -> None:
+        consumer = self._consumer
+        if consumer is not None:
+            try:
+                consumer.interrupt()
+            except Exception as error:  # the receive then lasts its full time
+                self._log.failed("interrupting", error)
+        with self._lock:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._waiting = False
+        self._changed.set()
+
+
+def as_transport_error(error: Exception, doing: str) -> TransportError:
+    """The error itself where it is a TransportError, else one that names it as its cause."""
+    if isinstance(error, TransportError):
+        return error
+    failure = TransportError(f"{doing} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,117 @@
+"""What a harness tells of its messages: the calls of the channel, the dead letters, and what the bus holds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from pump.dead_letter import Rejection, dead_letter
+from pump.message import Message
+from pump.verdict import Verdict
+
+
+class Bus(Protocol):
+    """What a test may ask an in-memory bus; a channel that does not exist holds nothing."""
+
+    def channels(self) -> Sequence[str]:
+        """The names of all channels there are."""
+
+    def pending(self, channel: str) -> int:
+        """How many messages of the channel can be received now."""
+
+    def locked(self, channel: str) -> int:
+        """How many messages of the channel were received by its consumers and are not settled."""
+
+    def scheduled(self, channel: str) -> int:
+        """How many messages of the channel are due later."""
+
+    def messages(self, channel: str) -> Sequence[Message]:
+        """Copies of what can be received from the channel now, in order, with the deliveries so far."""
+
+
+class Call(str):  # noqa: SLOT000 - it is made to carry more
+    """A call of a channel: a string, equal to the name of the method, that has the arguments too."""
+
+    request: object
+    """The request in the message, as its handler gets it; the message itself where it cannot be mapped."""
+    message: Message
+    delay: float | None
+    attempts: int | None
+    rejection: Rejection | None
+    error: BaseException | None
+    """What the call raised; None if it succeeded."""
+
+    def __new__(  # noqa: D102 - the class says it
+        cls,
+        name: str,
+        request: object,
+        message: Message,
+        *,
+        delay: float | None = None,
+        attempts: int | None = None,
+        rejection: Rejection | None = None,
+    ) -> Self:
+        call = super().__new__(cls, name)
+        call.request, call.message, call.error = request, message, None
+        call.delay, call.attempts, call.rejection = delay, attempts, rejection
+        return call
+
+    @property
+    def ends(self) -> bool:
+        """Whether its message was done with it."""
+        return self.error is None and self in {"acknowledge", "reject"}
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was given up, with what its dead letter says."""
+
+    request: object
+    """As its handler gets it; the message itself where it cannot be mapped."""
+    message: Message
+    rejection: Rejection
+
+    @property
+    def reason(self) -> str:
+        """Why it was given up, in a few words."""
+        return self.rejection.reason
+
+    @property
+    def description(self) -> str:
+        """Why, in more words."""
+        return self.rejection.description
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the handler raised, if anything."""
+        return self.rejection.error
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts it had."""
+        return self.rejection.attempts
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the dead letter: the message's own, and `pump-…`, which say where it comes from and why."""
+        return dead_letter(self.message, self.rejection).headers
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What the pumps of one harness have done, in order; and when messages that come later are due."""
+
+    calls: list[Call] = field(default_factory=list)
+    verdicts: list[tuple[object, Verdict]] = field(default_factory=list)
+    dues: list[float] = field(default_factory=list)
+    """A heap."""
+
+    @contextmanager
+    def call(self, call: Call) -> Iterator[None]:
+        """Record a call, and what it raises."""
+        self.calls.append(call)
+        try:
+            yield
+        except BaseException as error:
+            call.error = error
+            raise
