@@ -14,7 +14,7 @@ from support.tree import PACKAGES, modules
 
 LAYERS: tuple[str, ...] = (
     "capabilities clock dead_letter duration errors message request subscription telemetry",
-    "colour ledger pump_log",
+    "colour conversation ledger pump_log",
     "context verdict",
     "attribute mapping transport_kit",
     "pumps queue",
