@@ -62,15 +62,22 @@ def must_be_parked(message: Message, rejection: Rejection, max_attempts: int | N
 
 
 def report_gone(
-    log: logging.Logger, message: Message, channel: str, rejection: Rejection, what: str = "is gone"
+    log: logging.Logger,
+    message: Message,
+    channel: str,
+    rejection: Rejection,
+    *,
+    what: str = "is gone",
+    setting: str = "dead_letter=None",
 ) -> None:
-    """Log that a rejected message was given up without a dead letter."""
+    """Log that a rejected message was given up without a dead letter, as a setting of its subscription says."""
     log.error(
-        "message %s of %s %s: it was rejected (%s), and its subscription says dead_letter=None",
+        "message %s of %s %s: it was rejected (%s), and its subscription says %s",
         message.id,
         channel,
         what,
         rejection.reason,
+        setting,
     )
 
 

@@ -25,11 +25,14 @@ class Destinations:
     """For messages that are themselves wrong; by default the same as for rejected ones."""
 
     @classmethod
-    def of(cls, subscription: Subscription, default_dead_letter: str = DEFAULT_DEAD_LETTER) -> Self:
+    def of(
+        cls, subscription: Subscription, default_dead_letter: str = DEFAULT_DEAD_LETTER, *, checked: bool = True
+    ) -> Self:
         """Fill in the defaults; ConfigurationError if the subscription would receive its own dead letters.
 
         The topic is the name of the request's type, the channel is the topic, dead letters go where
-        `default_dead_letter` says, and invalid messages go with the dead letters.
+        `default_dead_letter` says, and invalid messages go with the dead letters. `checked=False` is for a transport
+        whose topics and channels have other kinds of names than its dead letters; it checks by itself.
         """
         topic = subscription.topic or getattr(subscription.request, "__name__", "")
         channel = subscription.channel or topic
@@ -38,7 +41,7 @@ class Destinations:
             dead_letter = default_dead_letter.replace(CHANNEL, channel)
         invalid = dead_letter if subscription.invalid is None else subscription.invalid
         found = cls(topic, channel, dead_letter, invalid)
-        if {topic, channel} & {dead_letter, invalid}:
+        if checked and {topic, channel} & {dead_letter, invalid}:
             raise ConfigurationError(f"Subscription {subscription} would receive its own dead letters")
         return found
 

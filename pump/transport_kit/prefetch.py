@@ -23,10 +23,10 @@ class Prefetch:
         "_acked",
         "_began_after",
         "_moved_at",
-        "_quiet_seconds",
         "ack_batch",
         "largest",
         "last",
+        "quiet_seconds",
         "size",
         "wanted",
     )
@@ -36,7 +36,8 @@ class Prefetch:
         """The most deliveries that may ever be unsettled."""
         self.wanted = 0
         """How many may be unsettled now."""
-        self._quiet_seconds = QUIET_SECONDS
+        self.quiet_seconds = QUIET_SECONDS
+        """When the broker was told nothing for so long, nothing is on its way."""
         self._moved_at = 0.0
         """When the broker was last told something that makes it send more."""
         self.restart()
@@ -64,10 +65,13 @@ class Prefetch:
         self._began_after, self._acked = self.last, 0
         return self.size
 
-    def began(self, now: float, answer_seconds: float) -> None:
-        """The broker has begun to send; to answer took it so long."""
+    def answered(self, seconds: float) -> None:
+        """The broker has answered a request in so many seconds."""
+        self.quiet_seconds = max(QUIET_SECONDS, 2 * seconds)
+
+    def began(self, now: float) -> None:
+        """The broker has begun to send."""
         self._moved_at = now
-        self._quiet_seconds = max(QUIET_SECONDS, 2 * answer_seconds)
 
     def end(self) -> None:
         """Nothing consumes any more."""
@@ -105,9 +109,4 @@ class Prefetch:
 
     def may_end(self, now: float) -> bool:
         """Whether nothing can be on its way."""
-        return self.credit <= 0 or now >= self._moved_at + self._quiet_seconds
-
-    @property
-    def quiet_seconds(self) -> float:
-        """How long to wait before asking again whether consuming may end."""
-        return self._quiet_seconds
+        return self.credit <= 0 or now >= self._moved_at + self.quiet_seconds

@@ -82,7 +82,7 @@ def test_only_a_message_that_has_just_spent_its_attempts_is_parked(
 
 def test_what_is_gone_or_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     report_gone(log, message(), "shop", REJECTION)
-    report_gone(log, message(), "shop", REJECTION, "stays in its stream")
+    report_gone(log, message(), "shop", REJECTION, what="stays in its stream", setting="on_undecodable='term'")
     report_kept(log, message(), "shop", OSError("full"))
 
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
@@ -91,7 +91,7 @@ def test_what_is_gone_or_kept_is_logged(caplog: pytest.LogCaptureFixture) -> Non
             "ERROR",
             (
                 "message m of shop stays in its stream: it was rejected (broken), "
-                "and its subscription says dead_letter=None"
+                "and its subscription says on_undecodable='term'"
             ),
         ),
         ("WARNING", "message m of shop stays where it is: full"),

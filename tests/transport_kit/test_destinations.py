@@ -72,3 +72,9 @@ def test_each_destination_is_listed_once() -> None:
 def test_a_subscription_does_not_receive_its_own_dead_letters(name: str, option: str) -> None:
     with pytest.raises(ConfigurationError, match="its own dead letters"):
         of(topic="topic", channel="channel", **{option: name})
+
+
+def test_a_transport_whose_names_are_of_different_kinds_checks_by_itself() -> None:
+    rules = Subscription(Order, topic="same", dead_letter="same")
+
+    assert Destinations.of(rules, checked=False).dead_letter == "same"

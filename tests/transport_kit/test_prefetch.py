@@ -61,7 +61,7 @@ def test_deliveries_from_before_it_began_give_no_credit() -> None:
 
 def test_it_may_end_when_it_is_used_up_or_was_quiet_for_long_enough() -> None:
     prefetch = consuming(10, 2)
-    prefetch.began(5.0, 0.0)
+    prefetch.began(5.0)
 
     assert not prefetch.may_end(5.0)
     assert prefetch.may_end(5.0 + QUIET_SECONDS)
@@ -71,7 +71,8 @@ def test_it_may_end_when_it_is_used_up_or_was_quiet_for_long_enough() -> None:
 
 def test_a_slow_broker_is_given_twice_the_time_of_an_answer() -> None:
     prefetch = consuming(10, 2)
-    prefetch.began(5.0, 0.1)
+    prefetch.answered(0.1)
+    prefetch.began(5.0)
 
     assert not prefetch.may_end(5.15)
     assert prefetch.may_end(5.0 + prefetch.quiet_seconds)
