@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from pump.transport_kit.protocol import Transport
 from support.tree import ROOT
 
 FILE = ROOT / "docs" / "examples" / "files_transport.py"
+PAGE = ROOT / "docs" / "new-transport.md"
 MOST_LINES_OF_CODE = 280
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -156,3 +158,18 @@ def test_the_sample_can_be_read_at_a_sitting() -> None:
     code = {token.start[0] for token in tokens if token.type not in NOT_CODE} - docstrings
 
     assert len(code) <= MOST_LINES_OF_CODE
+
+
+def test_the_page_shows_the_sample_as_it_is() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    source = FILE.read_text()
+
+    assert len(blocks) > 5
+    assert [block for block in blocks if block not in source and "TransportContract" not in block] == []
+
+
+def test_the_page_names_every_module_of_the_kit() -> None:
+    kit = {file.stem for file in (ROOT / "pump" / "transport_kit").glob("*.py")} - {"__init__", "protocol", "bridge"}
+    named = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+
+    assert named - {"TransportError", "PublishError", "LeaseLost", "SetupError"} == kit
