@@ -246,14 +246,7 @@ class NatsConsumer:
         """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
         _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
         token = f"{message.position}:{stored}:{self.durable.name}"
-        if not await self._dead_letters.publish(message, rejection, token):
-            log.error(
-                "message %s of %s is given up (%s), and its subscription wants no dead letter: %s",
-                message.id,
-                self.durable.name,
-                rejection.reason,
-                "it stays in the stream alone" if self.durable.keeps_all else "it is gone",
-            )
+        await self._dead_letters.publish(message, rejection, token, self.durable.afterwards)
         await self._settle(message, TERM)
 
     async def extend(self, message: Message) -> None:

@@ -19,6 +19,7 @@ from pump.clock import Clock, Signal
 from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
 from pump.message import Message
 from pump.telemetry import Telemetry
+from pump.transport_kit.sending import check_sizes, not_sent
 from pump.transports.nats.connection import NatsConnection, ServerAddress, error_text, ignore, log
 from pump.transports.nats.headers import correlation_ids, to_nats
 
@@ -141,23 +142,14 @@ class NatsProducer:
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Store every message; tried again where that may help, and stored once."""
         if delay > 0:
-            raise PublishError("nothing was sent: NATS delivers no message later", sent=False, retriable=False)
+            raise not_sent("NATS delivers no message later")
         await self.publish([self._outgoing(message) for message in messages])
 
     def _outgoing(self, message: Message) -> OutgoingMessage:
         header = message.header
         token = f"{header.id}.{secrets.token_hex(6)}"  # of this posting, the same for all its tries
         outgoing = OutgoingMessage(header.topic, message.body, to_nats(header, token), header.id)
-        largest = self._capabilities.largest_body, self._capabilities.largest_headers
-        for what, size, limit in zip(
-            ("body", "headers"), (len(message.body), outgoing.header_size), largest, strict=True
-        ):
-            if limit is not None and size > limit:
-                raise PublishError(
-                    f"nothing was sent: the {what} of message {message.id} has {size} bytes, and {limit} are allowed",
-                    sent=False,
-                    retriable=False,
-                )
+        check_sizes(message, self._capabilities, outgoing.header_size)
         return outgoing
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> None:

@@ -17,7 +17,7 @@ from pump.transports.nats.consumer import NatsConsumer
 from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.events import NatsEvents
 from pump.transports.nats.producer import NatsProducer, PublishRetries
-from pump.transports.nats.settings import parsed
+from pump.transports.nats.settings import url_options
 from pump.transports.nats.streams import DurableSpec, StreamSetup
 from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
@@ -94,7 +94,7 @@ class NatsTransport:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The transport of `nats://user:password@host:port/?name=…&stream=…`, or of `tls+nats://…`."""
-        options = parsed(url)
+        options = url_options(url)
         replicas = options.pop("replicas", None)
         if replicas is not None:
             options["stream_config"] = api.StreamConfig(num_replicas=replicas)
@@ -122,7 +122,8 @@ class NatsTransport:
         try:
             durable = await self._setup(connection).bind(subscription)
             dead_letters = NatsDeadLetters(
-                DurableSpec.of(subscription, self._stream),
+                subscription,
+                DurableSpec.of(subscription).destinations,
                 self._producer(f"dead letters of {subscription}", Telemetry()),
                 max_payload=connection.client.max_payload,
             )
