@@ -4,7 +4,6 @@ A durable with a limit of its own (max_deliver) makes the server itself give mes
 its stream, delivers it no more, and publishes one advisory. Its dead letter is made from that.
 """
 
-import asyncio
 import json
 from typing import Final
 
@@ -79,7 +78,6 @@ class GivenUpListener:
         self._durable: Final = durable
         self._dead_letters: Final = dead_letters
         self._clock: Final = clock
-        self._tasks: Final[set[asyncio.Task[None]]] = set()
 
     async def listen(self, *, creates: bool) -> None:
         """Listen from now on, and to what the stream has kept."""
@@ -101,18 +99,8 @@ class GivenUpListener:
             )
             await connection.client.subscribe(subject, queue=group, cb=self._on_advisory)
 
-    async def close(self) -> None:
-        """Stop; an advisory whose dead letter is not confirmed yet is delivered again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _on_advisory(self, advisory: Msg) -> None:
-        task = self._connection.loop.create_task(self._handle(advisory))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _handle(self, advisory: Msg) -> None:
+        """Cancelled when the connection closes; an advisory that is not acknowledged is delivered again."""
         durable, js = self._durable, self._connection.js
         try:
             fields = json.loads(advisory.data)

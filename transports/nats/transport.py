@@ -12,6 +12,7 @@ from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
+from pump.transport_kit.settings import at_least, finite_seconds
 from pump.transports.nats.connection import NatsConnection, ServerAddress
 from pump.transports.nats.consumer import NatsConsumer
 from pump.transports.nats.dead_letters import NatsDeadLetters
@@ -71,6 +72,8 @@ class NatsTransport:
         clock: Clock | None = None,
         client: type[Client] = Client,
     ) -> None:
+        at_least("NATS", "max_retries", max_retries, 1)
+        at_least("NATS", "retry_base_ms", retry_base_ms, 0)
         self._address: Final = ServerAddress(
             servers=(servers,) if isinstance(servers, str) else tuple(servers),
             name=name,
@@ -85,7 +88,9 @@ class NatsTransport:
         self._stream: Final = stream
         self._stream_config: Final = stream_config
         self._clock: Final[Clock] = SystemClock() if clock is None else clock
-        self._retries: Final = PublishRetries(max_retries, retry_base_ms, publish_timeout)
+        self._retries: Final = PublishRetries(
+            max_retries, retry_base_ms, finite_seconds("NATS", "publish_timeout", publish_timeout)
+        )
         self._telemetry: Final = Telemetry()
         self.capabilities = replace(
             NatsTransport.capabilities, largest_body=max_payload - HEADER_ROOM - PROVENANCE_ROOM
