@@ -49,8 +49,10 @@ class NatsDeadLetters:
         The server stores the same token only once.
         """
         subject = self._destinations.for_rejected(rejection.kind, message.header.topic)
-        if subject is None or (self._ends_undecodable and rejection.reason in UNDECODABLE):
-            report_gone(log, message, message.origin, rejection, gone)
+        ends = self._ends_undecodable and rejection.reason in UNDECODABLE
+        if subject is None or ends:
+            setting = 'on_undecodable="term"' if ends else "dead_letter=None"
+            report_gone(log, message, message.origin, rejection, what=gone, setting=setting)
             return
 
         def letter(header: Header) -> OutgoingMessage:

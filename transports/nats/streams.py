@@ -52,7 +52,7 @@ class DurableSpec:
     @classmethod
     def of(cls, subscription: Subscription, stream: str = "") -> "DurableSpec":
         """Read a subscription. `stream` is the transport's stream for all subjects, or ""."""
-        destinations = Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT)
+        destinations = Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
         if isinstance(subscription, NatsSubscription) and subscription.consumer:
             missing: Missing = "validate" if subscription.missing == "create" else subscription.missing
             return cls(subscription, destinations, "", subscription.stream, subscription.consumer, missing)
