@@ -19,7 +19,7 @@ def tls_context(
             context.load_cert_chain(cert_file, key_file)
     except OSError as error:  # ssl.SSLError is one as well
         files = ", ".join(file for file in (ca_file, cert_file, key_file) if file)
-        raise ConfigurationError(f"{system}: a certificate cannot be used ({files}): {error}") from error
+        raise ConfigurationError(f"{system}: a certificate cannot be used ({files}): {error}") from None
     return context
 
 

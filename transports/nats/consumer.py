@@ -72,6 +72,7 @@ class NatsConsumer:
         self.durable: Final = durable
         self.max_attempts: Final = max_attempts
         self._connection: Final = connection
+        self._acknowledges: Final = durable.acknowledges
         self._dead_letters: Final = dead_letters
         self._clock: Final = clock
         self._telemetry: Final = telemetry
@@ -91,13 +92,13 @@ class NatsConsumer:
         self._sending = False
         """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
         self._sender: asyncio.Task[None] | None = None
-        self._given_up: Final = GivenUpListener(connection, durable, dead_letters, clock)
         connection.on_change = self._changed.set
 
     async def start(self, *, creates: bool) -> None:
         """Listen for messages that the server itself gives up, where the durable has a limit."""
         if self.broker_limit is not None:
-            await self._given_up.listen(creates=creates)
+            listener = GivenUpListener(self._connection, self.durable, self._dead_letters, self._clock)
+            await listener.listen(creates=creates)
 
     @property
     def broker_limit(self) -> int | None:
@@ -183,7 +184,7 @@ class NatsConsumer:
             receipt=NatsReceipt(raw, self),
             generation=self.generation,
             deliveries=deliveries,
-            lease_expires=sent_at + self.durable.lease(deliveries) if self.durable.acknowledges else None,
+            lease_expires=sent_at + self.durable.lease(deliveries) if self._acknowledges else None,
             position=position,
             raw_headers=MappingProxyType(raw.headers) if raw.headers else NO_RAW_HEADERS,
             fault=fault,
@@ -195,7 +196,7 @@ class NatsConsumer:
         """The message is done. Sent, and not confirmed: if it is lost on the way, the message comes again."""
         receipt = _unsettled(message)
         self._connection.check_alive("acknowledging")
-        if self.durable.acknowledges:
+        if self._acknowledges:
             try:
                 await self._connection.client.publish(receipt.raw.reply, ACK)
             except (nats.errors.Error, OSError) as error:
@@ -214,7 +215,7 @@ class NatsConsumer:
         receipt = _unsettled(message)
         self._connection.check_alive("acknowledging")
         receipt.settled = True
-        if self.durable.acknowledges:
+        if self._acknowledges:
             self._acknowledged.append(message)
             if not self._sending:
                 self._sending = True
@@ -246,14 +247,7 @@ class NatsConsumer:
         """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
         _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
         token = f"{message.position}:{stored}:{self.durable.name}"
-        if not await self._dead_letters.publish(message, rejection, token):
-            log.error(
-                "message %s of %s is given up (%s), and its subscription wants no dead letter: %s",
-                message.id,
-                self.durable.name,
-                rejection.reason,
-                "it stays in the stream alone" if self.durable.keeps_all else "it is gone",
-            )
+        await self._dead_letters.publish(message, rejection, token, self.durable.afterwards)
         await self._settle(message, TERM)
 
     async def extend(self, message: Message) -> None:
@@ -262,7 +256,7 @@ class NatsConsumer:
         Unconfirmed, nothing is known. And the server renews whichever delivery of the message is out, so after the
         lease has lapsed this would renew another consumer's.
         """
-        if not self.durable.acknowledges:
+        if not self._acknowledges:
             return
         now = self._clock.monotonic()
         expires = message.lease_expires
@@ -284,7 +278,7 @@ class NatsConsumer:
     async def _settle(self, message: Message, word: bytes) -> None:
         """Send an acknowledgement of some kind, and wait until the server has confirmed it."""
         receipt = _unsettled(message)
-        if self.durable.acknowledges:
+        if self._acknowledges:
             await self._connection.confirm(receipt.raw.reply, word, self._answer_seconds(message))
         receipt.settled = True
 
@@ -367,9 +361,8 @@ class NatsConsumer:
         except TransportError as error:
             log.debug("closing the consumer %r: %s", self.durable.name, error)
         finally:
-            await self._given_up.close()
-            await self._dead_letters.close()
             await self._connection.close()
+            await self._dead_letters.close()
 
     async def _drain(self) -> None:
         """Wait until nothing more can come of the pull request."""

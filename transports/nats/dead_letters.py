@@ -4,7 +4,6 @@ A durable with a limit of its own (max_deliver) makes the server itself give mes
 its stream, delivers it no more, and publishes one advisory. Its dead letter is made from that.
 """
 
-import asyncio
 import json
 from typing import Final
 
@@ -13,60 +12,58 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from pump.clock import Clock
-from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
+from pump.dead_letter import Rejection
 from pump.errors import UNMAPPABLE, TransportError
-from pump.message import NO_RAW_HEADERS, Message
+from pump.message import NO_RAW_HEADERS, Header, Message
+from pump.subscription import Subscription
+from pump.transport_kit.dead_letters import fitting_dead_letter, report_gone
+from pump.transport_kit.destinations import Destinations
 from pump.transports.nats.connection import NatsConnection, error_text, log
 from pump.transports.nats.headers import from_nats, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
-from pump.transports.nats.streams import Durable, DurableSpec
-from pump.transports.nats.subjects import fill_subject
+from pump.transports.nats.streams import Durable
 from pump.verdict import UNREADABLE
 
 UNDECODABLE: Final = frozenset({UNREADABLE, UNMAPPABLE})
 """The reasons for which `on_undecodable="term"` makes no dead letter."""
 GIVEN_UP: Final = "given up by the server"
-SMALLEST: Final = 256
-"""The fewest bytes of provenance: reason, origin and little more."""
+RESERVE: Final = 1024
+"""Bytes of the server's limit that a dead letter leaves free, for what travels around headers and body."""
 
 
 class NatsDeadLetters:
     """Publishes the dead letters of one channel."""
 
-    def __init__(self, spec: DurableSpec, producer: NatsProducer, *, max_payload: int) -> None:
-        self._spec: Final = spec
+    def __init__(
+        self, subscription: Subscription, destinations: Destinations, producer: NatsProducer, max_payload: int
+    ) -> None:
+        self._ends_undecodable: Final = subscription.on_undecodable == "term"
+        self._destinations: Final = destinations
         self._producer: Final = producer
         self._max_payload: Final = max_payload
         """The most bytes of headers and body together that the server takes."""
 
-    async def publish(self, message: Message, rejection: Rejection, token: str) -> bool:
-        """Publish a dead letter; False where none is wanted. The server stores the same token only once."""
-        subject = self._subject(message, rejection)
-        if subject is None:
-            return False
-        await self._producer.publish([self._letter(message, rejection, subject, token)])
-        return True
+    async def publish(self, message: Message, rejection: Rejection, token: str, gone: str) -> None:
+        """Publish a dead letter; where none is wanted, log what becomes of the message instead.
+
+        The server stores the same token only once.
+        """
+        subject = self._destinations.for_rejected(rejection.kind, message.header.topic)
+        ends = self._ends_undecodable and rejection.reason in UNDECODABLE
+        if subject is None or ends:
+            setting = 'on_undecodable="term"' if ends else "dead_letter=None"
+            report_gone(log, message, message.origin, rejection, what=gone, setting=setting)
+            return
+
+        def letter(header: Header) -> OutgoingMessage:
+            return OutgoingMessage(subject, message.body, to_nats(header, token), message.id)
+
+        header = fitting_dead_letter(message, rejection, lambda each: letter(each).size + RESERVE <= self._max_payload)
+        await self._producer.publish([letter(header)])
 
     async def close(self) -> None:
         """Close the producer."""
         await self._producer.close()
-
-    def _subject(self, message: Message, rejection: Rejection) -> str | None:
-        spec = self._spec
-        if spec.terms and rejection.reason in UNDECODABLE:
-            return None
-        pattern = spec.invalid if rejection.kind == "unacceptable" else spec.dead_letter
-        return None if pattern is None else fill_subject(pattern, message.header.topic)
-
-    def _letter(self, message: Message, rejection: Rejection, subject: str, token: str) -> OutgoingMessage:
-        """The whole body, and as much provenance as fits beside it."""
-        limit = TOTAL_LIMIT
-        while True:
-            header = dead_letter(message, rejection, limit=limit)
-            letter = OutgoingMessage(subject, message.body, to_nats(header, token), message.id)
-            if letter.size + 1024 <= self._max_payload or limit <= SMALLEST:
-                return letter
-            limit //= 2
 
 
 class GivenUpListener:
@@ -83,7 +80,6 @@ class GivenUpListener:
         self._durable: Final = durable
         self._dead_letters: Final = dead_letters
         self._clock: Final = clock
-        self._tasks: Final[set[asyncio.Task[None]]] = set()
 
     async def listen(self, *, creates: bool) -> None:
         """Listen from now on, and to what the stream has kept."""
@@ -105,18 +101,8 @@ class GivenUpListener:
             )
             await connection.client.subscribe(subject, queue=group, cb=self._on_advisory)
 
-    async def close(self) -> None:
-        """Stop; an advisory whose dead letter is not confirmed yet is delivered again."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _on_advisory(self, advisory: Msg) -> None:
-        task = self._connection.loop.create_task(self._handle(advisory))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _handle(self, advisory: Msg) -> None:
+        """Cancelled when the connection closes; an advisory that is not acknowledged is delivered again."""
         durable, js = self._durable, self._connection.js
         try:
             fields = json.loads(advisory.data)
@@ -129,10 +115,9 @@ class GivenUpListener:
                 attempts=deliveries,
                 last_failure=self._clock.wall(),
             )
-            if await self._dead_letters.publish(message, rejection, f"{message.position}:{durable.name}:parked"):
-                log.warning("message %s of %s was %s; it is a dead letter now", message.id, durable.name, GIVEN_UP)
-            else:
-                log.error("message %s of %s was %s, and dead_letter=None", message.id, durable.name, GIVEN_UP)
+            log.warning("message %s of %s was %s", message.id, durable.name, GIVEN_UP)
+            token = f"{message.position}:{durable.name}:parked"
+            await self._dead_letters.publish(message, rejection, token, durable.afterwards)
             if not durable.keeps_all:
                 await js.delete_msg(durable.stream, sequence)
             if advisory.reply:

@@ -19,6 +19,7 @@ from pump.clock import Clock, Signal
 from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
 from pump.message import Message
 from pump.telemetry import Telemetry
+from pump.transport_kit.sending import check_sizes, not_sent
 from pump.transports.nats.connection import NatsConnection, ServerAddress, error_text, ignore, log
 from pump.transports.nats.headers import correlation_ids, to_nats
 
@@ -65,17 +66,6 @@ class OutgoingMessage(NamedTuple):
         return len(self.body) + self.header_size
 
 
-class PublishFailure(NamedTuple):
-    """Why a try failed."""
-
-    kind: str
-    """One of a few words, fit for a metric's label."""
-    retriable: bool
-    sent: bool | None
-    """False: it is not stored. None: unknown."""
-    error: BaseException
-
-
 class PublishDenied(nats.errors.Error):
     """The server does not permit publishing to the subject."""
 
@@ -102,10 +92,22 @@ _KINDS: Final[Sequence[tuple[tuple[type[BaseException], ...], str, bool, bool | 
 )
 
 
-def classify(error: BaseException) -> PublishFailure:
-    """What kind of failure an error is, and whether another try may help."""
-    _, kind, retriable, sent = next(each for each in _KINDS if isinstance(error, each[0]))
-    return PublishFailure(kind, retriable, sent, error)
+class PublishFailure(NamedTuple):
+    """Why a try to publish a message failed."""
+
+    message: OutgoingMessage
+    error: BaseException
+    kind: str
+    """One of a few words, fit for a metric's label."""
+    retriable: bool
+    sent: bool | None
+    """False: it is not stored. None: unknown."""
+
+    @classmethod
+    def of(cls, message: OutgoingMessage, error: BaseException) -> "PublishFailure":
+        """What kind of failure an error is, and whether another try may help."""
+        _, kind, retriable, sent = next(each for each in _KINDS if isinstance(error, each[0]))
+        return cls(message, error, kind, retriable, sent)
 
 
 class NatsProducer:
@@ -141,45 +143,31 @@ class NatsProducer:
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Store every message; tried again where that may help, and stored once."""
         if delay > 0:
-            raise PublishError("nothing was sent: NATS delivers no message later", sent=False, retriable=False)
+            raise not_sent("NATS delivers no message later")
         await self.publish([self._outgoing(message) for message in messages])
 
     def _outgoing(self, message: Message) -> OutgoingMessage:
         header = message.header
         token = f"{header.id}.{secrets.token_hex(6)}"  # of this posting, the same for all its tries
         outgoing = OutgoingMessage(header.topic, message.body, to_nats(header, token), header.id)
-        largest = self._capabilities.largest_body, self._capabilities.largest_headers
-        for what, size, limit in zip(
-            ("body", "headers"), (len(message.body), outgoing.header_size), largest, strict=True
-        ):
-            if limit is not None and size > limit:
-                raise PublishError(
-                    f"nothing was sent: the {what} of message {message.id} has {size} bytes, and {limit} are allowed",
-                    sent=False,
-                    retriable=False,
-                )
+        check_sizes(message, self._capabilities, outgoing.header_size)
         return outgoing
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> None:
         """Return when all are confirmed; PublishExhausted after the last try, PublishError where no try would help."""
-        waiting, unknown = list(messages), False
-        for tries in range(1, self._retries.max_retries + 1):
-            failed: list[tuple[OutgoingMessage, PublishFailure]] = []
-            for message, failure in zip(waiting, await self._try(waiting), strict=True):
-                if failure is None:
-                    self._tell("router_assignment_published_total", message, subject=message.subject)
-                else:
-                    failed.append((message, failure))
+        sent: bool | None = False
+        for tries in count(1):
+            failed = await self._try(messages)
             if not failed:
                 return
-            unknown = unknown or any(failure.sent is None for _, failure in failed)
-            final = next((each for each in failed if not each[1].retriable), None)
-            if final is not None or tries == self._retries.max_retries or self._closing.is_set():
-                self._give_up(failed, final, tries, sent=None if unknown else False)
-            waiting = [message for message, _ in failed]
+            sent = None if any(each.sent is None for each in failed) else sent
+            final = next((each for each in failed if not each.retriable), None)
+            if final is not None or tries >= self._retries.max_retries or self._closing.is_set():
+                raise self._given_up(failed, final, tries, sent=sent)
             delay = self._retries.delay(tries, self._chance())
-            for message, failure in failed:
-                self._tell_retry(message, failure, tries, delay)
+            for each in failed:
+                self._tell_retry(each, tries, delay)
+            messages = [each.message for each in failed]
             await self._clock.wait_async(self._closing, delay)
 
     async def close(self) -> None:
@@ -190,24 +178,31 @@ class NatsProducer:
 
     # -- one try
 
-    async def _try(self, messages: Sequence[OutgoingMessage]) -> list[PublishFailure | None]:
-        began = self._clock.monotonic()
-        results: list[PublishFailure | None] = []
+    async def _try(self, messages: Sequence[OutgoingMessage]) -> Sequence[PublishFailure]:
+        """Publish all, and return those that failed."""
+        began, errors = self._clock.monotonic(), list[BaseException | None]()
         for batch in _batches(messages):
             try:
                 connection = await self._connected()
             except (TransportError, SetupError) as error:
-                results += [classify(error)] * len(batch)
-                continue
-            results += await self._send_batch(connection, batch)
-        if self._last_answer < began and any(each is not None and each.kind == "timeout" for each in results):
+                errors += [error] * len(batch)
+            else:
+                errors += await self._send_batch(connection, batch)
+        failed: list[PublishFailure] = []
+        for message, failure in zip(messages, errors, strict=True):
+            if failure is None:
+                self._tell("router_assignment_published_total", message, subject=message.subject)
+            else:
+                failed.append(await self._explained(PublishFailure.of(message, failure)))
+        if self._last_answer < began and any(each.kind == "timeout" for each in failed):
             await self._disconnect()  # it may be half open: the next try opens a new one
-        return [await self._explained(each, result) for each, result in zip(messages, results, strict=True)]
+        return failed
 
     async def _send_batch(
         self, connection: NatsConnection, batch: Sequence[OutgoingMessage]
-    ) -> list[PublishFailure | None]:
-        futures = {f"{self._inbox}.{next(self._numbers)}": asyncio.get_running_loop().create_future() for _ in batch}
+    ) -> Sequence[BaseException | None]:
+        """Publish these, and wait until all are confirmed or have failed; None is confirmed."""
+        futures = {f"{self._inbox}.{next(self._numbers)}": connection.loop.create_future() for _ in batch}
         for message, (inbox, future) in zip(batch, futures.items(), strict=True):
             self._unconfirmed[inbox] = message.subject, future
             try:
@@ -218,9 +213,10 @@ class NatsProducer:
                 _finish(future, error)
         if pending := [each for each in futures.values() if not each.done()]:
             await asyncio.wait(pending, timeout=self._retries.timeout)
-        for inbox in futures:
+        for inbox, future in futures.items():
             self._unconfirmed.pop(inbox, None)
-        return [_outcome(each) for each in futures.values()]
+            _finish(future, nats.errors.TimeoutError())
+        return [each.result() for each in futures.values()]
 
     async def _on_answer(self, answer: Msg) -> None:
         self._last_answer = self._clock.monotonic()
@@ -228,15 +224,15 @@ class NatsProducer:
         if future is not None:
             _finish(future, _error_in(answer))
 
-    async def _explained(self, message: OutgoingMessage, failure: PublishFailure | None) -> PublishFailure | None:
+    async def _explained(self, failure: PublishFailure) -> PublishFailure:
         """Nobody answers where there is no stream, nor where JetStream is not ready yet: ask which it is."""
-        if failure is None or failure.kind != "no_stream" or self._connection is None:
+        if failure.kind != "no_stream" or self._connection is None:
             return failure
         try:
-            found = (await self._connection.request("STREAM.NAMES", {"subject": message.subject})).get("streams")
+            answer = await self._connection.request("STREAM.NAMES", {"subject": failure.message.subject})
         except Exception:
-            found = True
-        return failure._replace(kind="nats_unavailable", retriable=True) if found else failure
+            answer = {"streams": "unknown"}
+        return failure._replace(kind="nats_unavailable", retriable=True) if answer.get("streams") else failure
 
     # -- the connection
 
@@ -283,31 +279,28 @@ class NatsProducer:
     def _tell(self, event: str, message: OutgoingMessage, **fields: object) -> None:
         self._telemetry.tell(event, **fields, exemplar=correlation_ids(message.headers))
 
-    def _tell_retry(self, message: OutgoingMessage, failure: PublishFailure, tries: int, delay: float) -> None:
-        subject, kind = message.subject, failure.kind
+    def _tell_retry(self, failure: PublishFailure, tries: int, delay: float) -> None:
+        message, kind = failure.message, failure.kind
+        subject = message.subject
         log.warning("posting to %s failed (%s); try %d follows in %.3f s", subject, kind, tries + 1, delay)
         self._tell("router_assignment_retry_total", message, subject=subject, error_kind=kind, retry=tries, delay=delay)
 
-    def _give_up(
-        self,
-        failed: Sequence[tuple[OutgoingMessage, PublishFailure]],
-        final: tuple[OutgoingMessage, PublishFailure] | None,
-        tries: int,
-        *,
-        sent: bool | None,
-    ) -> None:
-        for message, failure in failed:
-            kind = failure.kind
+    def _given_up(
+        self, failed: Sequence[PublishFailure], final: PublishFailure | None, tries: int, *, sent: bool | None
+    ) -> PublishError:
+        for message, _, kind, *_ in failed:
             self._tell("router_assignment_publish_failures_total", message, error_kind=kind, subject=message.subject)
             if final is None:
                 self._tell("router_retry_exhausted_total", message, error_kind=kind, retries=tries)
-        message, (kind, _, _, error) = final or failed[0]
+        message, error, kind, *_ = final or failed[0]
         others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         text = f"message {message.id}{others} was not confirmed by {message.subject}: {kind}, {error_text(error)}"
-        cause = error if isinstance(error, Exception) else None
         if final is not None:
-            raise PublishError(text, sent=sent, retriable=False) from cause
-        raise PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent) from cause
+            given_up = PublishError(text, sent=sent, retriable=False)
+        else:
+            given_up = PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent)
+        given_up.__cause__ = error
+        return given_up
 
 
 def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
@@ -336,14 +329,6 @@ def _error_in(answer: Msg) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def _outcome(future: "asyncio.Future[BaseException | None]") -> PublishFailure | None:
-    if not future.done():
-        future.cancel()
-        return classify(nats.errors.TimeoutError())
-    error = future.result()
-    return None if error is None else classify(error)
 
 
 def _finish(future: "asyncio.Future[BaseException | None]", error: BaseException | None) -> None:

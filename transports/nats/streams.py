@@ -12,7 +12,8 @@ from nats.js import api
 
 from pump.duration import seconds
 from pump.errors import ConfigurationError, SetupError, TransportError
-from pump.subscription import DEFAULT_DEAD_LETTER, Missing, Publication, Subscription
+from pump.subscription import Missing, Publication, Subscription
+from pump.transport_kit.destinations import Destinations
 from pump.transports.nats.connection import NatsConnection, error_text, log
 from pump.transports.nats.subjects import (
     DEFAULT_DEAD_LETTER_SUBJECT,
@@ -22,6 +23,7 @@ from pump.transports.nats.subjects import (
     escape_name,
     overlap,
 )
+from pump.transports.nats.subscription import NatsSubscription
 
 LEASE_SECONDS: Final = 30.0
 """The lease where neither subscription nor durable says otherwise."""
@@ -34,47 +36,33 @@ NAME_IN_USE: Final = 10058
 
 @dataclass(frozen=True, slots=True)
 class DurableSpec:
-    """What a subscription asks for, with the defaults filled in."""
+    """The durable that a subscription asks for, with the defaults filled in."""
 
-    topic: str
-    """The subject; "" where the subscription is bound to somebody else's stream and consumer."""
+    subscription: Subscription
+    destinations: Destinations
+    """`dead_letter` and `invalid` may be patterns with the rejected message's subject in them."""
+    subject: str
+    """"" where the subscription is bound to a stream and a consumer that somebody else made."""
     stream: str
-    """"" where the topic decides."""
+    """"" where the subject decides."""
     name: str
-    channel: str
     missing: Missing
-    """What to do about a durable that does not exist,"""
-    missing_dead_letters: Missing
-    """and about a dead-letter subject that no stream takes."""
-    ordered: bool
-    lease: float | None
-    dead_letter: str | None
-    """May be a pattern with the rejected message's subject in it."""
-    invalid: str | None
-    terms: bool
-    """Whether an undecodable message is ended without a dead letter."""
+    """What to do where it does not exist."""
 
     @classmethod
     def of(cls, subscription: Subscription, stream: str = "") -> "DurableSpec":
-        """Read a subscription. One that is bound names a stream and a durable that somebody else made."""
-        topic = subscription.topic or getattr(subscription.request, "__name__", "")
-        bound = str(getattr(subscription, "stream", "") or "")
-        channel = str(getattr(subscription, "consumer", "") or "") if bound else subscription.channel or topic
-        by_default = subscription.dead_letter == DEFAULT_DEAD_LETTER
-        dead_letter = DEFAULT_DEAD_LETTER_SUBJECT if by_default else subscription.dead_letter
-        return cls(
-            topic="" if bound else check_subject(topic, wildcards=True),
-            stream=bound or stream,
-            name=channel if bound else escape_name(channel),
-            channel=channel,
-            missing="validate" if bound and subscription.missing == "create" else subscription.missing,
-            missing_dead_letters=subscription.missing,
-            ordered=subscription.ordered,
-            lease=None if subscription.lease is None else seconds(subscription.lease),
-            dead_letter=dead_letter,
-            invalid=dead_letter if subscription.invalid is None else subscription.invalid,
-            terms=subscription.on_undecodable == "term",
-        )
+        """Read a subscription. `stream` is the transport's stream for all subjects, or ""."""
+        destinations = Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
+        if isinstance(subscription, NatsSubscription) and subscription.consumer:
+            missing: Missing = "validate" if subscription.missing == "create" else subscription.missing
+            return cls(subscription, destinations, "", subscription.stream, subscription.consumer, missing)
+        subject, name = check_subject(destinations.topic, wildcards=True), escape_name(destinations.channel)
+        return cls(subscription, destinations, subject, stream, name, subscription.missing)
+
+    @property
+    def lease(self) -> float | None:
+        """The lease that the subscription asks for, in seconds."""
+        return None if self.subscription.lease is None else seconds(self.subscription.lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +104,11 @@ class Durable:
         """Whether the server waits for acknowledgements at all."""
         return self.policy != "none"
 
+    @property
+    def afterwards(self) -> str:
+        """What becomes of a message that is ended."""
+        return "stays in the stream alone" if self.keeps_all else "is gone"
+
     def lease(self, deliveries: int) -> float:
         """How long a delivery is ours, in seconds; a back-off overrides ack_wait."""
         return self.backoff[min(deliveries, len(self.backoff)) - 1] if self.backoff else self.ack_wait
@@ -155,7 +148,7 @@ class StreamSetup:
         durable = await self._checked(spec, info)
         if warn:
             for text in _warnings(spec, durable):
-                log.warning("channel %s: %s", spec.channel, text)
+                log.warning("channel %s: %s", spec.destinations.channel, text)
         if spec.missing != "assume":
             await self._prepare_dead_letters(spec, durable)
         return durable
@@ -173,22 +166,22 @@ class StreamSetup:
             ) from None
 
     async def _stream_of(self, spec: DurableSpec) -> str:
-        if spec.stream and not spec.topic:
+        if spec.stream and not spec.subject:
             return await self._existing(spec)
-        found = await self._streams_taking(spec.topic)
+        found = await self._streams_taking(spec.subject)
         if len(found) > 1:
             raise SetupError(
-                f"several streams take {spec.topic!r} ({', '.join(found)}), and the consumer {spec.name!r} can have "
+                f"several streams take {spec.subject!r} ({', '.join(found)}), and the consumer {spec.name!r} can have "
                 "only one of them: NatsSubscription(stream=…, consumer=…) says which"
             )
         if found:
             return found[0]
         if spec.missing != "create":
             raise SetupError(
-                f"no stream takes {spec.topic!r}, so there is no consumer {spec.name!r} (channel {spec.channel}), and "
-                f"missing={spec.missing!r} creates none"
+                f"no stream takes {spec.subject!r}, so there is no consumer {spec.name!r} (channel "
+                f"{spec.destinations.channel}), and missing={spec.missing!r} creates none"
             )
-        return await self._create(spec.topic)
+        return await self._create(spec.subject)
 
     async def _existing(self, spec: DurableSpec) -> str:
         try:
@@ -256,7 +249,7 @@ class StreamSetup:
     async def _create_durable(self, spec: DurableSpec, stream: str) -> api.ConsumerInfo:
         if spec.missing != "create":
             raise SetupError(
-                f"the stream {stream!r} has no consumer {spec.name!r} (channel {spec.channel}), and "
+                f"the stream {stream!r} has no consumer {spec.name!r} (channel {spec.destinations.channel}), and "
                 f"missing={spec.missing!r} creates none"
             )
         config = api.ConsumerConfig(
@@ -268,8 +261,8 @@ class StreamSetup:
             max_deliver=UNLIMITED,
             # Pull requests already limit what is out. A limit here would count deferred messages too, and they would
             # stop all others. An ordered channel wants that: it may have only one message out.
-            max_ack_pending=1 if spec.ordered else UNLIMITED,
-            filter_subject=spec.topic,
+            max_ack_pending=1 if spec.subscription.ordered else UNLIMITED,
+            filter_subject=spec.subject,
         )
         try:
             return await self._js.add_consumer(stream, config)
@@ -285,36 +278,34 @@ class StreamSetup:
                 f"the consumer {info.name!r} of the stream {info.stream_name!r} is a push consumer: a pump pulls"
             )
         durable = Durable.of(info, (await self._js.stream_info(info.stream_name)).config)
-        if spec.topic and not any(overlap(spec.topic, each) for each in durable.subjects):
+        if spec.subject and not any(overlap(spec.subject, each) for each in durable.subjects):
             raise SetupError(
                 f"the consumer {durable.name!r} of the stream {durable.stream!r} receives "
-                f"{', '.join(durable.subjects)}, not {spec.topic!r}: give the channel another name"
+                f"{', '.join(durable.subjects)}, not {spec.subject!r}: give the channel another name"
             )
         return durable
 
     # -- dead letters
 
     async def _prepare_dead_letters(self, spec: DurableSpec, durable: Durable) -> None:
-        patterns = dict.fromkeys(each for each in (spec.dead_letter, spec.invalid) if each is not None)
-        for subject in dict.fromkeys(
-            each for pattern in patterns for each in dead_letter_subjects(pattern, durable.subjects)
-        ):
+        channel, missing = spec.destinations.channel, spec.subscription.missing
+        for subject in dead_letter_subjects(spec.destinations.dead_letters, durable.subjects):
             received = [each for each in durable.subjects if overlap(each, subject)]
             found = await self._streams_taking(subject)
             if received and (durable.stream in found or not found):
                 raise ConfigurationError(
-                    f"channel {spec.channel} would receive its own dead letters: the consumer {durable.name!r} "
+                    f"channel {channel} would receive its own dead letters: the consumer {durable.name!r} "
                     f"receives {received[0]!r}, which includes {subject!r}. Say dead_letter=, another subject"
                 )
-            if not found and spec.missing_dead_letters == "create":
+            if not found and missing == "create":
                 await self._create(subject, own=True)
             elif not found:
                 raise SetupError(
-                    f"no stream takes {subject!r}, the dead letters of channel {spec.channel}, and "
-                    f"missing={spec.missing_dead_letters!r} creates none"
+                    f"no stream takes {subject!r}, the dead letters of channel {channel}, and "
+                    f"missing={missing!r} creates none"
                 )
             else:
-                await self._check_kept(found, subject, spec.channel)
+                await self._check_kept(found, subject, channel)
 
     async def _check_kept(self, streams: Iterable[str], subject: str, channel: str) -> None:
         for name in streams:
@@ -351,5 +342,5 @@ def _warnings(spec: DurableSpec, durable: Durable) -> Iterable[str]:
         )
     if spec.lease is not None and not durable.backoff and abs(spec.lease - durable.ack_wait) > 1e-6:  # noqa: PLR2004 - JSON rounds
         yield f"{name} has an ack_wait of {durable.ack_wait:g} s, which holds, not the lease of {spec.lease:g} s"
-    if spec.ordered and durable.max_ack_pending != 1:
+    if spec.subscription.ordered and durable.max_ack_pending != 1:
         yield f"{name} is not ordered: it sends the next message while one is out. It needs max_ack_pending=1"

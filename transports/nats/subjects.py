@@ -1,16 +1,15 @@
 """Subjects and names as NATS has them. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pump.errors import ConfigurationError
+from pump.transport_kit.destinations import SUBJECT
 
 _SPECIAL: Final = re.compile(r"[^A-Za-z0-9_-]")
 """NATS allows more in names, but which characters work has differed from release to release."""
 
-SUBJECT: Final = "<subject>"
-"""In the pattern of a dead-letter subject: the subject of the rejected message."""
 DEFAULT_DEAD_LETTER_SUBJECT: Final = f"{SUBJECT}.dlq"
 
 
@@ -51,21 +50,19 @@ def covers(wide: str, subject: str) -> bool:
     return len(words) == len(patterns)
 
 
-def dead_letter_subjects(pattern: str, subjects: Sequence[str]) -> Iterator[str]:
+def dead_letter_subjects(patterns: Iterable[str], subjects: Sequence[str]) -> Sequence[str]:
     """The subjects, perhaps with wildcards, that the dead letters of messages of these subjects go to."""
-    if SUBJECT not in pattern:
-        yield check_subject(pattern)
-        return
-    for subject in subjects:
-        filled = pattern.replace(SUBJECT, subject)
-        if subject.endswith(">") and not pattern.endswith(SUBJECT):
-            raise ConfigurationError(
-                f"there is no dead-letter subject {filled!r} for everything beneath {subject!r}: say dead_letter=, a "
-                "subject that the consumer does not receive"
-            )
-        yield check_subject(filled, wildcards=True)
-
-
-def fill_subject(pattern: str, subject: str) -> str:
-    """Where the dead letter of a message of this subject goes."""
-    return pattern.replace(SUBJECT, subject)
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        if SUBJECT not in pattern:
+            found[check_subject(pattern)] = None
+            continue
+        for subject in subjects:
+            filled = pattern.replace(SUBJECT, subject)
+            if subject.endswith(">") and not pattern.endswith(SUBJECT):
+                raise ConfigurationError(
+                    f"there is no dead-letter subject {filled!r} for everything beneath {subject!r}: say dead_letter=, "
+                    "a subject that the consumer does not receive"
+                )
+            found[check_subject(filled, wildcards=True)] = None
+    return tuple(found)

@@ -12,12 +12,13 @@ from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
+from pump.transport_kit.settings import at_least, finite_seconds
 from pump.transports.nats.connection import NatsConnection, ServerAddress
 from pump.transports.nats.consumer import NatsConsumer
 from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.events import NatsEvents
 from pump.transports.nats.producer import NatsProducer, PublishRetries
-from pump.transports.nats.settings import parsed
+from pump.transports.nats.settings import url_options
 from pump.transports.nats.streams import DurableSpec, StreamSetup
 from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
@@ -71,6 +72,8 @@ class NatsTransport:
         clock: Clock | None = None,
         client: type[Client] = Client,
     ) -> None:
+        at_least("NATS", "max_retries", max_retries, 1)
+        at_least("NATS", "retry_base_ms", retry_base_ms, 0)
         self._address: Final = ServerAddress(
             servers=(servers,) if isinstance(servers, str) else tuple(servers),
             name=name,
@@ -85,7 +88,9 @@ class NatsTransport:
         self._stream: Final = stream
         self._stream_config: Final = stream_config
         self._clock: Final[Clock] = SystemClock() if clock is None else clock
-        self._retries: Final = PublishRetries(max_retries, retry_base_ms, publish_timeout)
+        self._retries: Final = PublishRetries(
+            max_retries, retry_base_ms, finite_seconds("NATS", "publish_timeout", publish_timeout)
+        )
         self._telemetry: Final = Telemetry()
         self.capabilities = replace(
             NatsTransport.capabilities, largest_body=max_payload - HEADER_ROOM - PROVENANCE_ROOM
@@ -94,7 +99,7 @@ class NatsTransport:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The transport of `nats://user:password@host:port/?name=…&stream=…`, or of `tls+nats://…`."""
-        options = parsed(url)
+        options = url_options(url)
         replicas = options.pop("replicas", None)
         if replicas is not None:
             options["stream_config"] = api.StreamConfig(num_replicas=replicas)
@@ -122,7 +127,8 @@ class NatsTransport:
         try:
             durable = await self._setup(connection).bind(subscription)
             dead_letters = NatsDeadLetters(
-                DurableSpec.of(subscription, self._stream),
+                subscription,
+                DurableSpec.of(subscription).destinations,
                 self._producer(f"dead letters of {subscription}", Telemetry()),
                 max_payload=connection.client.max_payload,
             )

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from brokers.nats import Nats
-from pump.transports.nats.settings import FILES, OPTIONS
+from pump.transports.nats.settings import OPTIONS
 from support.nats_wire import ACK, Wire
 from support.tree import ROOT
 from support.waiting import eventually
@@ -63,4 +63,4 @@ def test_the_examples_of_the_page_do_what_they_say(
 def test_the_page_names_every_option_of_the_url() -> None:
     first_cells = " ".join(re.findall(r"^\| (`.*?`) \|", PAGE, re.MULTILINE))
 
-    assert {*OPTIONS, *FILES} <= set(re.findall(r"\w+", first_cells))
+    assert set(OPTIONS) <= set(re.findall(r"\w+", first_cells))

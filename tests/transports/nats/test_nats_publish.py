@@ -16,7 +16,7 @@ from brokers.fixtures import ProxyTo
 from brokers.nats import Nats
 from pump.clock import ManualClock
 from pump.context import current_context
-from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
+from pump.errors import ConfigurationError, PublishError, PublishExhausted, SetupError, TransportError
 from pump.message import Header, Message
 from pump.program.dispatcher import Dispatcher
 from pump.subscription import Publication
@@ -25,7 +25,7 @@ from pump.transport_kit.bridge import blocking
 from pump.transports.nats import NatsProducer, NatsTransport
 from pump.transports.nats.connection import ServerAddress
 from pump.transports.nats.headers import MSG_ID
-from pump.transports.nats.producer import OutgoingMessage, PublishDenied, PublishRetries, classify
+from pump.transports.nats.producer import OutgoingMessage, PublishDenied, PublishFailure, PublishRetries
 from support.nats_wire import ACK, Seen, Wire, pumping, stays, subscribed
 from support.pumps import Kind, Order
 from support.waiting import eventually
@@ -79,8 +79,7 @@ class FakeProducer(NatsProducer):
         return self.connection
 
     async def _send_batch(self, connection: Any, batch: Sequence[OutgoingMessage]) -> list[Any]:
-        errors = [connection.outcome(each) for each in batch]
-        return [None if error is None else classify(error) for error in errors]
+        return [connection.outcome(each) for each in batch]
 
     def send_all(self, *outgoing: OutgoingMessage) -> None:
         asyncio.run(self.publish(outgoing or (order(),)))
@@ -116,6 +115,15 @@ def test_the_defaults_are_three_tries_in_all_and_a_tenth_of_a_second() -> None:
 
     assert (retries.max_retries, retries.retry_base_ms) == (3, 100)
     assert [retries.delay(1, 0.0), retries.delay(2, 0.0), retries.delay(2, 1.0)] == pytest.approx([0.1, 0.2, 0.22])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_retries": 0}, {"retry_base_ms": -1}, {"publish_timeout": 0}, {"publish_timeout": float("nan")}],
+)
+def test_a_setting_that_would_post_nothing_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        NatsTransport(**options)
 
 
 @pytest.mark.requirement("R-21", "R-22", "R-24", "R-26", "R-27", "R-29")
@@ -176,7 +184,7 @@ def test_what_may_help_is_tried_again_and_what_cannot_is_not(
     with pytest.raises(PublishError) as failed:
         producer.send_all()
 
-    assert classify(error).kind == kind
+    assert PublishFailure.of(order(), error).kind == kind
     assert len(producer.connection.posted) == tries
     assert isinstance(failed.value, PublishExhausted) is (tries > 1)
     assert (failed.value.sent, failed.value.retriable) == (sent, tries > 1)

@@ -3,14 +3,17 @@
 import pytest
 
 from pump.errors import ConfigurationError
+from pump.subscription import Subscription
+from pump.transport_kit.destinations import Destinations
 from pump.transports.nats.subjects import (
+    DEFAULT_DEAD_LETTER_SUBJECT,
     check_subject,
     covers,
     dead_letter_subjects,
     escape_name,
-    fill_subject,
     overlap,
 )
+from support.pumps import Order
 
 
 @pytest.mark.parametrize(
@@ -74,12 +77,12 @@ def test_nothing_is_posted_to_a_wildcard() -> None:
 
 
 def test_a_dead_letter_goes_beneath_its_own_subject() -> None:
-    assert list(dead_letter_subjects("<subject>.dlq", ["orders.*", "other"])) == ["orders.*.dlq", "other.dlq"]
-    assert list(dead_letter_subjects("dead", ["orders.>"])) == ["dead"]
-    assert fill_subject("<subject>.dlq", "orders.eu") == "orders.eu.dlq"
-    assert fill_subject("dead", "orders.eu") == "dead"
+    assert dead_letter_subjects(["<subject>.dlq"], ["orders.*", "other"]) == ("orders.*.dlq", "other.dlq")
+    assert dead_letter_subjects(["dead", "dead"], ["orders.>"]) == ("dead",)
+    destinations = Destinations.of(Subscription(Order, topic="orders.*", channel="worker"), DEFAULT_DEAD_LETTER_SUBJECT)
+    assert destinations.for_rejected("delivery error", "orders.eu") == "orders.eu.dlq"
 
 
 def test_there_is_no_default_place_for_everything_beneath_a_subject() -> None:
     with pytest.raises(ConfigurationError, match="say dead_letter="):
-        list(dead_letter_subjects("<subject>.dlq", ["orders.>"]))
+        dead_letter_subjects(["<subject>.dlq"], ["orders.>"])
