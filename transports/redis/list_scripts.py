@@ -1,41 +1,36 @@
-"""What Redis has to do at one go for a channel on lists, as Lua scripts; each says what its keys and arguments are.
+"""The Lua scripts of channels on lists; each says what its keys and arguments are.
 
-A delivery is its consumer's for as long as it stands in the consumer's own list; every verdict is carried out in the
-script that has found it there. An element is known by its mark: how it begins, or all of it where it is no envelope.
+A delivery belongs to a consumer while it is in the consumer's own list. Every verdict is carried out in the script that
+has found it there, by its receipt: the beginning of an envelope, or the whole element where it is none.
 """
 
 from typing import Final
 
-from pump.transports.redis.connection import script
-from pump.transports.redis.entries import MARK
-
-_TIME: Final = """
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-"""
+from pump.transports.redis.entries import RECEIPT_LENGTH
+from pump.transports.redis.scripts import CHECK_TYPE, DELIVER_DUE, NOW, script
 
 _FIND: Final = f"""
-local function find(held, mark)
-  local begins = #mark == {MARK} and string.sub(mark, 1, 6) == '\\0pump1'
+local function find(held, receipt)
+  local is_envelope = #receipt == {RECEIPT_LENGTH} and string.sub(receipt, 1, 6) == '\\0pump1'
   for place = 0, redis.call('LLEN', held) - 1 do
     local element = redis.call('LINDEX', held, place)
-    if element == mark or (begins and string.sub(element, 1, #mark) == mark) then return element end
+    if element == receipt or (is_envelope and string.sub(element, 1, #receipt) == receipt) then return element end
   end
 end
 """
 
 _SEND: Final = """
--- To every channel of a topic; to the topic's own list as long as there is none, where the first one finds it.
-local function send(topic, key, channels, begin, envelope)
+-- Adds a message to every channel of a topic; to the topic's own list while there is no channel, for the first one.
+local function send(topic, list, channels, prefix, envelope)
   local names = redis.call('SMEMBERS', channels)
-  if not names[1] then redis.call('RPUSH', key, envelope) end
+  if not names[1] then redis.call('RPUSH', list, envelope) end
   for _, name in ipairs(names) do
-    redis.call('RPUSH', name == topic and key or begin .. ':' .. name .. ':list', envelope)
+    redis.call('RPUSH', name == topic and list or prefix .. ':' .. name .. ':list', envelope)
   end
 end
 """
 
-_RETURN: Final = """
+_GIVE_BACK: Final = """
 local function give_back(held, list)
   while redis.call('LMOVE', held, list, 'RIGHT', 'LEFT') do end
 end
@@ -53,63 +48,48 @@ local function take(list, held, limit)
 end
 """
 
-_CHECK: Final = """
-local function check(key)
-  local kind = redis.call('TYPE', key)['ok']
-  if kind ~= 'list' and kind ~= 'none' then
-    return redis.error_reply('WRONGTYPE ' .. key .. ' is a ' .. kind .. ', and is to be a list')
-  end
-end
-"""
-
 SEND: Final = script(
-    _SEND
-    + """
--- KEYS: the topic's own list, its channels. ARGV: topic, what its other keys begin with, envelope.
+    _SEND,
+    """
+-- KEYS: the topic's list, its channels. ARGV: topic, how its other keys begin, envelope.
 send(ARGV[1], KEYS[1], KEYS[2], ARGV[2], ARGV[3])
-"""
+""",
 )
 
 SEND_LATER: Final = script(
-    _TIME
-    + """
--- KEYS: what the topic gets later. ARGV: delay in ms, envelope.
+    NOW,
+    """
+-- KEYS: the topic's due times. ARGV: delay in ms, envelope.
 redis.call('ZADD', KEYS[1], now + ARGV[1], ARGV[2])
-"""
+""",
 )
 
 DECLARE: Final = script(
-    _CHECK
-    + """
--- KEYS: the topic's own list, its channels, the channel's list; then what says that a topic is there, each followed by
--- that topic's list. ARGV: channel. What was sent before there was any channel is the first one's.
-local wrong = check(KEYS[3])
-if wrong then return wrong end
-if KEYS[1] ~= KEYS[3] and redis.call('SCARD', KEYS[2]) == 0 then
-  while redis.call('LMOVE', KEYS[1], KEYS[3], 'LEFT', 'RIGHT') do end
+    CHECK_TYPE,
+    """
+-- Creates a channel, if one is named, and topics. Messages sent before there was any channel go to the first one.
+-- KEYS: the channel's topic: its list, its channels; the channel's list; then for each topic the key that says that it
+-- exists, and its list. ARGV: channel, if any.
+local first = ARGV[1] and 4 or 1
+if ARGV[1] then
+  local wrong = wrong_type(KEYS[3], 'list')
+  if wrong then return wrong end
+  if KEYS[1] ~= KEYS[3] and redis.call('SCARD', KEYS[2]) == 0 then
+    while redis.call('LMOVE', KEYS[1], KEYS[3], 'LEFT', 'RIGHT') do end
+  end
+  redis.call('SADD', KEYS[2], ARGV[1])
 end
-redis.call('SADD', KEYS[2], ARGV[1])
-for place = 4, #KEYS, 2 do
-  wrong = check(KEYS[place + 1])
+for place = first, #KEYS, 2 do
+  local wrong = wrong_type(KEYS[place + 1], 'list')
   if wrong then return wrong end
   redis.call('SET', KEYS[place], '1')
 end
-"""
+""",
 )
 
-DECLARE_TOPIC: Final = script(
-    _CHECK
-    + """
--- KEYS: what says that the topic is there, its list.
-local wrong = check(KEYS[2])
-if wrong then return wrong end
-redis.call('SET', KEYS[1], '1')
-"""
-)
-
-MISSING: Final = script("""
--- Which channel or topic is not there. KEYS: the topic's channels; then for each other topic what says that it is
--- there, its channels, its list. ARGV: channel, or '', then the other topics.
+FIND_MISSING: Final = script("""
+-- Returns the channel or topic that does not exist. KEYS: the channels of the channel's topic; then for each topic the
+-- key that says that it exists, its channels, its list. ARGV: channel, or '', then the topics.
 if ARGV[1] ~= '' and redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then return ARGV[1] end
 for place = 2, #ARGV do
   local first = 3 * place - 4
@@ -118,56 +98,45 @@ end
 return false
 """)
 
-ADOPT: Final = script(
-    _RETURN
-    + """
--- What earlier holders of this consumer's seat have left goes back to where it was. Their signs of life are left to
--- end: what was asked for in their names may still come.
--- KEYS: channel's list, own sign of life, consumers. ARGV: me, lease in ms, what names of the seat begin with, what own
--- lists begin with.
+TAKE_OVER: Final = script(
+    _GIVE_BACK,
+    """
+-- What is in the lists of earlier names of this consumer goes back to the channel. Their heartbeats are left to expire,
+-- since elements that were asked for under those names may still arrive there.
+-- KEYS: channel's list, own heartbeat, consumers. ARGV: consumer, lease in ms, how the consumer's names begin, how own
+-- lists begin.
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   if string.sub(name, 1, #ARGV[3]) == ARGV[3] then give_back(ARGV[4] .. name, KEYS[1]) end
 end
 redis.call('SET', KEYS[2], '1', 'PX', ARGV[2])
 redis.call('SADD', KEYS[3], ARGV[1])
-"""
+""",
 )
 
-BEAT: Final = script("""
--- KEYS: sign of life, consumers. ARGV: me, lease in ms.
+HEARTBEAT: Final = script("""
+-- KEYS: heartbeat, consumers. ARGV: consumer, lease in ms.
 redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[1])
 """)
 
-LOOK: Final = script(
-    _TIME
-    + _SEND
-    + _RETURN
-    + _TAKE
-    + """
--- What is due goes where it has to, what dead consumers have left goes back to where it was; then as TAKE.
--- KEYS: channel's list, own list, sign of life, consumers, what comes later, topic's own list, topic's channels, what
--- the topic gets later. ARGV: me, lease in ms, topic, channel, what the topic's other keys begin with, what own lists
--- begin with, what signs of life begin with, limit. Gives elements, and ms until something is due or -1.
+POLL: Final = script(
+    NOW,
+    DELIVER_DUE,
+    _SEND,
+    _GIVE_BACK,
+    _TAKE,
+    """
+-- Delivers what is due, gives back what dead consumers had, then does as TAKE.
+-- KEYS: channel's list, own list, heartbeat, consumers, channel's due times; topic's list, its channels, its due times.
+-- ARGV: consumer, lease in ms, topic, channel, how the topic's other keys begin, how own lists begin, how heartbeats
+-- begin, limit. Returns elements, and ms until something is due or -1.
 if redis.call('SISMEMBER', KEYS[7], ARGV[4]) == 0 then
   return redis.error_reply('NOGROUP there is no channel ' .. ARGV[4])
 end
 redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
 redis.call('SADD', KEYS[4], ARGV[1])
-local due = -1
-local function move(whens, deliver)
-  for _, envelope in ipairs(redis.call('ZRANGEBYSCORE', whens, '-inf', now, 'LIMIT', 0, 200)) do
-    deliver(envelope)
-    redis.call('ZREM', whens, envelope)
-  end
-  local first = redis.call('ZRANGE', whens, 0, 0, 'WITHSCORES')
-  if first[1] then
-    local left = math.max(0, tonumber(first[2]) - now)
-    if due < 0 or left < due then due = left end
-  end
-end
-move(KEYS[8], function(envelope) send(ARGV[3], KEYS[6], KEYS[7], ARGV[5], envelope) end)
-move(KEYS[5], function(envelope) redis.call('RPUSH', KEYS[1], envelope) end)
+deliver_due(KEYS[8], function(envelope) send(ARGV[3], KEYS[6], KEYS[7], ARGV[5], envelope) end)
+deliver_due(KEYS[5], function(envelope) redis.call('RPUSH', KEYS[1], envelope) end)
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   if redis.call('EXISTS', ARGV[7] .. name) == 0 then
     give_back(ARGV[6] .. name, KEYS[1])
@@ -175,35 +144,36 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   end
 end
 return {take(KEYS[1], KEYS[2], tonumber(ARGV[8])), due}
-"""
+""",
 )
 
 TAKE: Final = script(
-    _TAKE
-    + """
--- KEYS: channel's list, own list. ARGV: limit. Gives elements.
+    _TAKE,
+    """
+-- KEYS: channel's list, own list. ARGV: limit. Returns elements.
 return take(KEYS[1], KEYS[2], tonumber(ARGV[1]))
-"""
+""",
 )
 
 ACKNOWLEDGE: Final = script(
-    _FIND
-    + """
--- KEYS: own list. ARGV: marks. Gives those that are not there.
+    _FIND,
+    """
+-- KEYS: own list. ARGV: receipts. Returns those that are not there.
 local others = {}
-for _, mark in ipairs(ARGV) do
-  local element = find(KEYS[1], mark)
-  if element then redis.call('LREM', KEYS[1], 1, element) else others[#others + 1] = mark end
+for _, receipt in ipairs(ARGV) do
+  local element = find(KEYS[1], receipt)
+  if element then redis.call('LREM', KEYS[1], 1, element) else others[#others + 1] = receipt end
 end
 return others
-"""
+""",
 )
 
 REQUEUE: Final = script(
-    _FIND
-    + _TIME
-    + """
--- KEYS: own list, channel's list, what comes later. ARGV: mark, delay in ms, envelope. 0 if it is not ours any more.
+    _FIND,
+    NOW,
+    """
+-- Replaces an element by a copy; returns 0 if this consumer does not have it.
+-- KEYS: own list, channel's list, channel's due times. ARGV: receipt, delay in ms, envelope.
 local element = find(KEYS[1], ARGV[1])
 if not element then return 0 end
 if tonumber(ARGV[2]) > 0 then
@@ -213,35 +183,36 @@ else
 end
 redis.call('LREM', KEYS[1], 1, element)
 return 1
-"""
+""",
 )
 
 REJECT: Final = script(
-    _FIND
-    + _SEND
-    + """
--- KEYS: own list, then, if anywhere, the list and the channels of the topic that its dead letter goes to.
--- ARGV: mark, that topic, what its other keys begin with, envelope.
+    _FIND,
+    _SEND,
+    """
+-- Replaces an element by its dead letter, if there is one; returns 0 if this consumer does not have it.
+-- KEYS: own list, then the dead letter's topic: its list, its channels. ARGV: receipt, then that topic, how its other
+-- keys begin, envelope.
 local element = find(KEYS[1], ARGV[1])
 if not element then return 0 end
 if KEYS[2] then send(ARGV[2], KEYS[2], KEYS[3], ARGV[3], ARGV[4]) end
 redis.call('LREM', KEYS[1], 1, element)
 return 1
-"""
+""",
 )
 
-HOLDS: Final = script(
-    _FIND
-    + """
--- KEYS: own list. ARGV: mark.
+IS_HELD: Final = script(
+    _FIND,
+    """
+-- KEYS: own list. ARGV: receipt.
 return find(KEYS[1], ARGV[1]) and 1 or 0
-"""
+""",
 )
 
 HAND_BACK: Final = script(
-    _FIND
-    + """
--- KEYS: own list, channel's list. ARGV: marks, in their order.
+    _FIND,
+    """
+-- KEYS: own list, channel's list. ARGV: receipts, in order.
 for place = #ARGV, 1, -1 do
   local element = find(KEYS[1], ARGV[place])
   if element then
@@ -249,22 +220,22 @@ for place = #ARGV, 1, -1 do
     redis.call('LPUSH', KEYS[2], element)
   end
 end
-"""
+""",
 )
 
 PURGE: Final = script("""
--- KEYS: channel's list, what comes later.
+-- KEYS: channel's list, its due times.
 local removed = redis.call('LLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])
 redis.call('DEL', KEYS[1], KEYS[2])
 return removed
 """)
 
-LEAVE: Final = script(
-    _RETURN
-    + """
--- What the consumer has not settled is anybody's, and it will soon be held for dead: what it had asked for may still
--- come. KEYS: channel's list, own list, sign of life. ARGV: ms for which it is held to live.
+CLOSE: Final = script(
+    _GIVE_BACK,
+    """
+-- What the consumer has not settled goes back. Its heartbeat goes on for a moment, since what it asked for may still
+-- arrive. KEYS: channel's list, own list, heartbeat. ARGV: ms until it is taken for dead.
 give_back(KEYS[2], KEYS[1])
 redis.call('SET', KEYS[3], '1', 'PX', ARGV[1])
-"""
+""",
 )
