@@ -16,11 +16,10 @@ from pump.message import Message
 from pump.subscription import Subscription
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.settings import Options
-from pump.transports.redis import list_scripts as scripts
 from pump.transports.redis.consumer import POLL_SECONDS, SHORTEST_BLOCK, RedisConsumer
 from pump.transports.redis.entries import copy_envelope, envelope, read_element
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import Command
+from pump.transports.redis.scripts import LISTS, Command
 from pump.transports.redis.settings import Server
 from pump.transports.redis.streams import RedisTransport
 from pump.transports.redis.transport import LARGEST_BODY, LEASE, OPTIONS, RedisBase
@@ -85,8 +84,8 @@ class RedisListTransport(RedisBase):
         sent = envelope(message.header, message.body, topic=message.header.topic)
         topic = TopicKeys(message.header.topic, self.prefix)
         if delay > 0:
-            return scripts.SEND_LATER.call([topic.due], round(delay * 1000), sent)
-        return scripts.SEND.call([topic.list, topic.channels], message.header.topic, topic.begin, sent)
+            return LISTS.call("send_later", [topic.due], round(delay * 1000), sent)
+        return LISTS.call("send", [topic.list, topic.channels], message.header.topic, topic.begin, sent)
 
     def _declare(self, topics: Sequence[str], channel: Destinations | None) -> Command:
         keys, args = list[str](), list[str]()
@@ -95,13 +94,13 @@ class RedisListTransport(RedisBase):
             keys, args = [own.topic.list, own.topic.channels, own.list], [channel.channel]
         for each in (TopicKeys(topic, self.prefix) for topic in topics):
             keys += (each.declared, each.list)
-        return scripts.DECLARE.call(keys, *args)
+        return LISTS.call("declare", keys, *args)
 
     def _find_missing(self, topics: Sequence[str], channel: Destinations | None) -> Command:
         keys = [TopicKeys(channel.topic if channel else topics[0], self.prefix).channels]
         for each in (TopicKeys(topic, self.prefix) for topic in topics):
             keys += (each.declared, each.channels, each.list)
-        return scripts.FIND_MISSING.call(keys, channel.channel if channel else "", *topics)
+        return LISTS.call("find_missing", keys, channel.channel if channel else "", *topics)
 
 
 class ListConsumer(RedisConsumer):
@@ -116,9 +115,8 @@ class ListConsumer(RedisConsumer):
         self._lease_ms: Final = max(1, round(self._lease * 1000))
 
     def _take_over(self) -> None:
-        keys = (self._keys.list, self._heartbeat, self._keys.consumers)
-        args = (self._name, self._lease_ms, self._reusable_name.prefix, self._keys.held)
-        self._connection.execute(scripts.TAKE_OVER.call(keys, *args))
+        # heartbeats of earlier consumers go on until they expire: elements that were asked for may still come to them
+        self._connection.execute(self._give_back(self._reusable_name.prefix))
         self._clock.alarm(self._lease / HEARTBEATS_PER_LEASE, self._send_heartbeat)
 
     def _send_heartbeat(self) -> None:
@@ -127,8 +125,8 @@ class ListConsumer(RedisConsumer):
             return
         delay = self._lease / HEARTBEATS_PER_LEASE
         try:
-            keys = (self._heartbeat, self._keys.consumers)
-            self._connection.execute(scripts.HEARTBEAT.call(keys, self._name, self._lease_ms))
+            self._connection.execute(("SET", self._heartbeat, "1", "PX", self._lease_ms))
+            self._connection.execute(("SADD", self._keys.consumers, self._name))
         except PumpError:
             delay = min(delay, POLL_SECONDS)
         self._clock.alarm(delay, self._send_heartbeat)
@@ -139,7 +137,8 @@ class ListConsumer(RedisConsumer):
         """What is due and what dead consumers had goes to where it belongs; then as a read."""
         now = self._clock.monotonic()
         keys, topic = self._keys, self._keys.topic
-        command = scripts.POLL.call(
+        command = LISTS.call(
+            "poll",
             (keys.list, self._held, self._heartbeat, keys.consumers, keys.due, topic.list, topic.channels, topic.due),
             *(self._name, self._lease_ms, self._destinations.topic, self._channel),
             *(topic.begin, keys.held, keys.heartbeat, limit),
@@ -150,7 +149,7 @@ class ListConsumer(RedisConsumer):
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
         keys = (self._keys.list, self._held)
-        found = self._execute_reading(scripts.TAKE.call(keys, limit))
+        found = self._execute_reading(LISTS.call("take", keys, limit))
         if not found and wait >= SHORTEST_BLOCK and not self._interrupted:
             element = self._reading.execute(("BLMOVE", *keys, "LEFT", "RIGHT", f"{wait:.3f}"))
             found = [] if element is None else [element]
@@ -166,13 +165,13 @@ class ListConsumer(RedisConsumer):
         return receipt if isinstance(receipt, bytes) else b""
 
     def _ack_commands(self, receipts: Sequence[Any], name: str) -> Sequence[Command]:
-        return [scripts.ACKNOWLEDGE.call([self._keys.held + name], *receipts)]
+        return [LISTS.call("acknowledge", [self._keys.held + name], *receipts)]
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """A copy goes to the end of the channel's list, at once or when it is due; the original is removed."""
         copy = copy_envelope(message, attempts, self._clock.wall(), topic=self._destinations.topic)
         keys = (self._held, self._keys.list, self._keys.due)
-        command = scripts.REQUEUE.call(keys, self._receipt(message), round(delay * 1000), copy)
+        command = LISTS.call("requeue", keys, self._receipt(message), round(delay * 1000), copy)
         self._execute_if_held(message, command)
         self._poll_within(delay)
 
@@ -183,23 +182,28 @@ class ListConsumer(RedisConsumer):
             keys += (target.list, target.channels)
             letter = envelope(dead_letter(message, rejection), message.body, topic=topic)
             args += (topic.encode(), target.begin.encode(), letter)
-        self._execute_if_held(message, scripts.REJECT.call(keys, *args))
+        self._execute_if_held(message, LISTS.call("reject", keys, *args))
 
     def extend(self, message: Message) -> None:
         """It is this consumer's as long as the heartbeat goes on; LeaseLost if the consumer was taken for dead."""
-        self._execute_if_held(message, scripts.IS_HELD.call([self._held], self._receipt(message)))
+        self._execute_if_held(message, LISTS.call("is_held", [self._held], self._receipt(message)))
 
     def hand_back(self, messages: Sequence[Message]) -> None:
         """They go back to the head of the channel's list."""
         self._flush()
         receipts = [self._receipt(message) for message in messages]
-        self._connection.execute(scripts.HAND_BACK.call([self._held, self._keys.list], *receipts))
+        self._connection.execute(LISTS.call("hand_back", [self._held, self._keys.list], *receipts))
 
     def purge(self) -> int:
         """Remove everything that waits or is due later on this channel; what other consumers have stays theirs."""
         self._flush()
-        return int(self._connection.execute(scripts.PURGE.call([self._keys.list, self._keys.due])))
+        return int(self._connection.execute(LISTS.call("purge", [self._keys.list, self._keys.due])))
 
     def _leave(self) -> None:
-        keys = (self._keys.list, self._held, self._heartbeat)
-        self._connection.execute(scripts.CLOSE.call(keys, round(2 * POLL_SECONDS * 1000)))
+        self._connection.execute(self._give_back(self._name))
+        # it is taken for dead soon, not at once: elements that were asked for may still come
+        self._connection.execute(("PEXPIRE", self._heartbeat, round(2 * POLL_SECONDS * 1000)))
+
+    def _give_back(self, prefix: str) -> Command:
+        """Put back into the channel's list what consumers have whose names begin like this."""
+        return LISTS.call("give_back", (self._keys.list, self._keys.consumers), prefix, self._keys.held)

@@ -18,7 +18,6 @@ from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.settings import Options
-from pump.transports.redis import stream_scripts as scripts
 from pump.transports.redis.connection import NoGroup
 from pump.transports.redis.consumer import SHORTEST_BLOCK, RedisConsumer
 from pump.transports.redis.entries import (
@@ -31,9 +30,8 @@ from pump.transports.redis.entries import (
     entry_fields,
 )
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import Command
+from pump.transports.redis.scripts import STREAMS, Command
 from pump.transports.redis.settings import Server
-from pump.transports.redis.stream_scripts import NOBODY
 from pump.transports.redis.transport import LARGEST_BODY, LARGEST_HEADERS, LEASE, OPTIONS, RedisBase
 
 TRIM_SECONDS: Final = 2.0
@@ -119,17 +117,18 @@ class RedisTransport(RedisBase):
             raise ValueError(f"it has more than {MOST_FIELDS} fields")
         stream = self.prefix + topic
         if delay > 0:
-            return scripts.SEND_LATER.call(later(stream), round(delay * 1000), *fields)
+            return STREAMS.call("send_later", later(stream), round(delay * 1000), *fields)
         return ("XADD", stream, "*", *fields)
 
     def _declare(self, topics: Sequence[str], channel: Destinations | None) -> Command:
         streams = StreamKeys(channel, self.prefix).streams if channel else ()
         group = channel.channel if channel else ""
-        return scripts.DECLARE.call([*streams, *(self.prefix + topic for topic in topics)], group, len(streams))
+        return STREAMS.call("declare", [*streams, *(self.prefix + topic for topic in topics)], group, len(streams))
 
     def _find_missing(self, topics: Sequence[str], channel: Destinations | None) -> Command:
         names = (channel.topic, *topics) if channel else topics
-        return scripts.FIND_MISSING.call([self.prefix + name for name in names], channel.channel if channel else "")
+        group = channel.channel if channel else ""
+        return STREAMS.call("find_missing", [self.prefix + name for name in names], group)
 
 
 class StreamConsumer(RedisConsumer):
@@ -148,11 +147,11 @@ class StreamConsumer(RedisConsumer):
 
     def _take_over(self) -> None:
         main, own = self._keys.streams
-        args = (*self._member, NOBODY, self._reusable_name.prefix)
-        self._connection.execute(scripts.TAKE_OVER.call([main], *args))
+        args = (*self._member, self._reusable_name.prefix)
+        self._connection.execute(STREAMS.call("take_over", [main], *args))
         # the channel's own stream is created here too, since a group that others made does not have it
-        self._connection.execute(scripts.DECLARE.call([own], self._channel, 1))
-        self._connection.execute(scripts.TAKE_OVER.call([own], *args))
+        self._connection.execute(STREAMS.call("declare", [own], self._channel, 1))
+        self._connection.execute(STREAMS.call("take_over", [own], *args))
 
     # -- receiving
 
@@ -162,7 +161,7 @@ class StreamConsumer(RedisConsumer):
         keys = (*self._keys.streams, *self._keys.topic_later, *self._keys.later)
         claims = now >= self._claim_at
         lease_ms = max(1, round(self._lease * 1000)) if claims else 0
-        found, due_ms, lost = self._execute_reading(scripts.POLL.call(keys, *self._member, NOBODY, limit, lease_ms))
+        found, due_ms, lost = self._execute_reading(STREAMS.call("poll", keys, *self._member, limit, lease_ms))
         if len(found) >= limit:
             self._poll_at = 0.0  # there may be more
         else:
@@ -192,12 +191,11 @@ class StreamConsumer(RedisConsumer):
 
     def _trim(self, now: float) -> None:
         self._trim_at = now + TRIM_SECONDS
-        args = (*self._member, NOBODY)
-        gone_ms = round(GONE_SECONDS * 1000)
+        streams, gone_ms = self._keys.streams, round(GONE_SECONDS * 1000)
         try:
-            self._reading.execute(scripts.TRIM.call(self._keys.streams, *args, self._keep_ms, gone_ms))
+            self._reading.execute(STREAMS.call("trim", streams, *self._member, self._keep_ms, gone_ms))
             # what was read for an earlier consumer of this name may have arrived there since
-            self._reading.execute(scripts.TAKE_OVER.call(self._keys.streams, *args, self._reusable_name.prefix))
+            self._reading.execute(STREAMS.call("take_over", streams, *self._member, self._reusable_name.prefix))
         except SetupError as error:  # messages are received all the same
             self._trim_at = inf
             log.warning("redis: the stream of %s is not trimmed: %s", self._destinations.topic, error)
@@ -208,46 +206,43 @@ class StreamConsumer(RedisConsumer):
         receipt = cast("EntryReceipt", message.receipt)
         return (receipt.stream, receipt.id)
 
-    def _delivery(self, message: Message) -> tuple[str, Sequence[Any]]:
-        """The key of the message's stream, and how scripts identify the delivery and what becomes of its entry."""
-        stream, id = self._receipt(message)  # noqa: A001 - its name
-        return self._keys.streams[stream - 1], (*self._member, id, _deletes(stream))
-
     def _ack_commands(self, receipts: Sequence[Any], name: str) -> Sequence[Command]:
         commands = []
         for stream, key in enumerate(self._keys.streams, start=1):
             ids = [id for place, id in receipts if place == stream]  # noqa: A001 - its name
             if ids:
                 times = [int(id.partition(b"-")[0]) for id in ids]  # noqa: A001 - its name
-                args = (self._channel, name, _deletes(stream), min(times), max(times), b" ".join(ids))
-                commands.append(scripts.ACKNOWLEDGE.call([key], *args))
+                deletes = "" if stream == 1 else "1"  # no other channel needs those of the channel's own stream
+                args = (self._channel, name, deletes, min(times), max(times), b" ".join(ids))
+                commands.append(STREAMS.call("acknowledge", [key], *args))
         return commands
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """A copy comes by the channel's own stream, at once or when it is due; the original is removed."""
-        key, delivery = self._delivery(message)
         delay_ms = round(delay * 1000)
         copy_keys = self._keys.later if delay_ms > 0 else self._keys.streams[1:]
-        fields = copy_fields(message, attempts, self._clock.wall())
-        self._execute_if_held(message, scripts.REPLACE.call((key, *copy_keys), *delivery, delay_ms, *fields))
+        self._replace(message, copy_keys, copy_fields(message, attempts, self._clock.wall()), delay_ms)
         self._poll_within(delay)
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
-        key, delivery = self._delivery(message)
-        keys, fields = [key], list[str | bytes]()
-        if topic is not None:
-            keys.append(self._prefix + topic)
-            fields = dead_letter_fields(message, rejection)
-            if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only what others sent: stored first, as one step is not possible
-                self._connection.execute(("XADD", keys.pop(), "*", *fields))
-                fields = []
-        self._execute_if_held(message, scripts.REPLACE.call(keys, *delivery, 0, *fields))
+        fields = [] if topic is None else dead_letter_fields(message, rejection)
+        keys = [] if topic is None else [self._prefix + topic]
+        if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only what others sent: stored first, as one step is not possible
+            self._connection.execute(("XADD", *keys, "*", *fields))
+            keys, fields = [], []
+        self._replace(message, keys, fields)
+
+    def _replace(
+        self, message: Message, copy_keys: Sequence[str], fields: Sequence[str | bytes], delay_ms: int = 0
+    ) -> None:
+        keys, args = (*self._keys.streams, *copy_keys), (*self._receipt(message), delay_ms, *fields)
+        self._execute_if_held(message, STREAMS.call("replace", keys, *self._member, *args))
 
     def extend(self, message: Message) -> None:
         """The lease begins anew."""
-        key, delivery = self._delivery(message)
         now = self._clock.monotonic()
-        self._execute_if_held(message, scripts.EXTEND.call([key], *delivery))
+        command = STREAMS.call("extend", self._keys.streams, *self._member, *self._receipt(message))
+        self._execute_if_held(message, command)
         message.lease_expires = now + self._lease
 
     def hand_back(self, messages: Sequence[Message]) -> None:
@@ -255,13 +250,13 @@ class StreamConsumer(RedisConsumer):
         self._flush()
         args = [word for each in messages for word in (*self._receipt(each), each.deliveries - 1)]
         with suppress(NoGroup):  # with the group, all that was pending is gone
-            self._connection.execute(scripts.HAND_BACK.call(self._keys.streams, *self._member, NOBODY, *args))
+            self._connection.execute(STREAMS.call("hand_back", self._keys.streams, *self._member, *args))
         self._poll_within(0.0)
 
     def purge(self) -> int:
         """Remove everything that waits or is due later on this channel; what other consumers have stays theirs."""
         self._flush()
-        command = scripts.PURGE.call((*self._keys.streams, *self._keys.later), *self._member, NOBODY)
+        command = STREAMS.call("purge", (*self._keys.streams, *self._keys.later), *self._member)
         removed = 0
         while some := int(self._connection.execute(command)):
             removed += some
@@ -269,9 +264,4 @@ class StreamConsumer(RedisConsumer):
 
     def _leave(self) -> None:
         with suppress(NoGroup):  # with the group, its consumers are gone
-            self._connection.execute(scripts.REMOVE_CONSUMER.call(self._keys.streams, *self._member))
-
-
-def _deletes(stream: int) -> str:
-    """Whether acknowledging deletes the entry, as scripts take it: on the channel's own stream no other needs it."""
-    return "1" if stream > 1 else ""
+            self._connection.execute(STREAMS.call("leave", self._keys.streams, *self._member))

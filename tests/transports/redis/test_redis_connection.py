@@ -23,13 +23,13 @@ from pump.transports.redis import consumer as redis_consumer
 from pump.transports.redis import lists as redis_lists
 from pump.transports.redis.connection import Connection, NotConnected
 from pump.transports.redis.consumer import RedisConsumer
-from pump.transports.redis.scripts import script
+from pump.transports.redis.scripts import Script
 from support.redis_bench import RedisBench, StreamBench, bodies, receive
 from support.waiting import eventually
 
 SECRET = "sesame-open"
 CLOCK = SystemClock()
-ANSWER = script("return 'forty-two'")
+ANSWER = Script("return 'forty-two'")
 
 
 def local(server: Redis, **options: Any) -> Server:
@@ -235,7 +235,9 @@ def test_each_of_several_commands_gets_its_own_reply(connection: Connection, red
     with redis_server.client() as client:
         client.script_flush()
 
-    replies = connection.execute_all([("PING",), ANSWER.call([]), ("NONSENSE",), ANSWER.call([]), ("ECHO", "x")])
+    replies = connection.execute_all(
+        [("PING",), ANSWER.call("", []), ("NONSENSE",), ANSWER.call("", []), ("ECHO", "x")]
+    )
 
     assert [replies[0], replies[1], replies[3], replies[4]] == [b"PONG", b"forty-two", b"forty-two", b"x"]
     assert isinstance(replies[2], SetupError)
@@ -254,10 +256,10 @@ def test_each_of_several_commands_gets_its_own_reply(connection: Connection, red
     ],
 )
 def test_what_a_server_answers_says_what_to_do(connection: Connection, words: str, kind: type[PumpError]) -> None:
-    answering = script(f"return redis.error_reply([[{words}]])")
+    answering = Script(f"return redis.error_reply([[{words}]])")
 
     with pytest.raises(kind) as raised:
-        connection.execute(answering.call([]))
+        connection.execute(answering.call("", []))
 
     assert words.rsplit(maxsplit=1)[-1] in str(raised.value)
 

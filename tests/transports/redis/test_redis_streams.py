@@ -7,7 +7,6 @@ import pytest
 
 from pump.errors import LeaseLost, SetupError, TransportError
 from pump.transports.redis import streams as redis_streams
-from pump.transports.redis.stream_scripts import NOBODY
 from support.redis_bench import INVALID, REJECTED, StreamBench, bodies, receive
 from support.waiting import eventually
 
@@ -189,7 +188,7 @@ def test_what_was_handed_back_is_anothers_at_once_in_order_and_uncounted(streams
     messages = receive(first, 3)
 
     first.hand_back(messages)
-    assert streams.pending() == {NOBODY: 3}
+    assert streams.pending() == {"pump-nobody": 3}
     again = receive(second, 4)
 
     assert bodies(again) == ["1", "2", "3", "4"]
