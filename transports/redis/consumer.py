@@ -91,21 +91,16 @@ class RedisConsumer(ABC):
     def _leave(self) -> None:
         """Have the server forget this consumer."""
 
-    @abstractmethod
-    def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """A copy comes to this channel after the delay, and the original is removed: both, or neither."""
+    # Each of these makes a command for the public method of that name.
 
     @abstractmethod
-    def extend(self, message: Message) -> None:
-        """Renew its lease."""
-
+    def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command: ...
     @abstractmethod
-    def hand_back(self, messages: Sequence[Message]) -> None:
-        """Make these available at once to any consumer, in their old order, as if they had not been delivered."""
-
+    def _extend(self, message: Message) -> Command: ...
     @abstractmethod
-    def purge(self) -> int:
-        """Remove everything that waits in the channel or is due later; returns how many messages that were."""
+    def _hand_back(self, messages: Sequence[Message]) -> Command: ...
+    @abstractmethod
+    def _purge(self) -> Command: ...
 
     # -- receiving
 
@@ -238,6 +233,11 @@ class RedisConsumer(ABC):
     def nack(self, message: Message) -> None:  # noqa: B027 - it is complete
         """Nothing is sent: Redis takes nothing back without counting a delivery. The channel holds the message."""
 
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        """Store a copy that comes to this channel after the delay, and remove the original: both, or neither."""
+        self._execute_if_held(message, self._requeue(message, round(delay * 1000), attempts))
+        self._poll_within(delay)
+
     def reject(self, message: Message, rejection: Rejection) -> None:
         """Store a dead letter and remove the original: both, or neither."""
         topic = self._destinations.for_rejected(rejection.kind)
@@ -266,6 +266,28 @@ class RedisConsumer(ABC):
             done = 0
         if done != 1:
             raise LeaseLost(f"message {message.id} of {self._channel} is not this consumer's any more")
+
+    def extend(self, message: Message) -> None:
+        """Renew its lease; LeaseLost if the delivery is not this consumer's any more."""
+        now = self._clock.monotonic()
+        self._execute_if_held(message, self._extend(message))
+        if message.lease_expires is not None:
+            message.lease_expires = now + self._lease
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Make these available at once to any consumer, in their old order, as if they had not been delivered."""
+        self._flush()
+        with suppress(NoGroup):  # with the group, all that was pending is gone
+            self._connection.execute(self._hand_back(messages))
+        self._poll_within(0.0)
+
+    def purge(self) -> int:
+        """Remove everything that waits or is due later; what other consumers have stays theirs."""
+        self._flush()
+        removed = 0
+        while some := int(self._connection.execute(self._purge())):  # a script removes a limited number at a time
+            removed += some
+        return removed
 
     # -- ending
 

@@ -31,17 +31,9 @@ RECEIPT_LENGTH: Final = len(MAGIC) + 16
 _JSON_START: Final = RECEIPT_LENGTH + 4
 
 _HEADER_TEXTS: Final = {
-    "id": "id",
-    "type": "type",
-    "version": "version",
-    "kind": "kind",
-    "content-type": "content_type",
-    "key": "key",
-    "correlation-id": "correlation_id",
-    "reply-to": "reply_to",
-    "topic": "topic",
+    attribute.replace("_", "-"): attribute for attribute in Header._fields if attribute not in {"timestamp", "headers"}
 }
-"""Texts that are attributes of a Header."""
+"""The texts that are attributes of a Header, and how they are called there."""
 _TIME: Final = "time"
 _RESERVED: Final = frozenset({*_HEADER_TEXTS, _TIME, IDENTITY})
 _KINDS: Final = frozenset({"command", "event", "document"})

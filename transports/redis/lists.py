@@ -167,13 +167,11 @@ class ListConsumer(RedisConsumer):
     def _ack_commands(self, receipts: Sequence[Any], name: str) -> Sequence[Command]:
         return [LISTS.call("acknowledge", [self._keys.held + name], *receipts)]
 
-    def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """A copy goes to the end of the channel's list, at once or when it is due; the original is removed."""
+    def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command:
+        """The copy goes to the end of the channel's list, at once or when it is due."""
         copy = copy_envelope(message, attempts, self._clock.wall(), topic=self._destinations.topic)
         keys = (self._held, self._keys.list, self._keys.due)
-        command = LISTS.call("requeue", keys, self._receipt(message), round(delay * 1000), copy)
-        self._execute_if_held(message, command)
-        self._poll_within(delay)
+        return LISTS.call("requeue", keys, self._receipt(message), delay_ms, copy)
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
         keys, args = [self._held], [self._receipt(message)]
@@ -184,20 +182,17 @@ class ListConsumer(RedisConsumer):
             args += (topic.encode(), target.begin.encode(), letter)
         self._execute_if_held(message, LISTS.call("reject", keys, *args))
 
-    def extend(self, message: Message) -> None:
-        """It is this consumer's as long as the heartbeat goes on; LeaseLost if the consumer was taken for dead."""
-        self._execute_if_held(message, LISTS.call("is_held", [self._held], self._receipt(message)))
+    def _extend(self, message: Message) -> Command:
+        """Nothing but a question: the message is this consumer's as long as the heartbeat goes on."""
+        return LISTS.call("is_held", [self._held], self._receipt(message))
 
-    def hand_back(self, messages: Sequence[Message]) -> None:
+    def _hand_back(self, messages: Sequence[Message]) -> Command:
         """They go back to the head of the channel's list."""
-        self._flush()
         receipts = [self._receipt(message) for message in messages]
-        self._connection.execute(LISTS.call("hand_back", [self._held, self._keys.list], *receipts))
+        return LISTS.call("hand_back", [self._held, self._keys.list], *receipts)
 
-    def purge(self) -> int:
-        """Remove everything that waits or is due later on this channel; what other consumers have stays theirs."""
-        self._flush()
-        return int(self._connection.execute(LISTS.call("purge", [self._keys.list, self._keys.due])))
+    def _purge(self) -> Command:
+        return LISTS.call("purge", [self._keys.list, self._keys.due])
 
     def _leave(self) -> None:
         self._connection.execute(self._give_back(self._name))

@@ -217,12 +217,11 @@ class StreamConsumer(RedisConsumer):
                 commands.append(STREAMS.call("acknowledge", [key], *args))
         return commands
 
-    def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """A copy comes by the channel's own stream, at once or when it is due; the original is removed."""
-        delay_ms = round(delay * 1000)
+    def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command:
+        """The copy comes by the channel's own stream, at once or when it is due."""
         copy_keys = self._keys.later if delay_ms > 0 else self._keys.streams[1:]
-        self._replace(message, copy_keys, copy_fields(message, attempts, self._clock.wall()), delay_ms)
-        self._poll_within(delay)
+        fields = copy_fields(message, attempts, self._clock.wall())
+        return self._replace(message, copy_keys, fields, delay_ms)
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
         fields = [] if topic is None else dead_letter_fields(message, rejection)
@@ -230,37 +229,24 @@ class StreamConsumer(RedisConsumer):
         if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only what others sent: stored first, as one step is not possible
             self._connection.execute(("XADD", *keys, "*", *fields))
             keys, fields = [], []
-        self._replace(message, keys, fields)
+        self._execute_if_held(message, self._replace(message, keys, fields))
 
     def _replace(
         self, message: Message, copy_keys: Sequence[str], fields: Sequence[str | bytes], delay_ms: int = 0
-    ) -> None:
-        keys, args = (*self._keys.streams, *copy_keys), (*self._receipt(message), delay_ms, *fields)
-        self._execute_if_held(message, STREAMS.call("replace", keys, *self._member, *args))
+    ) -> Command:
+        keys, receipt = (*self._keys.streams, *copy_keys), self._receipt(message)
+        return STREAMS.call("replace", keys, *self._member, *receipt, delay_ms, *fields)
 
-    def extend(self, message: Message) -> None:
-        """The lease begins anew."""
-        now = self._clock.monotonic()
-        command = STREAMS.call("extend", self._keys.streams, *self._member, *self._receipt(message))
-        self._execute_if_held(message, command)
-        message.lease_expires = now + self._lease
+    def _extend(self, message: Message) -> Command:
+        return STREAMS.call("extend", self._keys.streams, *self._member, *self._receipt(message))
 
-    def hand_back(self, messages: Sequence[Message]) -> None:
+    def _hand_back(self, messages: Sequence[Message]) -> Command:
         """They become nobody's, and every consumer polls for those first; their deliveries are not counted."""
-        self._flush()
         args = [word for each in messages for word in (*self._receipt(each), each.deliveries - 1)]
-        with suppress(NoGroup):  # with the group, all that was pending is gone
-            self._connection.execute(STREAMS.call("hand_back", self._keys.streams, *self._member, *args))
-        self._poll_within(0.0)
+        return STREAMS.call("hand_back", self._keys.streams, *self._member, *args)
 
-    def purge(self) -> int:
-        """Remove everything that waits or is due later on this channel; what other consumers have stays theirs."""
-        self._flush()
-        command = STREAMS.call("purge", (*self._keys.streams, *self._keys.later), *self._member)
-        removed = 0
-        while some := int(self._connection.execute(command)):
-            removed += some
-        return removed
+    def _purge(self) -> Command:
+        return STREAMS.call("purge", (*self._keys.streams, *self._keys.later), *self._member)
 
     def _leave(self) -> None:
         with suppress(NoGroup):  # with the group, its consumers are gone

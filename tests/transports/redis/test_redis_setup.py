@@ -198,7 +198,7 @@ def test_the_examples_of_the_page_do_what_they_say(
         with shop.careful:
             assert client.exists("{shop}:orders")
         client.xadd("orders.dead", {"body": '{"sku": "piano", "quantity": 1}', "pump-reason": "TooLarge"})
-        with shop.mourning:
+        with shop.reading:
             eventually(lambda: "TooLarge piano" in said or says())
 
         for line in "".join(blocks("sh")).splitlines():
