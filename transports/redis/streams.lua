@@ -12,6 +12,12 @@ local function has_group(key, group)
   return false
 end
 
+local function create_group(key, group)
+  if redis.call('EXISTS', key) == 0 or not has_group(key, group) then
+    redis.call('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM')
+  end
+end
+
 local function has_pending(key, group, consumer)
   return redis.call('XPENDING', key, group, '-', '+', 1, consumer)[1]
 end
@@ -33,10 +39,9 @@ function functions.declare()
   for place, key in ipairs(KEYS) do
     local wrong = wrong_type(key, 'stream')
     if wrong then return wrong end
-    local exists = redis.call('EXISTS', key) == 1
     if place <= with_group then
-      if not (exists and has_group(key, group)) then redis.call('XGROUP', 'CREATE', key, group, '0', 'MKSTREAM') end
-    elseif not exists then
+      create_group(key, group)
+    elseif redis.call('EXISTS', key) == 0 then
       redis.call('XGROUP', 'CREATE', key, 'pump-declare', '0', 'MKSTREAM')
       redis.call('XGROUP', 'DESTROY', key, 'pump-declare')
     end
@@ -55,7 +60,8 @@ function functions.find_missing()
   return false
 end
 
--- Makes what is pending under earlier names of a consumer nobody's, in order, its deliveries counted as they are.
+-- Makes what is pending under earlier names of a consumer nobody's, in order, its deliveries counted as they are. The
+-- channel's own stream is created here too, since a group that others made does not have it.
 function functions.take_over()
   local group, consumer, prefix = unpack(ARGV)
   local function release(key, name)
@@ -71,7 +77,8 @@ function functions.take_over()
     end
     if not has_pending(key, group, name) then redis.call('XGROUP', 'DELCONSUMER', key, group, name) end
   end
-  for _, key in ipairs(KEYS) do
+  for place, key in ipairs(KEYS) do
+    if place == 2 then create_group(key, group) end
     for _, each in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
       if each[2] ~= consumer and string.sub(each[2], 1, #prefix) == prefix then release(key, each[2]) end
     end
@@ -186,9 +193,10 @@ function functions.poll()
 end
 
 -- Removes what every group has acknowledged from the topic's stream, unless it is to be kept for longer (keep_ms; -1 is
--- for ever), and consumers that were not seen for gone_ms and have nothing pending.
+-- for ever), and consumers that were not seen for gone_ms and have nothing pending. Takes over again, since what was
+-- asked for under an earlier name may have come since.
 function functions.trim()
-  local main, group, consumer, keep_ms, gone_ms = KEYS[1], unpack(ARGV)
+  local main, group, consumer, _, keep_ms, gone_ms = KEYS[1], unpack(ARGV)
 
   local function numbers(id)
     local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
@@ -221,6 +229,7 @@ function functions.trim()
       end
     end
   end
+  functions.take_over()
 end
 
 -- Removes a consumer that has nothing pending.

@@ -30,7 +30,7 @@ from pump.transports.redis.entries import (
     entry_fields,
 )
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import STREAMS, Command
+from pump.transports.redis.scripts import STREAMS, Argument, Command
 from pump.transports.redis.settings import Server
 from pump.transports.redis.transport import LARGEST_BODY, LARGEST_HEADERS, LEASE, OPTIONS, RedisBase
 
@@ -139,29 +139,27 @@ class StreamConsumer(RedisConsumer):
         self._keys: Final = StreamKeys(self._destinations, transport.prefix)
         self._prefix: Final = transport.prefix
         self._keep_ms: Final = transport.keep_ms
-        self._member: Final = (self._channel, self._name)
         topic, stream = self._destinations.topic, self._keys.streams[0]
         self._reader: Final = EntryReader(topic, stream, self.generation, transport.body_field)
         self._claim_at = 0.0
         self._trim_at = self._clock.monotonic() + TRIM_SECONDS
 
     def _take_over(self) -> None:
-        main, own = self._keys.streams
-        args = (*self._member, self._reusable_name.prefix)
-        self._connection.execute(STREAMS.call("take_over", [main], *args))
-        # the channel's own stream is created here too, since a group that others made does not have it
-        self._connection.execute(STREAMS.call("declare", [own], self._channel, 1))
-        self._connection.execute(STREAMS.call("take_over", [own], *args))
+        self._connection.execute(self._call("take_over", self._reusable_name.prefix))
+
+    def _call(self, function: str, *args: Argument, more_keys: Sequence[str] = ()) -> Command:
+        """The call of a function for this consumer."""
+        return STREAMS.call(function, (*self._keys.streams, *more_keys), self._channel, self._name, *args)
 
     # -- receiving
 
     def _poll(self, limit: int) -> Sequence[Message]:
         """What is due, handed back, expired, or on the channel's own stream: all of it before what is new."""
         now = self._clock.monotonic()
-        keys = (*self._keys.streams, *self._keys.topic_later, *self._keys.later)
+        waiting = (*self._keys.topic_later, *self._keys.later)
         claims = now >= self._claim_at
         lease_ms = max(1, round(self._lease * 1000)) if claims else 0
-        found, due_ms, lost = self._execute_reading(STREAMS.call("poll", keys, *self._member, limit, lease_ms))
+        found, due_ms, lost = self._execute_reading(self._call("poll", limit, lease_ms, more_keys=waiting))
         if len(found) >= limit:
             self._poll_at = 0.0  # there may be more
         else:
@@ -181,7 +179,7 @@ class StreamConsumer(RedisConsumer):
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
         """What no consumer of the group has received yet."""
         block = ("BLOCK", int(wait * 1000)) if wait >= SHORTEST_BLOCK else ()
-        group = ("GROUP", *self._member, "COUNT", limit)
+        group = ("GROUP", self._channel, self._name, "COUNT", limit)
         reply = self._execute_reading(("XREADGROUP", *group, *block, "STREAMS", self._keys.streams[0], ">"))
         return self._messages(EntryReceipt(1, id, 1, fields) for id, fields in reply[0][1]) if reply else ()  # noqa: A001
 
@@ -191,11 +189,9 @@ class StreamConsumer(RedisConsumer):
 
     def _trim(self, now: float) -> None:
         self._trim_at = now + TRIM_SECONDS
-        streams, gone_ms = self._keys.streams, round(GONE_SECONDS * 1000)
+        gone_ms = round(GONE_SECONDS * 1000)
         try:
-            self._reading.execute(STREAMS.call("trim", streams, *self._member, self._keep_ms, gone_ms))
-            # what was read for an earlier consumer of this name may have arrived there since
-            self._reading.execute(STREAMS.call("take_over", streams, *self._member, self._reusable_name.prefix))
+            self._reading.execute(self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms))
         except SetupError as error:  # messages are received all the same
             self._trim_at = inf
             log.warning("redis: the stream of %s is not trimmed: %s", self._destinations.topic, error)
@@ -234,20 +230,19 @@ class StreamConsumer(RedisConsumer):
     def _replace(
         self, message: Message, copy_keys: Sequence[str], fields: Sequence[str | bytes], delay_ms: int = 0
     ) -> Command:
-        keys, receipt = (*self._keys.streams, *copy_keys), self._receipt(message)
-        return STREAMS.call("replace", keys, *self._member, *receipt, delay_ms, *fields)
+        return self._call("replace", *self._receipt(message), delay_ms, *fields, more_keys=copy_keys)
 
     def _extend(self, message: Message) -> Command:
-        return STREAMS.call("extend", self._keys.streams, *self._member, *self._receipt(message))
+        return self._call("extend", *self._receipt(message))
 
     def _hand_back(self, messages: Sequence[Message]) -> Command:
         """They become nobody's, and every consumer polls for those first; their deliveries are not counted."""
         args = [word for each in messages for word in (*self._receipt(each), each.deliveries - 1)]
-        return STREAMS.call("hand_back", self._keys.streams, *self._member, *args)
+        return self._call("hand_back", *args)
 
     def _purge(self) -> Command:
-        return STREAMS.call("purge", (*self._keys.streams, *self._keys.later), *self._member)
+        return self._call("purge", more_keys=self._keys.later)
 
     def _leave(self) -> None:
         with suppress(NoGroup):  # with the group, its consumers are gone
-            self._connection.execute(STREAMS.call("leave", self._keys.streams, *self._member))
+            self._connection.execute(self._call("leave"))
