@@ -107,6 +107,13 @@ def test_the_rules_of_the_queue_on_postgresql_are_in_the_wheel(wheel: ZipFile) -
     assert {name.rpartition("/")[2] for name in wheel.namelist() if name.endswith(".sql")} == files
 
 
+def test_the_functions_in_lua_are_in_the_wheel(wheel: ZipFile) -> None:
+    files = {file.name for file in (PACKAGES["pump.transports"] / "redis").glob("*.lua")}
+
+    assert files
+    assert {name.rpartition("/")[2] for name in wheel.namelist() if name.endswith(".lua")} == files
+
+
 def test_handlers_are_a_file_each() -> None:
     assert {file.parent for file in modules("pump.handlers").values()} == {PACKAGES["pump.handlers"]}
 

@@ -55,8 +55,8 @@ class RedisBench(ABC):
         return opened
 
     @property
-    def grave(self) -> str:
-        """Where dead letters go."""
+    def dead_letter(self) -> str:
+        """The topic of the channel's dead letters."""
         return f"{self.channel}.dead"
 
     def key(self, what: str) -> str:

@@ -13,7 +13,7 @@ from pump.errors import PublishError
 from pump.message import Header, Message
 
 
-class Reader(Protocol):
+class BusConsumer(Protocol):
     """What a channel knows of a consumer."""
 
     @property
@@ -24,12 +24,12 @@ class Reader(Protocol):
     def in_hand(self) -> int:
         """How many messages it has received and not settled."""
 
-    def lapse(self, channel: "Channel", now: float) -> float:
-        """Give back what has lapsed by now; says when the next one does."""
+    def expire(self, channel: "BusChannel", now: float) -> float:
+        """Give back what has expired by now; returns when the next one expires."""
 
 
-class Entry:
-    """One message of one channel, as the bus knows it. It is never handed out itself."""
+class BusMessage:
+    """One message of one channel, as the bus keeps it. Each delivery is a copy."""
 
     __slots__ = ("attempts", "body", "deliveries", "expires", "header", "identity", "place", "unexplained")
 
@@ -43,94 +43,97 @@ class Entry:
         self.attempts = 0
         self.expires = inf
 
-    def message(self) -> Message:
-        """A copy of it, to look at."""
+    def copy(self, receipt: object = None, generation: int = 0, lease_expires: float | None = None) -> Message:
+        """A delivery of it; without a receipt, a copy to look at."""
         return Message(
             self.header,
             self.body,
             identity=self.identity,
+            receipt=receipt,
+            generation=generation,
             deliveries=self.deliveries,
             attempts=self.attempts,
             unexplained=self.unexplained,
+            lease_expires=lease_expires,
             position=self.place,
         )
 
 
-class Channel:
-    """What waits, what is due later, and who consumes it. Everything here happens under the bus's lock."""
+class BusChannel:
+    """The messages that wait or are due later, and the consumers. Everything here happens under the bus's lock."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.consumers: set[Reader] = set()
-        self.waiting: dict[Reader, None] = {}
+        self.consumers: set[BusConsumer] = set()
+        self.waiting: dict[BusConsumer, None] = {}
         self.next_due = inf
-        """Never later than the moment at which time alone makes a message receivable: waits end there."""
-        self.returned: list[tuple[int, Entry]] = []
-        """Given back, by place: all of them before the fresh ones, since each was once the first of those."""
-        self.fresh: deque[Entry] = deque()
-        self.scheduled: list[tuple[float, int, Entry]] = []
+        """When time alone makes a message receivable, or earlier: waits end then."""
+        self.returned: list[tuple[int, BusMessage]] = []
+        """Messages given back, by place. They come before the new ones, since each was once the first of those."""
+        self.new: deque[BusMessage] = deque()
+        self.scheduled: list[tuple[float, int, BusMessage]] = []
         self._places = count(1)
 
     @property
     def pending(self) -> int:
         """How many messages can be received now."""
-        return len(self.returned) + len(self.fresh)
+        return len(self.returned) + len(self.new)
 
     def add(self, header: Header, body: bytes, due: float | None = None) -> None:
-        """Put a message that is new here at the tail, now or when it is due."""
+        """Add a new message at the tail, now or when it is due."""
         place = next(self._places)
-        entry = Entry(header, body, header.id or f"{self.name}/{place}", place)
+        entry = BusMessage(header, body, header.id or f"{self.name}/{place}", place)
         if due is None:
-            self.fresh.append(entry)
+            self.new.append(entry)
             self.wake(1)
         else:
             self.schedule(entry, due)
 
-    def append(self, entry: Entry) -> None:
-        """Put it at the tail."""
+    def append(self, entry: BusMessage) -> None:
+        """Move it to the tail."""
         entry.place = next(self._places)
-        self.fresh.append(entry)
+        self.new.append(entry)
 
-    def put_back(self, entry: Entry) -> None:
-        """Put it at its old place, before all that nobody has received yet."""
+    def put_back(self, entry: BusMessage) -> None:
+        """Put it back at its old place, before all that was not received yet."""
         heappush(self.returned, (entry.place, entry))
 
-    def schedule(self, entry: Entry, due: float) -> None:
-        """Put it at the tail when it is due."""
+    def schedule(self, entry: BusMessage, due: float) -> None:
+        """Move it to the tail when it is due."""
         heappush(self.scheduled, (due, next(self._places), entry))
         self.expect(due)
 
-    def pop(self) -> Entry:
-        """Take out the first one that can be received."""
-        return heappop(self.returned)[1] if self.returned else self.fresh.popleft()
+    def pop(self) -> BusMessage:
+        """Remove and return the first message that can be received."""
+        return heappop(self.returned)[1] if self.returned else self.new.popleft()
 
     def expect(self, due: float) -> None:
-        """Time will do something then: whoever waits without knowing that has to look at the clock anew."""
+        """Something happens at that time: wake the consumers that wait for a later time."""
         if due < self.next_due:
             self.next_due = due
             self.wake(len(self.waiting))
 
     def wake(self, number: int) -> None:
-        """Wake those who have waited longest: one for each message that became receivable, and no more."""
+        """Wake the consumers that have waited longest, one for each message that became receivable."""
         if self.waiting:
             for consumer in list(islice(self.waiting, number)):
                 del self.waiting[consumer]
                 consumer.woken.set()
 
     def pass_time(self, now: float) -> None:
-        """Make receivable what is due and what has lapsed by now. Who waits for that wakes by itself."""
+        """Make receivable what is due and what has expired by now."""
         if now < self.next_due:
             return
         while self.scheduled and self.scheduled[0][0] <= now:
             self.append(heappop(self.scheduled)[2])
-        lapses = [consumer.lapse(self, now) for consumer in self.consumers]
-        self.next_due = min([self.scheduled[0][0] if self.scheduled else inf, *lapses])
+        expiries = [consumer.expire(self, now) for consumer in self.consumers]
+        self.next_due = min([self.scheduled[0][0] if self.scheduled else inf, *expiries])
 
     def purge(self) -> int:
-        """Forget what waits and what is due later; says how many messages that were."""
+        """Remove what waits and what is due later; returns how many messages that were."""
         number = self.pending + len(self.scheduled)
         self.returned.clear()
-        self.fresh.clear()
+        self.new.clear()
         self.scheduled.clear()
         return number
 
@@ -138,16 +141,16 @@ class Channel:
 class MemoryBus:
     """What memory transports share: the channels, the topics they are bound to, one clock and one lock.
 
-    A message sent to a topic goes to every channel bound to it. The bus tells tests what each channel holds;
-    a channel that does not exist holds nothing. What takes or gives a channel is for transports.
+    A message sent to a topic goes to every channel bound to it. Tests may ask for the messages of a channel by its
+    name; a channel that does not exist has none. The methods that take or return a channel are for transports.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Final[Clock] = SystemClock() if clock is None else clock
         self.lock: Final = Lock()
-        """Whoever touches a channel holds it."""
-        self._channels: Final[dict[str, Channel]] = {}
-        self._topics: Final[dict[str, tuple[Channel, ...]]] = {}
+        """Held while a channel is used."""
+        self._channels: Final[dict[str, BusChannel]] = {}
+        self._topics: Final[dict[str, tuple[BusChannel, ...]]] = {}
 
     def channels(self) -> Sequence[str]:
         """The names of all channels there are."""
@@ -160,7 +163,7 @@ class MemoryBus:
             return self._at_present(channel).pending
 
     def locked(self, channel: str) -> int:
-        """How many messages of the channel are in the hands of its consumers."""
+        """How many messages of the channel its consumers have received and not settled."""
         with self.lock:
             return sum(consumer.in_hand for consumer in self._at_present(channel).consumers)
 
@@ -170,25 +173,25 @@ class MemoryBus:
             return len(self._at_present(channel).scheduled)
 
     def messages(self, channel: str) -> Sequence[Message]:
-        """Copies of what can be received from the channel now, in order, with the deliveries so far."""
+        """Copies of what can be received from the channel now, in order."""
         with self.lock:
             found = self._at_present(channel)
-            entries = [entry for _, entry in sorted(found.returned)] + list(found.fresh)
-            return tuple(entry.message() for entry in entries)
+            entries = [entry for _, entry in sorted(found.returned)] + list(found.new)
+            return tuple(entry.copy() for entry in entries)
 
-    def find(self, name: str) -> Channel | None:
-        """The channel, with the lock held."""
+    def find(self, name: str) -> BusChannel | None:
+        """The channel; with the lock held."""
         return self._channels.get(name)
 
-    def bound(self, topic: str) -> Sequence[Channel]:
-        """The channels that get what is sent to the topic, with the lock held."""
+    def bound(self, topic: str) -> Sequence[BusChannel]:
+        """The channels that get what is sent to the topic; with the lock held."""
         return self._topics.get(topic, ())
 
-    def declare(self, name: str, topic: str | None = None) -> Channel:
-        """The channel, made if need be and bound to the topic if one is given, with the lock held."""
+    def declare(self, name: str, topic: str | None = None) -> BusChannel:
+        """The channel, created if it does not exist, and bound to the topic if one is given; with the lock held."""
         channel = self._channels.get(name)
         if channel is None:
-            channel = self._channels[name] = Channel(name)
+            channel = self._channels[name] = BusChannel(name)
         if topic is not None and channel not in self.bound(topic):
             self._topics[topic] = (*self.bound(topic), channel)
         return channel
@@ -212,9 +215,9 @@ class MemoryBus:
                 for channel in route:
                     channel.add(message.header, message.body, due)
 
-    def _at_present(self, name: str) -> Channel:
+    def _at_present(self, name: str) -> BusChannel:
         channel = self._channels.get(name)
         if channel is None:
-            return Channel(name)
+            return BusChannel(name)
         channel.pass_time(self.clock.monotonic())
         return channel

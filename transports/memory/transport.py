@@ -7,7 +7,6 @@ from itertools import count, takewhile
 from math import inf
 from threading import Lock
 from typing import Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pump.capabilities import Capabilities
 from pump.clock import Clock, Signal
@@ -15,35 +14,25 @@ from pump.dead_letter import Rejection, dead_letter
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, LeaseLost, PublishError, SetupError, TransportError
 from pump.message import Message
-from pump.subscription import DEFAULT_DEAD_LETTER, Publication, Subscription
+from pump.subscription import Publication, Subscription
+from pump.transport_kit.dead_letters import report_gone
+from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
-from pump.transports.memory.bus import Channel, Entry, MemoryBus
+from pump.transport_kit.sending import not_sent
+from pump.transport_kit.settings import read_url
+from pump.transports.memory.bus import BusChannel, BusMessage, MemoryBus
 
 log: Final = logging.getLogger("pump.transports.memory")
 
 ACK_TIMEOUT: Final = 30.0
-"""Seconds for which a delivery is its consumer's alone, unless it is extended."""
+"""Seconds for which a delivery belongs to its consumer, unless it is extended."""
 LONGEST_TURN: Final = 0.002
-"""Seconds after which an awaiting consumer gives the loop's other tasks their turn, if messages never run out."""
+"""Seconds after which an awaiting consumer lets the loop's other tasks run, while there are always messages."""
 
 _receipts: Final = count(1)
 _buses: Final[dict[str, MemoryBus]] = {}
-"""For as long as the process lives: what was sent to memory://name waits for whoever comes to receive it."""
+"""Kept until the process ends: what was sent to memory://name waits for the next consumer."""
 _buses_lock: Final = Lock()
-
-
-class _Names:
-    """Where a subscription consumes from, and where its rejected messages go."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self.topic = subscription.topic or getattr(subscription.request, "__name__", "")
-        self.channel = subscription.channel or self.topic
-        by_default = subscription.dead_letter == DEFAULT_DEAD_LETTER
-        self.dead_letter = f"{self.channel}.dead" if by_default else subscription.dead_letter
-        self.invalid = self.dead_letter if subscription.invalid is None else subscription.invalid
-        self.graves = [name for name in (self.dead_letter, self.invalid) if name is not None]
-        if self.channel in self.graves:
-            raise ConfigurationError(f"Subscription {subscription} would receive its own dead letters")
 
 
 class MemoryConsumer:
@@ -54,16 +43,16 @@ class MemoryConsumer:
     def __init__(self, bus: MemoryBus, subscription: Subscription, ack_timeout: float) -> None:
         self.generation = new_generation()
         self.woken: Final = Signal()
-        """Set when there may be something to receive, or a reason not to wait for it any longer."""
-        self.patience = 0.0
-        """For how long a receive waits at most before it looks again."""
+        """Set when there may be something to receive, or a reason to stop waiting."""
+        self.longest_wait = 0.0
+        """How many seconds a receive waits at most before it looks again."""
         self._bus: Final = bus
-        self._names: Final = _Names(subscription)
+        self._destinations: Final = Destinations.of(subscription)
         self._creates: Final = subscription.missing == "create"
         self._lease: Final = ack_timeout if subscription.lease is None else seconds(subscription.lease)
-        self._locked: Final[dict[object, Entry]] = {}
-        """By receipt, and by the time when they lapse, since an extended one goes to the end."""
-        self._channel: Channel | None = None
+        self._locked: Final[dict[object, BusMessage]] = {}
+        """By receipt. The first expires first, since an extended one goes to the end."""
+        self._channel: BusChannel | None = None
         self._interrupted = False
         self._closed = False
 
@@ -73,19 +62,19 @@ class MemoryConsumer:
         return len(self._locked)
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
         clock = self._bus.clock
         deadline = clock.monotonic() + timeout
         try:
             while (messages := self.take(limit, deadline)) is None:
-                clock.wait(self.woken, self.patience)
+                clock.wait(self.woken, self.longest_wait)
         except BaseException:
             self.stop_waiting()
             raise
         return messages
 
     def take(self, limit: int, deadline: float) -> Sequence[Message] | None:
-        """What a receive returns now. None: it has to wait until woken, or until its patience is over."""
+        """What a receive returns now; None if it has to wait until woken, for `longest_wait` at most."""
         with self._bus.lock:
             channel = self._open_channel()
             channel.waiting.pop(self, None)
@@ -96,13 +85,13 @@ class MemoryConsumer:
                 self.woken.clear()  # before the look at _interrupted, which is set before woken is
                 if not self._interrupted:
                     channel.waiting[self] = None
-                    self.patience = min(deadline, channel.next_due) - now
+                    self.longest_wait = min(deadline, channel.next_due) - now
                     return None
             self._interrupted = False
             return batch
 
     def stop_waiting(self) -> None:
-        """Leave a receive without a result; another one gets the wake-up that came too late for this one."""
+        """End a receive without a result; a wake-up that came too late for it goes to another consumer."""
         with self._bus.lock:
             channel = self._channel
             if channel is not None and channel.pending and self not in channel.waiting:
@@ -113,26 +102,26 @@ class MemoryConsumer:
     def acknowledge(self, message: Message) -> None:
         """The message is done."""
         bus = self._bus
-        with bus.lock:
+        with bus.lock:  # as `_release`, without a call more for every message
             entry = self._locked.get(message.receipt)
             if entry is None or entry.expires <= bus.clock.monotonic():
-                raise self._refusal(message)
+                raise self._lease_lost(message)
             del self._locked[message.receipt]
 
     def nack(self, message: Message) -> None:
-        """Give it back to its old place, where anybody may have it at once."""
+        """Put it back at its old place, where any consumer may have it at once."""
         with self._bus.lock:
             channel = self._open_channel()
             channel.put_back(self._release(message))
             channel.wake(1)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """The same message comes again, at the tail, after `delay` seconds, with so many attempts."""
+        """The same message comes again, at the tail, after `delay` seconds, with that number of attempts."""
         with self._bus.lock:
             channel = self._open_channel()
             entry = self._release(message)
             entry.attempts = attempts
-            entry.unexplained = 0  # whoever counted the attempts has explained every delivery so far
+            entry.unexplained = 0  # `attempts` accounts for every delivery so far
             if delay > 0:
                 channel.schedule(entry, self._bus.clock.monotonic() + delay)
             else:
@@ -140,19 +129,14 @@ class MemoryConsumer:
                 channel.wake(1)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """Move it to the dead letters; without a channel for them it is removed, which the log tells."""
+        """Move it to the dead letters; without a channel for them it is removed, which is logged."""
         with self._bus.lock:
-            grave = self._grave(rejection)
+            channel = self._dead_letter_channel(rejection)
             self._release(message)
-            if grave is not None:
-                grave.add(dead_letter(message, rejection), message.body)
-        if grave is None:
-            log.error(
-                "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
-                message.id,
-                self._names.channel,
-                rejection.reason,
-            )
+            if channel is not None:
+                channel.add(dead_letter(message, rejection), message.body)
+        if channel is None:
+            report_gone(log, message, self._destinations.channel, rejection)
 
     def extend(self, message: Message) -> None:
         """Renew its lease."""
@@ -162,25 +146,25 @@ class MemoryConsumer:
             self._locked[message.receipt] = entry
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Give back messages nobody has begun to handle, to their old places. What lapsed is back already."""
+        """Put messages back at their old places; those that have expired are there already."""
         with self._bus.lock:
             channel = self._open_channel()
             channel.pass_time(self._bus.clock.monotonic())
-            ours = [message.receipt for message in messages if message.receipt in self._locked]
-            channel.wake(self._give_back(channel, ours, unexplained=0))
+            receipts = [message.receipt for message in messages if message.receipt in self._locked]
+            channel.wake(self._give_back(channel, receipts, unexplained=0))
 
     def purge(self) -> int:
-        """Remove everything that waits in the channel or is due later; says how many messages that were."""
+        """Remove everything that waits in the channel or is due later; returns how many messages that were."""
         with self._bus.lock:
             return self._open_channel().purge()
 
     def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early. Takes no lock of the bus."""
+        """Make the current receive, or else the next one, return early. Does not take the bus's lock."""
         self._interrupted = True
         self.woken.set()
 
     def close(self) -> None:
-        """Let go of everything: what it has in hand can be received at once, in the old order."""
+        """Close it: what it has not settled can be received at once, in the old order."""
         with self._bus.lock:
             self._closed = True
             self.woken.set()
@@ -188,81 +172,64 @@ class MemoryConsumer:
                 self._channel.consumers.discard(self)
                 self._channel.wake(self._give_back(self._channel, list(self._locked), unexplained=1))
 
-    def lapse(self, channel: Channel, now: float) -> float:
-        """With the bus's lock held: give back what has lapsed by now; says when the next one does."""
-        lapsed = takewhile(lambda receipt: self._locked[receipt].expires <= now, self._locked)
-        self._give_back(channel, list(lapsed), unexplained=1)
+    def expire(self, channel: BusChannel, now: float) -> float:
+        """Give back what has expired by now; returns when the next one expires. With the bus's lock held."""
+        expired = takewhile(lambda receipt: self._locked[receipt].expires <= now, self._locked)
+        self._give_back(channel, list(expired), unexplained=1)
         return next((entry.expires for entry in self._locked.values()), inf)
 
-    def _open_channel(self) -> Channel:
+    def _open_channel(self) -> BusChannel:
         if self._closed:
-            raise TransportError(f"the consumer of {self._names.channel!r} is closed")
+            raise TransportError(f"the consumer of {self._destinations.channel!r} is closed")
         if self._channel is None:
-            self._channel = self._bus.find(self._names.channel)
+            self._channel = self._bus.find(self._destinations.channel)
             if self._channel is None:
-                raise TransportError(f"the memory bus has no channel {self._names.channel!r}")
+                raise TransportError(f"the memory bus has no channel {self._destinations.channel!r}")
             self._channel.consumers.add(self)
         return self._channel
 
-    def _lock(self, channel: Channel, number: int, expires: float) -> list[Message]:
+    def _lock(self, channel: BusChannel, number: int, expires: float) -> list[Message]:
         batch, generation = [], self.generation
         for _ in range(number):
             entry, receipt = channel.pop(), next(_receipts)
             entry.deliveries += 1
             entry.expires = expires
             self._locked[receipt] = entry
-            batch.append(
-                Message(  # as Entry.message does, for every message
-                    entry.header,
-                    entry.body,
-                    identity=entry.identity,
-                    receipt=receipt,
-                    generation=generation,
-                    deliveries=entry.deliveries,
-                    attempts=entry.attempts,
-                    unexplained=entry.unexplained,
-                    lease_expires=expires,
-                    position=entry.place,
-                )
-            )
+            batch.append(entry.copy(receipt, generation, expires))
         if batch:
             channel.expect(expires)
         return batch
 
-    def _held(self, message: Message) -> Entry:
-        entry = self._locked.get(message.receipt)
-        if entry is not None and self._bus.clock.monotonic() < entry.expires:
-            return entry
-        raise self._refusal(message)
-
-    def _refusal(self, message: Message) -> LeaseLost:
+    def _lease_lost(self, message: Message) -> LeaseLost:
         self._open_channel()
-        return LeaseLost(f"message {message.id} of {self._names.channel} is not this consumer's any more")
+        return LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
 
-    def _release(self, message: Message) -> Entry:
-        entry = self._held(message)
+    def _release(self, message: Message) -> BusMessage:
+        entry = self._locked.get(message.receipt)
+        if entry is None or entry.expires <= self._bus.clock.monotonic():
+            raise self._lease_lost(message)
         del self._locked[message.receipt]
         return entry
 
-    def _give_back(self, channel: Channel, receipts: Sequence[object], unexplained: int) -> int:
+    def _give_back(self, channel: BusChannel, receipts: Sequence[object], unexplained: int) -> int:
         for receipt in receipts:
             entry = self._locked.pop(receipt)
             entry.unexplained += unexplained
             channel.put_back(entry)
         return len(receipts)
 
-    def _grave(self, rejection: Rejection) -> Channel | None:
-        name = self._names.invalid if rejection.kind == "unacceptable" else self._names.dead_letter
+    def _dead_letter_channel(self, rejection: Rejection) -> BusChannel | None:
+        name = self._destinations.for_rejected(rejection.kind)
         if name is None:
             return None
-        grave = self._bus.declare(name) if self._creates else self._bus.find(name)
-        if grave is None:
+        channel = self._bus.declare(name) if self._creates else self._bus.find(name)
+        if channel is None:
             raise PublishError(f"the memory bus has no channel {name!r} for dead letters", sent=False)
-        return grave
+        return channel
 
 
 class AsyncMemoryConsumer:
-    """The same, awaiting, on any loop."""
+    """A MemoryConsumer for awaiting callers, on any loop."""
 
     broker_limit: int | None = None
 
@@ -273,7 +240,7 @@ class AsyncMemoryConsumer:
         self._turn_ends = 0.0
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """As MemoryConsumer's; the loop's other tasks have their turn even when messages never run out."""
+        """As MemoryConsumer's; the loop's other tasks run even while there are always messages."""
         consumer, deadline = self._consumer, self._clock.monotonic() + timeout
         loop = asyncio.get_running_loop()
         if loop.time() >= self._turn_ends:
@@ -281,7 +248,7 @@ class AsyncMemoryConsumer:
             self._turn_ends = loop.time() + LONGEST_TURN
         try:
             while (messages := consumer.take(limit, deadline)) is None:
-                await self._clock.wait_async(consumer.woken, consumer.patience)
+                await self._clock.wait_async(consumer.woken, consumer.longest_wait)
         except BaseException:
             consumer.stop_waiting()
             raise
@@ -332,9 +299,9 @@ class MemoryProducer:
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Store every message, receivable after the delay; a PublishError says that none was."""
+        """Store every message, receivable after the delay; PublishError if none was stored."""
         if self._closed:
-            raise PublishError("nothing was sent: the producer is closed", sent=False)
+            raise not_sent("the producer is closed", retriable=True)
         self._bus.publish(messages, delay)
 
     def close(self) -> None:
@@ -343,7 +310,7 @@ class MemoryProducer:
 
 
 class AsyncMemoryProducer:
-    """The same, awaiting."""
+    """A MemoryProducer for awaiting callers."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self._producer: Final = MemoryProducer(bus)
@@ -384,30 +351,24 @@ class MemoryTransport:
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The transport of `memory://`, `memory://name` or `memory://name?ack_timeout=seconds`."""
-        try:
-            parts = urlsplit(url)
-            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-            ack_timeout = float(options.pop("ack_timeout", ACK_TIMEOUT))
-        except ValueError as error:
-            raise ConfigurationError(f"this memory:// URL makes no sense: {error}") from None
-        if options or parts.fragment:
-            unknown = ", ".join(options) or "#"
-            raise ConfigurationError(f"memory:// URLs take a name and ack_timeout=, nothing else: {unknown}")
-        return cls(unquote(parts.netloc + parts.path), ack_timeout=ack_timeout)
+        read = read_url(url, "memory://name?ack_timeout=seconds", {"ack_timeout": float}, schemes=["memory"])
+        return cls(read.name, **read.options)
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says; SetupError names what is not there."""
-        routes = [(subscription.missing, _Names(subscription)) for subscription in subscriptions]
+        """Create or validate what each one needs on the bus; SetupError names what is missing."""
+        channels = [(subscription.missing, Destinations.of(subscription)) for subscription in subscriptions]
         with self.bus.lock:
-            for missing, names in routes:
+            for missing, destinations in channels:
                 if missing == "create":
-                    self._create(names)
+                    self.bus.declare(destinations.channel, destinations.topic)
+                    for name in destinations.dead_letters:
+                        self.bus.declare(name)
             for publication in publications:
                 if publication.missing == "create" and not self.bus.bound(publication.destination):
                     self.bus.declare(publication.destination, publication.destination)
-            for missing, names in routes:
+            for missing, destinations in channels:
                 if missing == "validate":
-                    self._validate(names)
+                    self._validate(destinations)
             for publication in publications:
                 if publication.missing == "validate" and not self.bus.bound(publication.destination):
                     raise SetupError(f"no channel of the memory bus is bound to the topic {publication.destination!r}")
@@ -422,28 +383,23 @@ class MemoryTransport:
         return MemoryProducer(self.bus)
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """As prepare."""
+        """As `prepare`."""
         self.prepare(subscriptions, publications)
 
     async def async_consumer(self, subscription: Subscription) -> AsyncMemoryConsumer:
-        """As consumer."""
+        """As `consumer`."""
         return AsyncMemoryConsumer(self.consumer(subscription), self.bus.clock)
 
     async def async_producer(self) -> AsyncMemoryProducer:
-        """As producer."""
+        """As `producer`."""
         return AsyncMemoryProducer(self.bus)
 
-    def _create(self, names: _Names) -> None:
-        self.bus.declare(names.channel, names.topic)
-        for grave in names.graves:
-            self.bus.declare(grave)
-
-    def _validate(self, names: _Names) -> None:
-        for name in (names.channel, *names.graves):
+    def _validate(self, wanted: Destinations) -> None:
+        for name in (wanted.channel, *wanted.dead_letters):
             if self.bus.find(name) is None:
                 raise SetupError(f"the memory bus has no channel {name!r}, and missing='validate' does not make it")
-        if self.bus.find(names.channel) not in self.bus.bound(names.topic):
-            raise SetupError(f"the channel {names.channel!r} of the memory bus is not bound to {names.topic!r}")
+        if self.bus.find(wanted.channel) not in self.bus.bound(wanted.topic):
+            raise SetupError(f"the channel {wanted.channel!r} of the memory bus is not bound to {wanted.topic!r}")
 
 
 def _named_bus(name: str, clock: Clock | None) -> MemoryBus:

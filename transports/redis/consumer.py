@@ -1,166 +1,165 @@
-"""One consumer's conversation with Redis, whatever its messages are kept in: when it asks, waits and acknowledges."""
+"""What consumers of streams and of lists share: when they poll, wait and acknowledge."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
-from pump.clock import Clock
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PumpError, SetupError, TransportError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.ack_batch import MOST, AckBatch
+from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
-from pump.transports.redis.connection import Command, NoGroup, Reply, Server, Wire, reply_or_raise
-from pump.transports.redis.names import Names, Seat
+from pump.transport_kit.settings import finite_seconds
+from pump.transports.redis.connection import Connection, NoGroup, Reply, reply_or_raise
+from pump.transports.redis.scripts import Command
 
-LOOK_SECONDS: Final = 0.5
-"""How often to look for what comes otherwise than fresh. No read blocks for longer."""
-"""How many acknowledgements wait to be said at one go, and for how many seconds."""
+if TYPE_CHECKING:
+    from pump.transports.redis.transport import RedisBase
+
+POLL_SECONDS: Final = 0.5
+"""How often to poll for what a blocking read does not give. No read blocks for longer."""
+SHORTEST_BLOCK: Final = 0.001
+"""A read that waits for less does not block: to the server 0 ms is for ever."""
 UNBLOCK_AGAIN_SECONDS: Final = 0.02
-PARKED_SECONDS: Final = 8.0
-"""After how long a message comes again that could not be given up."""
-
-
-class Opening(NamedTuple):
-    """What a consumer is opened with."""
-
-    server: Server
-    clock: Clock
-    names: Names
-    seat: Seat
-    rules: Subscription
-    lease: float
-
-
-class Layout(Protocol):
-    """How topics and channels are kept: made, looked for, written to, and consumed from."""
-
-    def consumer(self, opening: Opening) -> "RedisConsumer":
-        """A consumer that is not open yet."""
-
-    def command(self, message: Message, delay: float) -> Command:
-        """What stores one message, at once or after the delay. ValueError where it cannot be written."""
-
-    def declare(self, wire: Wire, names: Names) -> None:
-        """Make whatever of a channel is not there."""
-
-    def validate(self, wire: Wire, names: Names) -> None:
-        """SetupError names what of a channel is not there."""
-
-    def declare_topic(self, wire: Wire, topic: str) -> None:
-        """Make a topic, if it is not there."""
-
-    def validate_topic(self, wire: Wire, topic: str) -> None:
-        """SetupError if the topic is not there."""
 
 
 class RedisConsumer(ABC):
-    """One consumer of one channel. It reads on one connection, which may be blocked there, and settles on another."""
+    """One consumer of one channel. It reads on one connection, where it may be blocked, and settles on another.
+
+    One thread receives; any thread settles or interrupts. What they share is the batch of acknowledgements and the
+    connections, which have locks of their own, and flags, each of which one statement reads or writes.
+    """
 
     broker_limit: int | None = None
 
-    def __init__(self, opening: Opening, layout: Layout) -> None:
+    def __init__(self, transport: "RedisBase", subscription: Subscription) -> None:
         self.generation: Final = new_generation()
-        self.ended: Callable[[], None] = lambda: None
-        """Is told when the seat is free again."""
-        self._names: Final = opening.names
-        self._seat: Final = opening.seat
-        self._name: Final = opening.seat.new_name()
-        self._clock: Final = opening.clock
-        self._missing: Final = opening.rules.missing
-        self._max_attempts: Final = opening.rules.max_attempts
-        self._lease: Final = opening.lease
-        self._layout: Final = layout
-        self._wire: Final = Wire(opening.server, opening.clock)
-        self._reading: Final = Wire(opening.server, opening.clock, patience=LOOK_SECONDS)
-        self._look_at = 0.0
+        self._transport: Final = transport
+        self._destinations: Final = Destinations.of(subscription)
+        self._channel: Final = self._destinations.channel
+        self._missing: Final = subscription.missing
+        self._max_attempts: Final = subscription.max_attempts
+        lease = transport.lease if subscription.lease is None else subscription.lease
+        self._lease: Final = finite_seconds("redis", "lease", lease)
+        self._clock: Final = transport.clock
+        self._connection: Final = Connection(transport.server, self._clock)
+        self._reading: Final = Connection(transport.server, self._clock, longest_block=POLL_SECONDS)
+        self._acks: Final = AckBatch[Hashable, None](self._clock, self._flush, retry_seconds=POLL_SECONDS)
+        self._reusable_name: Final = transport.consumer_names.take(self._names_key)
+        self._name: Final = self._reusable_name.with_letters()
+        self._poll_at = 0.0
         self._blocked = False
         self._interrupted = False
-        self._unsaid: Final = AckBatch[Any, Message](opening.clock, self._flush, retry_seconds=LOOK_SECONDS)
         self._closed = False
 
-    # -- what each kind says in its own way
+    @property
+    def _names_key(self) -> str:
+        return f"{self._destinations.topic}\0{self._channel}"
+
+    # -- what differs between streams and lists
 
     @abstractmethod
     def _take_over(self) -> None:
-        """Have what an earlier holder of the seat has left."""
+        """Make what earlier consumers of this name have not settled available again."""
 
     @abstractmethod
-    def _look(self, limit: int) -> Sequence[Message]:
-        """Up to so many messages that come otherwise than fresh."""
+    def _poll(self, limit: int) -> Sequence[Message]:
+        """Up to so many messages that a blocking read would not give, such as deferred ones that are due."""
 
     @abstractmethod
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
-        """Up to so many fresh messages, waiting for the first one for so many seconds at most."""
+        """Up to so many new messages, waiting at most so many seconds for the first one."""
 
     @abstractmethod
-    def _acknowledgements(self, messages: Sequence[Message], holder: str) -> Sequence[Command]:
-        """The commands that acknowledge these for their holder; each replies which of its were another's by then."""
+    def _receipt(self, message: Message) -> Hashable:
+        """What identifies the delivery to the server."""
 
     @abstractmethod
-    def _handle(self, message: Message) -> Any:  # noqa: ANN401 - whatever can be a key
-        """What the delivery is known by."""
+    def _ack_commands(self, receipts: Sequence[Hashable], name: str) -> Sequence[Command]:
+        """The commands that acknowledge deliveries to the consumer of that name; the replies are what others have."""
+
+    @abstractmethod
+    def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
+        """Store the dead letter in the topic, if any, and remove the original: both, or neither."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """The consumer is not needed any more."""
+        """Have the server forget this consumer."""
+
+    # Each of these makes a command for the public method of that name.
+
+    @abstractmethod
+    def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command: ...
+    @abstractmethod
+    def _extend(self, message: Message) -> Command: ...
+    @abstractmethod
+    def _hand_back(self, messages: Sequence[Message]) -> Command: ...
+    @abstractmethod
+    def _purge(self) -> Command: ...
 
     # -- receiving
 
     def open(self) -> None:
-        """Find the channel, or make it, as its subscription says; take over what the seat's last holder has left."""
+        """Create or validate the channel, as its subscription says, and take over from the name's last consumer."""
         try:
-            if self._missing == "create":
-                self._layout.declare(self._wire, self._names)
-            elif self._missing == "validate":
-                self._layout.validate(self._wire, self._names)
-            self._repeat(self._seat)
+            self._ensure_channel()
+            self._send_left_over()
             self._take_over()
         except BaseException:
-            self._let_go()
+            self._disconnect()
             raise
 
+    def _ensure_channel(self) -> None:
+        destinations = self._destinations
+        self._transport.ensure(self._connection, self._missing, destinations.dead_letters, destinations)
+
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
         deadline = self._clock.monotonic() + timeout
-        limit = min(limit, MOST)  # so that all of a batch is acknowledged together with the next one's read
-        made_anew = False
+        limit = min(limit, MOST)  # so that the acknowledgements of a batch go with the next read
+        created_again = False
         while True:
             try:
-                messages = self._look_or_read(limit, deadline)
+                messages = self._poll_or_read(limit, deadline)
             except NoGroup:
-                if self._missing != "create" or made_anew:
+                if self._missing != "create" or created_again:
                     raise
-                log.warning("redis: channel %s was gone, and is made anew from the beginning", self._names.channel)
-                self._layout.declare(self._wire, self._names)
-                made_anew = True
+                log.warning("redis: channel %s was deleted, and is created again from the beginning", self._channel)
+                self._ensure_channel()
+                created_again = True
                 continue
             if messages or self._interrupted or self._clock.monotonic() >= deadline:
                 self._interrupted = False
                 return messages
 
-    def _look_or_read(self, limit: int, deadline: float) -> Sequence[Message]:
-        if self._clock.monotonic() >= self._look_at:
-            messages = self._look(limit)
+    def _poll_or_read(self, limit: int, deadline: float) -> Sequence[Message]:
+        if self._clock.monotonic() >= self._poll_at:
+            messages = self._poll(limit)
             if messages:
                 return messages
         now = self._clock.monotonic()
-        wait = min(deadline, max(self._look_at, now)) - now
+        wait = min(deadline, max(self._poll_at, now)) - now
         self._blocked = True
         try:
             return self._read(limit, 0.0 if self._interrupted else wait)
         finally:
             self._blocked = False
 
-    def _look_again(self, delay: float = 0.0) -> None:
-        """There will be something to look for then."""
-        self._look_at = min(self._look_at, self._clock.monotonic() + delay)
+    def _poll_when_due(self, now: float, due_ms: int) -> None:
+        """Poll again when the server says that something is due; a negative number means that nothing is."""
+        self._poll_at = now + (min(POLL_SECONDS, due_ms / 1000) if due_ms >= 0 else POLL_SECONDS)
+
+    def _poll_within(self, delay: float) -> None:
+        """Poll again after the delay at the latest."""
+        self._poll_at = min(self._poll_at, self._clock.monotonic() + delay)
 
     def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early."""
+        """Make the current receive, or else the next one, return early."""
         self._interrupted = True
         if self._blocked:
             self._clock.alarm(0.0, self._unblock)
@@ -169,131 +168,131 @@ class RedisConsumer(ABC):
         reader = self._reading.client_id
         if reader and self._blocked and self._interrupted:
             with suppress(PumpError):  # then the read ends by itself, soon
-                self._wire.ask(("CLIENT", "UNBLOCK", reader))
-                self._clock.alarm(UNBLOCK_AGAIN_SECONDS, self._unblock)  # it may have come before the read did
+                self._connection.execute(("CLIENT", "UNBLOCK", reader))
+                self._clock.alarm(UNBLOCK_AGAIN_SECONDS, self._unblock)  # the read may have begun after it
 
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
-        return self._unsaid.add(self._handle(message), message)
+        """Acknowledge it within 20 ms, together with others; False if those have to be sent first."""
+        return self._acks.add(self._receipt(message), None)
 
     def acknowledge(self, message: Message) -> None:
-        """The message is done; said with others at one go."""
+        """The message is done; its acknowledgement is sent together with others."""
         while not self.acknowledge_soon(message):
             self._flush()
 
-    def _repeat(self, seat: Seat) -> None:
-        """Say what the last holder of the seat could not say."""
-        if seat.unsaid:
-            commands = self._acknowledgements(list(seat.unsaid.values()), seat.holder)
-            self._heard(seat.unsaid, self._wire.ask_all(commands))
-            seat.unsaid = {}
-
     def _flush(self) -> None:
-        """Say what is to be acknowledged, now."""
-        self._say(self._wire)
+        """Send the pending acknowledgements now."""
+        self._send_acks(self._connection)
 
-    def _ask_while_reading(self, command: Command) -> Reply:
-        """The reply to a command on the reading connection, at one go with what is to be acknowledged."""
-        (reply,) = self._say(self._reading, command)
+    def _execute_reading(self, command: Command) -> Reply:
+        """The reply to a command on the reading connection, sent together with the pending acknowledgements."""
+        (reply,) = self._send_acks(self._reading, command)
         return reply_or_raise(reply)
 
-    def _say(self, wire: Wire, *more: Command) -> Sequence[Reply]:
-        """Acknowledge what is to be; the replies to what is asked at one go with it."""
-        unsaid = self._unsaid.take()
-        if not unsaid and not more:
+    def _send_acks(self, connection: Connection, *more: Command) -> Sequence[Reply]:
+        """Send the pending acknowledgements together with more commands, whose replies are returned."""
+        acks = self._acks.take()
+        if not acks and not more:
             return ()
         try:
-            commands = self._acknowledgements(list(unsaid.values()), self._name) if unsaid else ()
-            replies = wire.ask_all((*commands, *more))
-            self._heard(unsaid, replies[: len(commands)])
+            commands = self._ack_commands(list(acks), self._name) if acks else ()
+            replies = connection.execute_all((*commands, *more))
+            self._report_late(len(acks), replies[: len(commands)])
         except BaseException:
-            self._unsaid.put_back(unsaid)
+            self._acks.put_back(acks)
             raise
         return replies[len(commands) :]
 
-    def _heard(self, unsaid: Mapping[Any, Message], answers: Sequence[Reply]) -> None:
+    def _send_left_over(self) -> None:
+        """Send the acknowledgements that this name's last consumer could not send."""
+        name = self._reusable_name
+        if name.unsent:
+            replies = self._connection.execute_all(self._ack_commands(name.unsent, name.unsent_by))
+            self._report_late(len(name.unsent), replies)
+            name.unsent = ()
+
+    def _report_late(self, count: int, replies: Sequence[Reply]) -> None:
         late = 0
-        for answer in answers:
-            if isinstance(answer, NoGroup):  # with it, all that was pending is gone
-                late = len(unsaid)
+        for reply in replies:
+            if isinstance(reply, NoGroup):  # with the group, all that was pending is gone
+                late = count
             else:
-                late += len(reply_or_raise(answer))
+                late += len(reply_or_raise(reply))
         if late:
             log.warning(
-                "redis: %d of %d acknowledgements on channel %s came too late: the messages are another's, or gone",
+                "redis: %d of %d acknowledgements on channel %s came too late: others have these messages",
                 late,
-                len(unsaid),
-                self._names.channel,
+                count,
+                self._channel,
             )
 
     # -- other verdicts
 
     def nack(self, message: Message) -> None:  # noqa: B027 - it is complete
-        """Nothing is said: Redis does not take a message back unspent. The channel holds it."""
+        """Nothing is sent: Redis takes nothing back without counting a delivery. The channel holds the message."""
 
-    @abstractmethod
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """A copy comes to this channel after the delay, and the original is gone: both, or neither."""
+        """Store a copy that comes to this channel after the delay, and remove the original: both, or neither."""
+        self._execute_if_held(message, self._requeue(message, round(delay * 1000), attempts))
+        self._poll_within(delay)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """A dead letter is stored, and the original is gone: both, or neither."""
-        grave = self._names.grave(rejection.kind)
+        """Store a dead letter and remove the original: both, or neither."""
+        topic = self._destinations.for_rejected(rejection.kind)
         try:
-            self._bury(message, rejection, grave)
+            self._store_dead_letter(message, rejection, topic)
         except (TransportError, SetupError):
-            self._remember(message, rejection)
+            self._park(message, rejection)
             raise
-        if grave is None:
-            log.error(
-                "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
-                message.id,
-                self._names.channel,
-                rejection.reason,
-            )
+        if topic is None:
+            report_gone(log, message, self._channel, rejection)
 
-    @abstractmethod
-    def _bury(self, message: Message, rejection: Rejection, grave: str | None) -> None:
-        """Store the dead letter there, or nowhere, and have the original gone."""
-
-    def _remember(self, message: Message, rejection: Rejection) -> None:
-        """A message whose attempts are spent, and which cannot be given up, comes again as one that has none left.
-
-        What keeps the channel may work where what keeps its dead letters does not; after a restart nobody would know.
-        """
-        if self._max_attempts is not None and message.attempts < self._max_attempts <= rejection.attempts:
+    def _park(self, message: Message, rejection: Rejection) -> None:
+        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
+        if must_be_parked(message, rejection, self._max_attempts):
             try:
                 self.requeue(message, PARKED_SECONDS, rejection.attempts)
             except PumpError as error:
-                log.warning("redis: message %s of %s stays where it is: %s", message.id, self._names.channel, error)
+                report_kept(log, message, self._channel, error)
 
-    @abstractmethod
-    def extend(self, message: Message) -> None:
-        """The message is ours for longer."""
-
-    @abstractmethod
-    def hand_back(self, messages: Sequence[Message]) -> None:
-        """Anybody may have these at once, in their old order, as if they had not been delivered."""
-
-    @abstractmethod
-    def purge(self) -> int:
-        """Remove everything that waits in the channel or is due later; says how many messages that were."""
-
-    def _carry_out(self, message: Message, command: Command) -> None:
-        """Run a script that does nothing, and says so, where the delivery is not ours any more."""
+    def _execute_if_held(self, message: Message, command: Command) -> None:
+        """Run a script that does nothing, and returns 0, if the delivery is not this consumer's any more."""
         self._flush()
         try:
-            done = self._wire.ask(command)
-        except NoGroup:  # with all that was pending there
+            done = self._connection.execute(command)
+        except NoGroup:  # with the group, all that was pending is gone
             done = 0
         if done != 1:
-            raise LeaseLost(f"message {message.id} of {self._names.channel} is not this consumer's any more")
+            raise LeaseLost(f"message {message.id} of {self._channel} is not this consumer's any more")
+
+    def extend(self, message: Message) -> None:
+        """Renew its lease; LeaseLost if the delivery is not this consumer's any more."""
+        now = self._clock.monotonic()
+        self._execute_if_held(message, self._extend(message))
+        if message.lease_expires is not None:
+            message.lease_expires = now + self._lease
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Make these available at once to any consumer, in their old order, as if they had not been delivered."""
+        self._flush()
+        with suppress(NoGroup):  # with the group, all that was pending is gone
+            self._connection.execute(self._hand_back(messages))
+        self._poll_within(0.0)
+
+    def purge(self) -> int:
+        """Remove everything that waits or is due later; what other consumers have stays theirs."""
+        self._flush()
+        removed = 0
+        while some := int(self._connection.execute(self._purge())):  # a script removes a limited number at a time
+            removed += some
+        return removed
 
     # -- ending
 
     def close(self) -> None:
-        """Say what is to be said, and let go; what cannot be said is kept for whoever has the seat next."""
+        """Send what is pending, and disconnect; what cannot be sent is left to the name's next consumer."""
         if self._closed:
             return
         self._closed = True
@@ -301,21 +300,21 @@ class RedisConsumer(ABC):
             self._flush()
             self._leave()
         except PumpError as error:
-            log.warning("redis: channel %s: closing: %s", self._names.channel, error)
+            log.warning("redis: channel %s: closing: %s", self._channel, error)
         finally:
-            self._let_go()
+            self._disconnect()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         self._closed = True
-        self._unsaid.close()
-        unsaid = self._unsaid.take()
-        if unsaid:
+        self._acks.close()
+        unsent = list(self._acks.take())
+        if unsent:
             log.warning(
-                "redis: channel %s: %d acknowledgements did not arrive; the next consumer repeats them",
-                self._names.channel,
-                len(unsaid),
+                "redis: channel %s: %d acknowledgements could not be sent; the next consumer sends them",
+                self._channel,
+                len(unsent),
             )
-            self._seat.unsaid, self._seat.holder = unsaid, self._name
-        self._wire.close()
+            self._reusable_name.unsent, self._reusable_name.unsent_by = unsent, self._name
+        self._connection.close()
         self._reading.close()
-        self.ended()
+        self._transport.consumer_names.release(self._names_key, self._reusable_name)

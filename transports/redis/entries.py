@@ -1,8 +1,8 @@
-"""Between our messages and what stands on Redis, both ways. Whatever bytes come, they make a message.
+"""How messages are written to Redis and read back. Whatever bytes are read, they make a message.
 
-A message's words are its header and what its copies carry, each by its name. On a stream they are fields of an entry,
-beside the body. In a list they are the JSON of an envelope: MAGIC, sixteen bytes that no other has, the length of the
-JSON in four bytes, the JSON, the body. What others put into a list is all body.
+A message has named texts: its header, and what a copy of it carries. On a stream they are fields of an entry, beside
+the body. In a list they are the JSON of an envelope: MAGIC, sixteen bytes that no other envelope has, the length of the
+JSON in four bytes, the JSON, the body. A list's element that is no envelope is all body.
 """
 
 import hashlib
@@ -14,39 +14,32 @@ from typing import Any, Final, NamedTuple, cast
 from uuid import uuid4
 
 from pump.dead_letter import PROVENANCE, Rejection, provenance
-from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.transport_kit.dead_letters import copy_headers
 
 BODY: Final = "body"
 IDENTITY: Final = "pump-identity"
-"""On a copy of a message without an id: where it was first, which stays its identity."""
+"""On a copy of a message without an id: the identity of the original, which the copy keeps."""
 ESCAPE: Final = "header:"
 """Before the name of a header that would be taken for something else."""
 MOST_FIELDS: Final = 1000
-"""Of one entry: a script can pass on no more than some thousand words."""
+"""Of one entry: a script can pass on no more than some thousand fields."""
 LONGEST_COUNT: Final = 9
 MAGIC: Final = b"\0pump1"
-MARK: Final = len(MAGIC) + 16
-"""So long is the beginning by which an envelope is known."""
-_START: Final = MARK + 4
+RECEIPT_LENGTH: Final = len(MAGIC) + 16
+"""The bytes at the beginning of an envelope that no other envelope has."""
+_JSON_START: Final = RECEIPT_LENGTH + 4
 
-_TEXTS: Final = {
-    "id": "id",
-    "type": "type",
-    "version": "version",
-    "kind": "kind",
-    "content-type": "content_type",
-    "key": "key",
-    "correlation-id": "correlation_id",
-    "reply-to": "reply_to",
-    "topic": "topic",
+_HEADER_TEXTS: Final = {
+    attribute.replace("_", "-"): attribute for attribute in Header._fields if attribute not in {"timestamp", "headers"}
 }
-"""Words that are a Header's, by what it calls them."""
+"""The texts that are attributes of a Header, and how they are called there."""
 _TIME: Final = "time"
-_OURS: Final = frozenset({*_TEXTS, _TIME, ATTEMPTS_HEADER, IDENTITY})
+_RESERVED: Final = frozenset({*_HEADER_TEXTS, _TIME, IDENTITY})
 _KINDS: Final = frozenset({"command", "event", "document"})
 
 
-class Receipt(NamedTuple):
+class EntryReceipt(NamedTuple):
     """The transport's handle on one delivery from a stream."""
 
     stream: int
@@ -54,58 +47,67 @@ class Receipt(NamedTuple):
     id: bytes
     deliveries: int
     fields: Sequence[bytes]
-    """As they came: names and values by turns."""
+    """As they were read: names and values alternate."""
 
 
-# -- words
+# -- texts
 
 
-def _words(header: Header, topic: str, body_field: str = BODY) -> dict[str, str]:
-    """The words of a message in that topic. What is as by default is not said."""
+def _texts(header: Header, topic: str, body_field: str = BODY) -> dict[str, str]:
+    """The texts of a message in that topic; what is as by default is left out."""
     default = Header("", topic)
-    words = {"id": header.id}
-    for name, ours in _TEXTS.items():
-        value = getattr(header, ours)
-        if value != getattr(default, ours):
-            words[name] = value
+    texts = {"id": header.id}
+    for name, attribute in _HEADER_TEXTS.items():
+        value = getattr(header, attribute)
+        if value != getattr(default, attribute):
+            texts[name] = value
     if header.timestamp:
-        words[_TIME] = repr(header.timestamp)
+        texts[_TIME] = repr(header.timestamp)
     for name, text in header.headers.items():
-        taken = name in _OURS - {ATTEMPTS_HEADER} or name == body_field or name.startswith(ESCAPE)
-        words[ESCAPE + name if taken else name] = text
-    return words
+        escaped = name in _RESERVED or name == body_field or name.startswith(ESCAPE)
+        texts[ESCAPE + name if escaped else name] = text
+    return texts
 
 
-class _Sorted:
-    """Words, sorted by whose they are. What is not as we say it is somebody's header of that name."""
+def _copy_texts(message: Message, attempts: int, now: float) -> dict[str, str]:
+    """The texts that a copy has beside those of the original."""
+    texts = copy_headers(message, attempts, now)
+    return texts if message.header.id else {**texts, IDENTITY: message.identity}
+
+
+class _ParsedTexts:
+    """The texts of a message, parsed. A reserved name with a value of another form is a header of the sender's."""
 
     def __init__(self) -> None:
-        self.said: Final[dict[str, Any]] = {}
+        self.attributes: Final[dict[str, Any]] = {}
         self.headers: Final[dict[str, str]] = {}
+        self.raw: Final[dict[str, object]] = {}
+        """Fields that are no text."""
+        self.body: bytes | None = None
         self.attempts = 0
         self.identity = ""
-        self.odd = ""
-        """A word of ours that is not said as we say it."""
+        self.malformed = ""
+        """A reserved name with a value of another form."""
 
-    def sort(self, word: str, text: str) -> None:
-        """Put one word where it belongs."""
-        if word in _TEXTS and (word != "kind" or text in _KINDS):
-            self.said[_TEXTS[word]] = text
-        elif word == ATTEMPTS_HEADER and text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT:
+    def add(self, name: str, text: str) -> None:
+        """Parse one text."""
+        if name in _HEADER_TEXTS and (name != "kind" or text in _KINDS):
+            self.attributes[_HEADER_TEXTS[name]] = text
+        elif name == ATTEMPTS_HEADER and text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT:
             self.attempts = int(text)
-        elif word == IDENTITY:
+        elif name == IDENTITY:
             self.identity = text
-        elif word != _TIME or not self._is_time(text):
-            self.headers[word.removeprefix(ESCAPE)] = text
-            self.odd = word if word in {_TIME, "kind"} else self.odd
+        elif name != _TIME or not self._add_time(text):
+            self.headers[name.removeprefix(ESCAPE)] = text
+            self.malformed = name if name in {_TIME, "kind"} else self.malformed
 
     def header(self, topic: str) -> Header:
-        """What the words say of a message in that topic."""
-        return Header(**{"id": "", "topic": topic, "headers": self.headers or NO_HEADERS, **self.said})
+        """The header of the message, which was received from that topic."""
+        return Header(**{"id": "", "topic": topic, "headers": self.headers or NO_HEADERS, **self.attributes})
 
-    def _is_time(self, text: str) -> bool:
+    def _add_time(self, text: str) -> bool:
         with suppress(ValueError):
-            self.said["timestamp"] = _time(text)
+            self.attributes["timestamp"] = _time(text)
             return True
         return False
 
@@ -120,13 +122,13 @@ def _time(text: str | bytes) -> float:
 # -- entries of streams
 
 
-def write(header: Header, body: bytes, *, topic: str, body_field: str = BODY) -> list[bytes]:
+def entry_fields(header: Header, body: bytes, *, topic: str, body_field: str = BODY) -> list[bytes]:
     """The fields of an entry in the stream of that topic."""
-    words = _words(header, topic, body_field)
-    return [*(word.encode() for pair in words.items() for word in pair), body_field.encode(), body]
+    texts = _texts(header, topic, body_field)
+    return [*(word.encode() for pair in texts.items() for word in pair), body_field.encode(), body]
 
 
-class Reader:
+class EntryReader:
     """Makes messages of the entries of one channel."""
 
     def __init__(self, topic: str, stream: str, generation: int, body_field: str = BODY) -> None:
@@ -136,75 +138,69 @@ class Reader:
         self._body: Final = body_field.encode()
         self._usual: Final = [b"id", b"type", b"time", self._body]
 
-    def read(self, receipt: Receipt, lease_expires: float) -> Message:
-        """The message that an entry is; one that makes no sense says so in its fault, and keeps all its fields."""
+    def read(self, receipt: EntryReceipt, lease_expires: float) -> Message:
+        """The message of an entry; where it cannot be read, its fault says why, and the receipt has all fields."""
         fields, position = receipt.fields, receipt.id.decode()
-        if fields[::2] == self._usual:  # as most of ours are, and read in half the time
+        header, body, parsed = None, b"", None
+        if fields[::2] == self._usual:  # most of ours have these fields alone; this takes half the time
             with suppress(ValueError):
                 header = Header(fields[1].decode(), self._topic, fields[3].decode(), timestamp=_time(fields[5]))
-                return Message(
-                    header,
-                    fields[7],
-                    identity=header.id or f"{self._stream}/{position}",
-                    receipt=receipt,
-                    generation=self._generation,
-                    deliveries=receipt.deliveries,
-                    lease_expires=lease_expires,
-                    position=position,
-                )
-        return self._read_any(receipt, position, lease_expires)
-
-    def _read_any(self, receipt: Receipt, position: str, lease_expires: float) -> Message:
-        found, strange = _Sorted(), dict[str, object]()
-        known = dict(_pairs(receipt.fields))
-        body = known.pop(self._body, None)
-        for name, value in known.items():
-            try:
-                found.sort(name.decode(), value.decode())
-            except UnicodeDecodeError:
-                strange[name.decode("utf-8", "backslashreplace")] = value
-        header = found.header(self._topic)
+                body = fields[7]
+        if header is None:
+            parsed = self._parse(fields)
+            header, body = parsed.header(self._topic), parsed.body or b""
         message = Message(
             header,
-            body or b"",
-            identity=header.id or found.identity or f"{self._stream}/{position}",
+            body,
+            identity=header.id or f"{self._stream}/{position}",
             receipt=receipt,
             generation=self._generation,
             deliveries=receipt.deliveries,
-            attempts=found.attempts,
             lease_expires=lease_expires,
             position=position,
-            raw_headers=strange or NO_RAW_HEADERS,
         )
-        if body is None:
-            message.fault = f"the entry has no field {self._body.decode()!r}"
-        elif len(receipt.fields) > 2 * MOST_FIELDS:
-            message.fault = f"the entry has more than {MOST_FIELDS} fields"
+        if parsed is not None:
+            message.identity = header.id or parsed.identity or message.identity
+            message.attempts = parsed.attempts
+            message.raw_headers = parsed.raw or NO_RAW_HEADERS
+            message.fault = self._fault(parsed, fields)
         return message
 
+    def _parse(self, fields: Sequence[bytes]) -> _ParsedTexts:
+        parsed, values = _ParsedTexts(), dict(_pairs(fields))
+        parsed.body = values.pop(self._body, None)
+        for name, value in values.items():
+            try:
+                parsed.add(name.decode(), value.decode())
+            except UnicodeDecodeError:
+                parsed.raw[name.decode("utf-8", "backslashreplace")] = value
+        return parsed
 
-def copy(message: Message, attempts: int, now: float) -> list[str | bytes]:
-    """The fields of a copy that comes again: the original's, how many attempts are behind it, when it first failed."""
-    receipt = cast("Receipt", message.receipt)
-    fields = [*_without(receipt.fields, {ATTEMPTS_HEADER, IDENTITY}), ATTEMPTS_HEADER, str(attempts)]
-    if FIRST_FAILURE_HEADER not in message.header.headers:
-        fields += (FIRST_FAILURE_HEADER, f"{now:.3f}")
-    return fields if message.header.id else [*fields, IDENTITY, message.identity]
+    def _fault(self, parsed: _ParsedTexts, fields: Sequence[bytes]) -> str:
+        if parsed.body is None:
+            return f"the entry has no field {self._body.decode()!r}"
+        return f"the entry has more than {MOST_FIELDS} fields" if len(fields) > 2 * MOST_FIELDS else ""
 
 
-def dead(message: Message, rejection: Rejection) -> list[str | bytes]:
+def copy_fields(message: Message, attempts: int, now: float) -> list[str | bytes]:
+    """The fields of a copy that comes again: those of the original, its attempts, and when it first failed."""
+    receipt = cast("EntryReceipt", message.receipt)
+    return _changed(receipt.fields, {ATTEMPTS_HEADER, IDENTITY}, _copy_texts(message, attempts, now))
+
+
+def dead_letter_fields(message: Message, rejection: Rejection) -> list[str | bytes]:
     """The fields of a dead letter: those of the original, whatever they are, where it comes from, and why."""
-    receipt = cast("Receipt", message.receipt)
-    said = dict(provenance(message, rejection))
+    receipt = cast("EntryReceipt", message.receipt)
+    added = dict(provenance(message, rejection))
     if b"topic" not in receipt.fields[::2]:
-        said["topic"] = message.header.topic
-    fields = _without(receipt.fields, {ATTEMPTS_HEADER, IDENTITY, *PROVENANCE})
-    return [*fields, *(word for pair in said.items() for word in pair)]
+        added["topic"] = message.header.topic
+    return _changed(receipt.fields, {ATTEMPTS_HEADER, IDENTITY, *PROVENANCE}, added)
 
 
-def _without(fields: Sequence[bytes], names: Iterable[str]) -> list[str | bytes]:
-    left_out = {name.encode() for name in names}
-    return [word for name, value in _pairs(fields) if name not in left_out for word in (name, value)]
+def _changed(fields: Sequence[bytes], removed: Iterable[str], added: Mapping[str, str]) -> list[str | bytes]:
+    names = {name.encode() for name in removed}
+    kept = [word for name, value in _pairs(fields) if name not in names for word in (name, value)]
+    return [*kept, *(word for pair in added.items() for word in pair)]
 
 
 def _pairs(fields: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -215,55 +211,52 @@ def _pairs(fields: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
 # -- elements of lists
 
 
-def seal(header: Header, body: bytes, *, topic: str, more: Mapping[str, str] = NO_HEADERS) -> bytes:
-    """An envelope for that topic's list, which no other is equal to."""
-    text = json.dumps({**_words(header, topic), **more}, ensure_ascii=False, separators=(",", ":")).encode()
+def envelope(header: Header, body: bytes, *, topic: str, more: Mapping[str, str] = NO_HEADERS) -> bytes:
+    """An envelope for that topic's list; no two are equal."""
+    text = json.dumps({**_texts(header, topic), **more}, ensure_ascii=False, separators=(",", ":")).encode()
     return b"".join((MAGIC, uuid4().bytes, len(text).to_bytes(4, "big"), text, body))
 
 
-def seal_copy(message: Message, attempts: int, now: float, *, topic: str) -> bytes:
-    """The envelope of a copy that comes again: how many attempts are behind it, and when it first failed."""
-    header = message.header._replace(headers={FIRST_FAILURE_HEADER: f"{now:.3f}", **message.header.headers})
-    more = {ATTEMPTS_HEADER: str(attempts)}
-    if not header.id:
-        more[IDENTITY] = message.identity
-    return seal(header, message.body, topic=topic, more=more)
+def copy_envelope(message: Message, attempts: int, now: float, *, topic: str) -> bytes:
+    """The envelope of a copy that comes again, with its attempts, and when it first failed."""
+    return envelope(message.header, message.body, topic=topic, more=_copy_texts(message, attempts, now))
 
 
-def mark(element: bytes) -> bytes:
-    """What the element is known by in the list: its beginning, if it is an envelope, or else all of it."""
-    return element[:MARK] if element.startswith(MAGIC) and len(element) > MARK else element
+def receipt_of(element: bytes) -> bytes:
+    """How the element is found in a list: by its beginning, if it is an envelope, or else by all of it."""
+    return element[:RECEIPT_LENGTH] if element.startswith(MAGIC) and len(element) > RECEIPT_LENGTH else element
 
 
-def unseal(element: bytes, *, topic: str, generation: int) -> Message:
-    """The message that an element is. What is no envelope is all body; so is a broken one, as its fault says."""
-    found, body, fault = _Sorted(), element, ""
+def read_element(element: bytes, *, topic: str, generation: int) -> Message:
+    """The message of an element. What is no envelope is all body; so is one that cannot be read, as its fault says."""
+    parsed, body, fault = _ParsedTexts(), element, ""
     if element.startswith(MAGIC):
         try:
-            body = _open(element, found)
+            body = _open(element, parsed)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            found, fault = _Sorted(), f"the envelope cannot be read: {error}"
-            found.said["content_type"] = ""
-    header = found.header(topic)
+            parsed, fault = _ParsedTexts(), f"the envelope cannot be read: {error}"
+            parsed.attributes["content_type"] = ""
+    header = parsed.header(topic)
     return Message(
         header,
         body,
-        identity=header.id or found.identity or f"{topic}/{hashlib.sha256(element).hexdigest()[:32]}",
-        receipt=mark(element),
+        identity=header.id or parsed.identity or f"{topic}/{hashlib.sha256(element).hexdigest()[:32]}",
+        receipt=receipt_of(element),
         generation=generation,
-        attempts=found.attempts,
+        attempts=parsed.attempts,
         fault=fault,
     )
 
 
-def _open(element: bytes, found: _Sorted) -> bytes:
-    end = _START + int.from_bytes(element[MARK:_START], "big")
-    words: Mapping[str, str] = json.loads(element[_START:end])  # one that is cut off is no JSON
-    for word, text in words.items():
+def _open(element: bytes, parsed: _ParsedTexts) -> bytes:
+    """Parse an envelope's texts, and return its body."""
+    end = _JSON_START + int.from_bytes(element[RECEIPT_LENGTH:_JSON_START], "big")
+    texts: Mapping[str, str] = json.loads(element[_JSON_START:end])  # one that is cut off is no JSON
+    for name, text in texts.items():
         if not isinstance(text, str):
-            raise TypeError(f"its {word} is no text")
-        (word + text).encode()  # half a character is no text either
-        found.sort(word, text)
-    if found.odd:
-        raise ValueError(f"its {found.odd} makes no sense")
+            raise TypeError(f"its {name} is no text")
+        (name + text).encode()  # raises ValueError for half of a surrogate pair, which is no text either
+        parsed.add(name, text)
+    if parsed.malformed:
+        raise ValueError(f"its {parsed.malformed} is malformed")
     return element[end:]

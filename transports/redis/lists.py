@@ -1,213 +1,204 @@
-"""Channels on Redis lists: each channel of a topic has a list, and each consumer one for what it has in hand.
+"""Topics as Redis lists: each channel of a topic has one, and each consumer one for what it has received.
 
-A consumer is alive as long as its sign of life is; what a dead one had in hand goes back to where it was.
-docs/redis.md tells of the keys.
+A consumer renews its heartbeat as long as it lives; what a dead one had goes back to the channel's list. docs/redis.md
+lists the keys.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
+from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection, dead_letter
-from pump.errors import PumpError, SetupError
+from pump.duration import Duration
+from pump.errors import PumpError
 from pump.message import Message
-from pump.transports.redis import list_scripts as scripts
-from pump.transports.redis.connection import Command, Wire
-from pump.transports.redis.consumer import LOOK_SECONDS, Opening, RedisConsumer
-from pump.transports.redis.entries import seal, seal_copy, unseal
-from pump.transports.redis.names import Names, tag
+from pump.subscription import Subscription
+from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.settings import Options
+from pump.transports.redis.consumer import POLL_SECONDS, SHORTEST_BLOCK, RedisConsumer
+from pump.transports.redis.entries import copy_envelope, envelope, read_element
+from pump.transports.redis.names import hash_tag
+from pump.transports.redis.scripts import LISTS, Command
+from pump.transports.redis.settings import Server
+from pump.transports.redis.streams import RedisTransport
+from pump.transports.redis.transport import LARGEST_BODY, LEASE, OPTIONS, RedisBase
 
-BEATS: Final = 3
-"""How many signs of life a consumer gives in the time after which it is held for dead."""
+HEARTBEATS_PER_LEASE: Final = 3
+"""How many heartbeats a consumer sends in the time after which it is taken for dead."""
 
 
 class TopicKeys:
     """The keys of a topic."""
 
     def __init__(self, topic: str, prefix: str) -> None:
-        self.topic: Final = topic
         self.list: Final = prefix + topic
-        """Of the channel that is called as the topic; or where messages wait for the first channel there is."""
-        self.begin: Final = tag(self.list)
+        """Of the channel that has the topic's name; or for messages that wait for the first channel there is."""
+        self.begin: Final = hash_tag(self.list)
+        """How the other keys begin."""
         self.channels: Final = f"{self.begin}:channels"
         self.declared: Final = f"{self.begin}:declared"
-        self.later: Final = f"{self.begin}:due"
-
-    @property
-    def signs(self) -> tuple[str, str, str]:
-        """The topic is there if one of these is."""
-        return (self.declared, self.channels, self.list)
+        self.due: Final = f"{self.begin}:due"
 
 
 class ChannelKeys:
-    """The keys of a channel, and those of one of its consumers."""
+    """The keys of a channel, and how those of its consumers begin."""
 
-    def __init__(self, names: Names, prefix: str, consumer: str = "") -> None:
-        self.topic: Final = TopicKeys(names.topic, prefix)
-        begin = f"{self.topic.begin}:{names.channel}"
-        self.list: Final = self.topic.list if names.channel == names.topic else f"{begin}:list"
-        self.later: Final = f"{begin}:due"
+    def __init__(self, channel: Destinations, prefix: str) -> None:
+        self.topic: Final = TopicKeys(channel.topic, prefix)
+        begin = f"{self.topic.begin}:{channel.channel}"
+        self.list: Final = self.topic.list if channel.channel == channel.topic else f"{begin}:list"
+        self.due: Final = f"{begin}:due"
         self.consumers: Final = f"{begin}:consumers"
-        self.held_begin: Final = f"{begin}:held:"
-        self.alive_begin: Final = f"{begin}:alive:"
-        self.held: Final = self.held_begin + consumer
-        self.alive: Final = self.alive_begin + consumer
+        self.held: Final = f"{begin}:held:"
+        self.heartbeat: Final = f"{begin}:alive:"
 
 
-class ListLayout:
-    """How topics and channels are kept on lists."""
+class RedisListTransport(RedisBase):
+    """Topics and channels as lists. Making one opens no connection.
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix: Final = prefix
+    `lease` is for how long a consumer without a heartbeat is taken to be alive, `prefix` begins every key, `consumer`
+    is a name that no other process has, and that this one has again after a restart.
+    """
 
-    def consumer(self, opening: Opening) -> "ListConsumer":
-        """One that takes from the channel's list."""
-        return ListConsumer(opening, self)
+    capabilities: Capabilities = replace(RedisTransport.capabilities, counts_deliveries=False, leases=False)
+    schemes: ClassVar[Sequence[str]] = ("redis+list", "rediss+list")
+    options: ClassVar[Options] = OPTIONS
 
-    def command(self, message: Message, delay: float) -> Command:
-        """An envelope for every channel that the topic has, or will have when it is due."""
-        envelope = seal(message.header, message.body, topic=message.header.topic)
+    def __init__(
+        self,
+        server: Server | None = None,
+        *,
+        lease: Duration = LEASE,
+        prefix: str = "",
+        consumer: str = "",
+        largest_body: int = LARGEST_BODY,
+    ) -> None:
+        super().__init__(server, lease, prefix, consumer, largest_body)
+
+    def _consumer(self, subscription: Subscription) -> "ListConsumer":
+        return ListConsumer(self, subscription)
+
+    def _send(self, message: Message, delay: float) -> Command:
+        """An envelope for every channel that the topic has now, or has when it is due."""
+        sent = envelope(message.header, message.body, topic=message.header.topic)
         topic = TopicKeys(message.header.topic, self.prefix)
         if delay > 0:
-            return scripts.SEND_LATER.call([topic.later], round(delay * 1000), envelope)
-        return scripts.SEND.call([topic.list, topic.channels], topic.topic, topic.begin, envelope)
+            return LISTS.call("send_later", [topic.due], round(delay * 1000), sent)
+        return LISTS.call("send", [topic.list, topic.channels], message.header.topic, topic.begin, sent)
 
-    def declare(self, wire: Wire, names: Names) -> None:
-        """Bind the channel to its topic."""
-        keys = ChannelKeys(names, self.prefix)
-        graves = [key for each in self._graves(names) for key in (each.declared, each.list)]
-        wire.ask(scripts.DECLARE.call([keys.topic.list, keys.topic.channels, keys.list, *graves], names.channel))
+    def _declare(self, topics: Sequence[str], channel: Destinations | None) -> Command:
+        keys, args = list[str](), list[str]()
+        if channel:
+            own = ChannelKeys(channel, self.prefix)
+            keys, args = [own.topic.list, own.topic.channels, own.list], [channel.channel]
+        for each in (TopicKeys(topic, self.prefix) for topic in topics):
+            keys += (each.declared, each.list)
+        return LISTS.call("declare", keys, *args)
 
-    def validate(self, wire: Wire, names: Names) -> None:
-        """SetupError names the channel, or the topic of dead letters, that is not there."""
-        graves = self._graves(names)
-        channels = TopicKeys(names.topic, self.prefix).channels
-        signs = (sign for each in graves for sign in each.signs)
-        self._validate(wire, scripts.MISSING.call([channels, *signs], names.channel, *(each.topic for each in graves)))
-
-    def declare_topic(self, wire: Wire, topic: str) -> None:
-        """Note that the topic is there."""
-        keys = TopicKeys(topic, self.prefix)
-        wire.ask(scripts.DECLARE_TOPIC.call([keys.declared, keys.list]))
-
-    def validate_topic(self, wire: Wire, topic: str) -> None:
-        """SetupError if the topic is not there."""
-        keys = TopicKeys(topic, self.prefix)
-        self._validate(wire, scripts.MISSING.call([keys.channels, *keys.signs], "", topic))
-
-    def grave(self, name: str) -> TopicKeys:
-        """Where dead letters go."""
-        return TopicKeys(name, self.prefix)
-
-    def _graves(self, names: Names) -> Sequence[TopicKeys]:
-        return [self.grave(name) for name in names.graves]
-
-    def _validate(self, wire: Wire, command: Command) -> None:
-        missing = wire.ask(command)
-        if missing:
-            raise SetupError(f"redis: there is no {missing.decode()!r}, and missing='validate' does not make it")
+    def _find_missing(self, topics: Sequence[str], channel: Destinations | None) -> Command:
+        keys = [TopicKeys(channel.topic if channel else topics[0], self.prefix).channels]
+        for each in (TopicKeys(topic, self.prefix) for topic in topics):
+            keys += (each.declared, each.channels, each.list)
+        return LISTS.call("find_missing", keys, channel.channel if channel else "", *topics)
 
 
 class ListConsumer(RedisConsumer):
     """One consumer of one channel on lists."""
 
-    def __init__(self, opening: Opening, layout: ListLayout) -> None:
-        super().__init__(opening, layout)
-        self._keys: Final = ChannelKeys(self._names, layout.prefix, self._name)
-        self._lists: Final = layout
+    def __init__(self, transport: RedisListTransport, subscription: Subscription) -> None:
+        super().__init__(transport, subscription)
+        self._prefix: Final = transport.prefix
+        self._keys: Final = ChannelKeys(self._destinations, transport.prefix)
+        self._held: Final = self._keys.held + self._name
+        self._heartbeat: Final = self._keys.heartbeat + self._name
+        self._lease_ms: Final = max(1, round(self._lease * 1000))
 
     def _take_over(self) -> None:
-        keys = (self._keys.list, self._keys.alive, self._keys.consumers)
-        words = (self._name, self._milliseconds, self._seat.begin, self._keys.held_begin)
-        self._wire.ask(scripts.ADOPT.call(keys, *words))
-        self._beat_later(self._lease / BEATS)
+        # heartbeats of earlier consumers go on until they expire: elements that were asked for may still come to them
+        self._connection.execute(self._give_back(self._reusable_name.prefix))
+        self._clock.alarm(self._lease / HEARTBEATS_PER_LEASE, self._send_heartbeat)
 
-    @property
-    def _milliseconds(self) -> int:
-        return max(1, round(self._lease * 1000))
-
-    # -- living
-
-    def _beat_later(self, delay: float) -> None:
-        self._clock.alarm(delay, self._beat)
-
-    def _beat(self) -> None:
-        """Say that we live, however long a handler runs; what fails is tried again soon."""
+    def _send_heartbeat(self) -> None:
+        """On a timer, so that a consumer lives however long a handler runs; a failure is tried again soon."""
         if self._closed:
             return
-        delay = self._lease / BEATS
+        delay = self._lease / HEARTBEATS_PER_LEASE
         try:
-            keys = (self._keys.alive, self._keys.consumers)
-            self._wire.ask(scripts.BEAT.call(keys, self._name, self._milliseconds))
+            self._connection.execute(("SET", self._heartbeat, "1", "PX", self._lease_ms))
+            self._connection.execute(("SADD", self._keys.consumers, self._name))
         except PumpError:
-            delay = min(delay, LOOK_SECONDS)
-        self._beat_later(delay)
+            delay = min(delay, POLL_SECONDS)
+        self._clock.alarm(delay, self._send_heartbeat)
 
     # -- receiving
 
-    def _look(self, limit: int) -> Sequence[Message]:
+    def _poll(self, limit: int) -> Sequence[Message]:
+        """What is due and what dead consumers had goes to where it belongs; then as a read."""
         now = self._clock.monotonic()
         keys, topic = self._keys, self._keys.topic
-        command = scripts.LOOK.call(
-            (keys.list, keys.held, keys.alive, keys.consumers, keys.later, topic.list, topic.channels, topic.later),
-            *(self._name, self._milliseconds, self._names.topic, self._names.channel),
-            *(topic.begin, keys.held_begin, keys.alive_begin, limit),
+        command = LISTS.call(
+            "poll",
+            (keys.list, self._held, self._heartbeat, keys.consumers, keys.due, topic.list, topic.channels, topic.due),
+            *(self._name, self._lease_ms, self._destinations.topic, self._channel),
+            *(topic.begin, keys.held, keys.heartbeat, limit),
         )
-        found, due = self._ask_while_reading(command)
-        self._look_at = now + min(LOOK_SECONDS, due / 1000 if due >= 0 else LOOK_SECONDS)
+        found, due_ms = self._execute_reading(command)
+        self._poll_when_due(now, due_ms)
         return self._messages(found)
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
-        keys = (self._keys.list, self._keys.held)
-        found = self._ask_while_reading(scripts.TAKE.call(keys, limit))
-        if not found and wait >= 0.001 and not self._interrupted:  # noqa: PLR2004 - 0 is for ever
-            element = self._reading.ask(("BLMOVE", *keys, "LEFT", "RIGHT", f"{wait:.3f}"))
+        keys = (self._keys.list, self._held)
+        found = self._execute_reading(LISTS.call("take", keys, limit))
+        if not found and wait >= SHORTEST_BLOCK and not self._interrupted:
+            element = self._reading.execute(("BLMOVE", *keys, "LEFT", "RIGHT", f"{wait:.3f}"))
             found = [] if element is None else [element]
         return self._messages(found)
 
     def _messages(self, elements: Sequence[bytes]) -> Sequence[Message]:
-        return [unseal(element, topic=self._names.topic, generation=self.generation) for element in elements]
+        return [read_element(each, topic=self._destinations.topic, generation=self.generation) for each in elements]
 
     # -- verdicts
 
-    def _handle(self, message: Message) -> bytes:
+    def _receipt(self, message: Message) -> bytes:
         receipt = message.receipt
         return receipt if isinstance(receipt, bytes) else b""
 
-    def _acknowledgements(self, messages: Sequence[Message], holder: str) -> Sequence[Command]:
-        return [scripts.ACKNOWLEDGE.call([self._keys.held_begin + holder], *(self._handle(each) for each in messages))]
+    def _ack_commands(self, receipts: Sequence[Any], name: str) -> Sequence[Command]:
+        return [LISTS.call("acknowledge", [self._keys.held + name], *receipts)]
 
-    def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """A copy comes to the end of the channel's list, at once or when it is due; the original is gone."""
-        envelope = seal_copy(message, attempts, self._clock.wall(), topic=self._names.topic)
-        keys = (self._keys.held, self._keys.list, self._keys.later)
-        words = (self._handle(message), round(delay * 1000), envelope)
-        self._carry_out(message, scripts.REQUEUE.call(keys, *words))
-        self._look_again(delay)
+    def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command:
+        """The copy goes to the end of the channel's list, at once or when it is due."""
+        copy = copy_envelope(message, attempts, self._clock.wall(), topic=self._destinations.topic)
+        keys = (self._held, self._keys.list, self._keys.due)
+        return LISTS.call("requeue", keys, self._receipt(message), delay_ms, copy)
 
-    def _bury(self, message: Message, rejection: Rejection, grave: str | None) -> None:
-        keys, words = [self._keys.held], [self._handle(message)]
-        if grave is not None:
-            topic = self._lists.grave(grave)
-            keys += (topic.list, topic.channels)
-            letter = seal(dead_letter(message, rejection), message.body, topic=grave)
-            words += (topic.topic.encode(), topic.begin.encode(), letter)
-        self._carry_out(message, scripts.REJECT.call(keys, *words))
+    def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
+        keys, args = [self._held], [self._receipt(message)]
+        if topic is not None:
+            target = TopicKeys(topic, self._prefix)
+            keys += (target.list, target.channels)
+            letter = envelope(dead_letter(message, rejection), message.body, topic=topic)
+            args += (topic.encode(), target.begin.encode(), letter)
+        self._execute_if_held(message, LISTS.call("reject", keys, *args))
 
-    def extend(self, message: Message) -> None:
-        """It is ours for as long as we live; LeaseLost if we were held for dead."""
-        self._carry_out(message, scripts.HOLDS.call([self._keys.held], self._handle(message)))
+    def _extend(self, message: Message) -> Command:
+        """Nothing but a question: the message is this consumer's as long as the heartbeat goes on."""
+        return LISTS.call("is_held", [self._held], self._receipt(message))
 
-    def hand_back(self, messages: Sequence[Message]) -> None:
+    def _hand_back(self, messages: Sequence[Message]) -> Command:
         """They go back to the head of the channel's list."""
-        self._flush()
-        marks = [self._handle(message) for message in messages]
-        self._wire.ask(scripts.HAND_BACK.call([self._keys.held, self._keys.list], *marks))
+        receipts = [self._receipt(message) for message in messages]
+        return LISTS.call("hand_back", [self._held, self._keys.list], *receipts)
 
-    def purge(self) -> int:
-        """Remove everything that waits or is due later on this channel; what others have in hand stays theirs."""
-        self._flush()
-        return int(self._wire.ask(scripts.PURGE.call([self._keys.list, self._keys.later])))
+    def _purge(self) -> Command:
+        return LISTS.call("purge", [self._keys.list, self._keys.due])
 
     def _leave(self) -> None:
-        keys = self._keys
-        self._wire.ask(scripts.LEAVE.call([keys.list, keys.held, keys.alive], round(2 * LOOK_SECONDS * 1000)))
+        self._connection.execute(self._give_back(self._name))
+        # it is taken for dead soon, not at once: elements that were asked for may still come
+        self._connection.execute(("PEXPIRE", self._heartbeat, round(2 * POLL_SECONDS * 1000)))
+
+    def _give_back(self, prefix: str) -> Command:
+        """Put back into the channel's list what consumers have whose names begin like this."""
+        return LISTS.call("give_back", (self._keys.list, self._keys.consumers), prefix, self._keys.held)

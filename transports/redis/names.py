@@ -1,19 +1,19 @@
-"""How things are called on Redis: keys of topics and channels, and consumers."""
+"""How things are named on the server: keys that lie together in a cluster, and consumers."""
 
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pump.dead_letter import RejectionKind
 from pump.errors import ConfigurationError
-from pump.subscription import DEFAULT_DEAD_LETTER, Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-def tag(key: str) -> str:
-    """What other keys begin with that have to lie where this one lies, in a cluster too."""
+def hash_tag(key: str) -> str:
+    """How other keys begin that have to lie in the same slot of a cluster as this one."""
     begin = key.find("{")
     if 0 <= begin < key.find("}", begin) - 1:
         return key
@@ -22,81 +22,59 @@ def tag(key: str) -> str:
     return f"{{{key}}}"
 
 
-class Names:
-    """Where a subscription consumes from, and where its rejected messages go."""
+class ConsumerName:
+    """A name that one consumer of a channel has at a time, and the acknowledgements that its last consumer left over.
 
-    def __init__(self, subscription: Subscription) -> None:
-        self.topic: Final = subscription.topic or getattr(subscription.request, "__name__", "")
-        self.channel: Final = subscription.channel or self.topic
-        by_default = subscription.dead_letter == DEFAULT_DEAD_LETTER
-        dead_letter = f"{self.channel}.dead" if by_default else subscription.dead_letter
-        invalid = dead_letter if subscription.invalid is None else subscription.invalid
-        self._graves: Final[dict[RejectionKind, str | None]] = {"delivery error": dead_letter, "unacceptable": invalid}
-        if self.topic in self._graves.values() or self.channel in self._graves.values():
-            raise ConfigurationError(f"Subscription {subscription} would receive its own dead letters")
-
-    @property
-    def graves(self) -> Sequence[str]:
-        """The topics that rejected messages may go to."""
-        return [name for name in dict.fromkeys(self._graves.values()) if name is not None]
-
-    def grave(self, kind: RejectionKind) -> str | None:
-        """The topic that a rejected message goes to; None is nowhere."""
-        return self._graves[kind]
-
-
-class Seat:
-    """A place that is one consumer's at a time, and what its last holder could not say any more.
-
-    Each holder has a name of its own, since what was asked for by the last one may still come to that one. All names
-    of a seat begin alike, so that the next one finds it.
+    To the prefix each consumer adds some letters of its own, since what its predecessor asked the server for may still
+    be delivered to the predecessor. The prefix tells the next consumer which those are.
     """
 
-    def __init__(self, number: int, begin: str) -> None:
+    def __init__(self, number: int, prefix: str) -> None:
         self.number: Final = number
-        self.begin: Final = begin
-        self.unsaid: Mapping[Any, Any] = {}
-        """Acknowledgements that did not reach the server: whoever sits here next says them, in the holder's name."""
-        self.holder: str = ""
+        self.prefix: Final = prefix
+        self.unsent: Sequence[Any] = ()
+        """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
+        self.unsent_by: str = ""
 
-    def new_name(self) -> str:
-        """The name of one more holder."""
-        return self.begin + secrets.token_hex(3)
+    def with_letters(self) -> str:
+        """The name of one more consumer."""
+        return self.prefix + secrets.token_hex(3)
 
 
-class Seats:
-    """The consumers' names of one process. One that is made anew gets its old seat, and with it what was left."""
+class ConsumerNames:
+    """The names of one process's consumers. A consumer that is opened again gets the name that it had."""
 
     def __init__(self, name: str = "") -> None:
         if ":" in name:
             raise ConfigurationError(f"redis: a consumer's name has no colon: {name!r}")
         self._name: Final = name
         self._lock: Final = threading.Lock()
-        self._free: Final[dict[str, list[Seat]]] = {}
-        self._taken: Final[dict[str, int]] = {}
+        self._free: Final[dict[str, list[ConsumerName]]] = {}
+        self._counts: Final[dict[str, int]] = {}
         self._process = 0
-        self._base = ""
+        self._prefix = ""
 
-    def take(self, channel: str) -> Seat:
-        """A name that no other consumer of the channel has now: the lowest number that is free."""
+    def take(self, channel: str) -> ConsumerName:
+        """The name with the lowest number that no other consumer of the channel has now."""
         with self._lock:
-            self._notice_fork()
+            self._check_for_fork()
             free = self._free.setdefault(channel, [])
             if free:
-                free.sort(key=lambda seat: seat.number)
-                return free.pop(0)
-            number = self._taken[channel] = self._taken.get(channel, 0) + 1
-            return Seat(number, f"{self._base}-{number}.")
+                name = min(free, key=lambda name: name.number)
+                free.remove(name)
+                return name
+            number = self._counts[channel] = self._counts.get(channel, 0) + 1
+            return ConsumerName(number, f"{self._prefix}-{number}.")
 
-    def leave(self, channel: str, seat: Seat) -> None:
-        """Another may have it."""
+    def release(self, channel: str, name: ConsumerName) -> None:
+        """Let another consumer of the channel have it."""
         with self._lock:
-            self._free.setdefault(channel, []).append(seat)
+            self._free.setdefault(channel, []).append(name)
 
-    def _notice_fork(self) -> None:
+    def _check_for_fork(self) -> None:
         """Two processes never have the same names, unless they were told to."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._base = self._name or f"{socket.gethostname()}-{self._process}-{secrets.token_hex(3)}"
+            self._prefix = self._name or f"{socket.gethostname()}-{self._process}-{secrets.token_hex(3)}"
             self._free.clear()
-            self._taken.clear()
+            self._counts.clear()

@@ -770,7 +770,7 @@ def test_who_waits_already_learns_when_a_message_that_another_took_would_lapse(
 
     send(transport.producer(), "1")
     assert names(taken.result(LIMIT)) == "1"
-    until(lambda: is_waiting(second) and second.patience == 30)
+    until(lambda: is_waiting(second) and second.longest_wait == 30)
     clock.wait_for_sleepers(1)
     clock.advance(30)
 

@@ -128,7 +128,7 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
 ) -> None:
     monkeypatch.setattr(redis_consumer, "PARKED_SECONDS", 0.1)
     failing = Outcomes(ValueError("no tea"))
-    failures = count_calls(monkeypatch, RedisConsumer, "_remember")
+    failures = count_calls(monkeypatch, RedisConsumer, "_park")
     openings = count_calls(monkeypatch, RedisConsumer, "open")
     with shop.server.client() as client:
 
@@ -216,7 +216,7 @@ def test_a_server_killed_in_the_midst_of_verdicts_has_each_message_once(
         server.start()
 
         bench.client = stack.enter_context(server.client())
-        moved = bench.depth(bench.grave) if verdict == "reject" else bench.client.zcard(bench.key("due"))
+        moved = bench.depth(bench.dead_letter) if verdict == "reject" else bench.client.zcard(bench.key("due"))
         assert moved >= 100
         assert moved + bench.in_hand == 300
         if verdict == "requeue" and isinstance(bench, StreamBench):
@@ -227,11 +227,11 @@ def test_a_server_killed_in_the_midst_of_verdicts_has_each_message_once(
 def test_a_dead_letter_outlives_what_is_removed_from_its_topic(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
     consumer = streams.consumer()
     streams.post("1")
 
     consumer.reject(receive(consumer, 1)[0], REJECTED)
 
     eventually(lambda: not consumer.receive(1, 0.6) and streams.depth(streams.topic) == 0)
-    assert streams.depth(streams.grave) == 1
+    assert streams.depth(streams.dead_letter) == 1

@@ -8,7 +8,6 @@ from pump.transport_kit.protocol import Transport
 from pump.transports.redis import RedisListTransport, RedisTransport, Server
 from pump.transports.redis import consumer as redis_consumer
 from pump.transports.redis import lists as redis_lists
-from pump.transports.redis import streams as redis_streams
 from pump.transports.redis.entries import MAGIC
 
 
@@ -22,8 +21,8 @@ class RedisContract(TransportContract):
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (redis_consumer, redis_lists, redis_streams):
-            monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+        for module in (redis_consumer, redis_lists):
+            monkeypatch.setattr(module, "POLL_SECONDS", 0.1)
 
     @pytest.fixture(autouse=True)
     def _on(self, own_redis_server: Redis) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pump.message import Header, Message
 from pump.transports.redis import entries
-from pump.transports.redis.entries import Reader, Receipt
+from pump.transports.redis.entries import EntryReader, EntryReceipt
 from support.redis_bench import REJECTED
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -30,15 +30,15 @@ HEADERS = st.builds(
 NAMES = st.sampled_from(["id", "kind", "time", "pump-attempts", "key", "pump-identity", "x"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner))
-READER = Reader("orders", "shop:orders", 7)
+READER = EntryReader("orders", "shop:orders", 7)
 
 
-def entry(*fields: bytes, deliveries: int = 1, reader: Reader = READER) -> Message:
-    return reader.read(Receipt(1, b"5-1", deliveries, fields), 99.0)
+def entry(*fields: bytes, deliveries: int = 1, reader: EntryReader = READER) -> Message:
+    return reader.read(EntryReceipt(1, b"5-1", deliveries, fields), 99.0)
 
 
 def written(header: Header, body: bytes) -> Message:
-    return entry(*entries.write(header, body, topic="orders"))
+    return entry(*entries.entry_fields(header, body, topic="orders"))
 
 
 # -- streams
@@ -52,7 +52,7 @@ def test_an_entry_is_read_as_it_was_written(header: Header, body: bytes) -> None
 
 
 def test_a_usual_message_has_four_fields() -> None:
-    fields = entries.write(Header("1", "orders", "Sample", timestamp=5.5), b"{}", topic="orders")
+    fields = entries.entry_fields(Header("1", "orders", "Sample", timestamp=5.5), b"{}", topic="orders")
 
     assert fields == [b"id", b"1", b"type", b"Sample", b"time", b"5.5", b"body", b"{}"]
     message = entry(*fields, deliveries=3)
@@ -71,7 +71,7 @@ def test_any_entry_is_a_message(fields: list[bytes]) -> None:
 
     assert message.identity
     assert bool(message.fault) == (b"body" not in fields[::2])
-    for copied in (entries.copy(message, 2, 9.0), entries.dead(message, REJECTED)):
+    for copied in (entries.copy_fields(message, 2, 9.0), entries.dead_letter_fields(message, REJECTED)):
         again = entry(*encoded(copied))
         assert (again.body, bool(again.fault)) == (message.body, bool(message.fault))
 
@@ -117,20 +117,22 @@ def test_a_copy_says_how_many_attempts_are_behind_it_and_stays_itself() -> None:
     stranger = entry(b"body", b"x", b"pump-attempts", b"1")
     named = entry(b"body", b"x", b"id", b"a")
 
-    again = Reader("orders", "shop:orders", 7).read(Receipt(2, b"9-9", 1, encoded(entries.copy(stranger, 2, 9.0))), 0.0)
+    again = EntryReader("orders", "shop:orders", 7).read(
+        EntryReceipt(2, b"9-9", 1, encoded(entries.copy_fields(stranger, 2, 9.0))), 0.0
+    )
 
     assert (stranger.attempts, again.attempts) == (1, 2)
     assert again.identity == stranger.identity == "shop:orders/5-1"
     assert again.header == stranger.header._replace(headers={"pump-first-failure": "9.000"})
-    later = entry(*encoded(entries.copy(again, 3, 99.0)))
+    later = entry(*encoded(entries.copy_fields(again, 3, 99.0)))
     assert (later.attempts, later.header.headers) == (3, {"pump-first-failure": "9.000"})
-    assert entries.copy(named, 2, 9.0).count("pump-identity") == 0
+    assert entries.copy_fields(named, 2, 9.0).count("pump-identity") == 0
 
 
 def test_a_dead_letter_says_where_it_comes_from_and_nothing_of_earlier_deaths() -> None:
     first = entry(b"body", b"x", b"id", b"a", b"pump-attempts", b"2", b"pump-reason", b"old", b"pump-error", b"old")
 
-    dead = entry(*encoded(entries.dead(first, REJECTED)))
+    dead = entry(*encoded(entries.dead_letter_fields(first, REJECTED)))
 
     assert dead.header.topic == "orders"
     assert dead.header.headers["pump-reason"] == "OutOfTea"
@@ -146,7 +148,7 @@ def encoded(fields: list[str | bytes]) -> list[bytes]:
 
 
 def envelope(header: Header, body: bytes = b"", **options: Any) -> Message:
-    return entries.unseal(entries.seal(header, body, topic="orders", **options), topic="orders", generation=7)
+    return entries.read_element(entries.envelope(header, body, topic="orders", **options), topic="orders", generation=7)
 
 
 @given(HEADERS, st.binary(), st.integers(0, 10**6))
@@ -158,12 +160,12 @@ def test_an_envelope_is_read_as_it_was_written(header: Header, body: bytes, atte
 
 
 def test_no_envelope_is_equal_to_another_and_each_is_known_by_its_mark() -> None:
-    one, two = (entries.seal(Header("1"), b"x", topic="orders") for _ in range(2))
+    one, two = (entries.envelope(Header("1"), b"x", topic="orders") for _ in range(2))
 
     assert one != two
-    assert entries.mark(one) != entries.mark(two)
-    assert one.startswith(entries.mark(one))
-    assert len(entries.mark(one)) == entries.MARK
+    assert entries.receipt_of(one) != entries.receipt_of(two)
+    assert one.startswith(entries.receipt_of(one))
+    assert len(entries.receipt_of(one)) == entries.RECEIPT_LENGTH
 
 
 @pytest.mark.requirement("P-17")
@@ -171,11 +173,11 @@ def test_no_envelope_is_equal_to_another_and_each_is_known_by_its_mark() -> None
 def test_any_element_is_a_message(element: bytes, begins: bool) -> None:
     element = entries.MAGIC + element if begins else element
 
-    message = entries.unseal(element, topic="orders", generation=1)
+    message = entries.read_element(element, topic="orders", generation=1)
 
     assert message.identity
     assert message.fault or message.body == element or begins
-    assert message.receipt == entries.mark(element)
+    assert message.receipt == entries.receipt_of(element)
 
 
 @given(JSON)
@@ -183,7 +185,7 @@ def test_any_header_makes_a_message(said: object) -> None:
     text = json.dumps(said).encode()
     element = entries.MAGIC + bytes(16) + len(text).to_bytes(4, "big") + text + b"body"
 
-    message = entries.unseal(element, topic="orders", generation=1)
+    message = entries.read_element(element, topic="orders", generation=1)
 
     assert message.body in {b"body", element}
     assert bool(message.fault) == (message.body == element)
@@ -209,7 +211,7 @@ def test_any_header_makes_a_message(said: object) -> None:
 def test_an_envelope_that_makes_no_sense_is_kept_whole(header: bytes) -> None:
     element = entries.MAGIC + bytes(16) + len(header).to_bytes(4, "big") + header + b"body"
 
-    message = entries.unseal(element, topic="orders", generation=1)
+    message = entries.read_element(element, topic="orders", generation=1)
 
     assert message.fault
     assert message.body == element
@@ -217,18 +219,18 @@ def test_an_envelope_that_makes_no_sense_is_kept_whole(header: bytes) -> None:
 
 
 def test_what_is_no_envelope_is_all_body() -> None:
-    message = entries.unseal(b'{"sku": "tea"}', topic="orders", generation=1)
+    message = entries.read_element(b'{"sku": "tea"}', topic="orders", generation=1)
 
     assert message.header == Header("", "orders")
     assert (message.body, message.fault, message.receipt) == (b'{"sku": "tea"}', "", b'{"sku": "tea"}')
-    assert message.identity == entries.unseal(b'{"sku": "tea"}', topic="orders", generation=2).identity
+    assert message.identity == entries.read_element(b'{"sku": "tea"}', topic="orders", generation=2).identity
 
 
 def test_a_copy_of_what_has_no_id_stays_itself() -> None:
-    first = entries.unseal(b"tea", topic="orders", generation=1)
+    first = entries.read_element(b"tea", topic="orders", generation=1)
 
-    again = entries.unseal(entries.seal_copy(first, 1, 9.0, topic="orders"), topic="orders", generation=2)
-    later = entries.unseal(entries.seal_copy(again, 2, 99.0, topic="orders"), topic="orders", generation=3)
+    again = entries.read_element(entries.copy_envelope(first, 1, 9.0, topic="orders"), topic="orders", generation=2)
+    later = entries.read_element(entries.copy_envelope(again, 2, 99.0, topic="orders"), topic="orders", generation=3)
 
     assert (again.identity, again.attempts, again.body) == (first.identity, 1, b"tea")
     assert (later.identity, later.attempts) == (first.identity, 2)

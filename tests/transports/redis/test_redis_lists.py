@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def waiting(lists: ListBench) -> list[str]:
     """What waits in the channel."""
     elements = lists.client.lrange(lists.key("list"), 0, -1)
-    return bodies([entries.unseal(element, topic=lists.topic, generation=0) for element in elements])
+    return bodies([entries.read_element(element, topic=lists.topic, generation=0) for element in elements])
 
 
 def test_every_channel_has_a_copy_in_a_list_of_its_own(lists: ListBench) -> None:
@@ -155,7 +155,7 @@ def test_a_consumer_that_was_held_for_dead_can_settle_nothing(
     eventually(lambda: "too late" in caplog.text)
 
     assert lists.in_hand == 2
-    assert lists.depth(lists.grave) == 0
+    assert lists.depth(lists.dead_letter) == 0
     assert waiting(lists) == []
     for message in again:
         living.acknowledge(message)
@@ -190,7 +190,7 @@ def test_a_dead_letter_is_a_message_of_its_own_topic(lists: ListBench) -> None:
 
     consumer.reject(receive(consumer, 1)[0], REJECTED)
 
-    dead = receive(lists.consumer(topic=lists.grave, channel=lists.grave, dead_letter=None), 1)[0]
+    dead = receive(lists.consumer(topic=lists.dead_letter, channel=lists.dead_letter, dead_letter=None), 1)[0]
     assert (dead.header.topic, dead.header.type, dead.body) == (lists.topic, "Sample", b"1")
     assert dead.header.headers["tenant"] == "t"
     assert dead.header.headers["pump-reason"] == "OutOfTea"

@@ -147,7 +147,7 @@ def test_whatever_a_channel_does_is_done_in_one_slot_of_a_cluster(clustered: Red
     consumer.hand_back([back])
 
     assert sorted(bodies(receive(other, 4))) == ["2", "3", "5", "later"]
-    assert clustered.depth("{shop}:" + clustered.grave) == 1
+    assert clustered.depth("{shop}:" + clustered.dead_letter) == 1
     assert consumer.purge() == 0
     client = clustered.client
     assert len({client.execute_command("CLUSTER", "KEYSLOT", key) for key in client.keys("*")}) == 1
@@ -198,7 +198,7 @@ def test_the_examples_of_the_page_do_what_they_say(
         with shop.careful:
             assert client.exists("{shop}:orders")
         client.xadd("orders.dead", {"body": '{"sku": "piano", "quantity": 1}', "pump-reason": "TooLarge"})
-        with shop.mourning:
+        with shop.reading:
             eventually(lambda: "TooLarge piano" in said or says())
 
         for line in "".join(blocks("sh")).splitlines():
@@ -211,6 +211,6 @@ def test_the_examples_of_the_page_do_what_they_say(
 
 def test_the_page_names_every_option_of_the_urls() -> None:
     named = set(re.findall(r"\w+", " ".join(re.findall(r"^\| (`.*?`) \|", PAGE, re.MULTILINE))))
-    options: Any = {*RedisTransport._options, *RedisListTransport._options}
+    options: Any = {*RedisTransport.options, *RedisListTransport.options}
 
     assert options <= named

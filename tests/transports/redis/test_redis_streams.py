@@ -7,7 +7,6 @@ import pytest
 
 from pump.errors import LeaseLost, SetupError, TransportError
 from pump.transports.redis import streams as redis_streams
-from pump.transports.redis.stream_scripts import NOBODY
 from support.redis_bench import INVALID, REJECTED, StreamBench, bodies, receive
 from support.waiting import eventually
 
@@ -114,7 +113,7 @@ def test_no_verdict_of_a_non_owner_has_an_effect(streams: StreamBench) -> None:
     late.hand_back([message])
 
     assert list(streams.pending().values()) == [1]
-    assert streams.depth(streams.own) == streams.depth(streams.grave) == 0
+    assert streams.depth(streams.own) == streams.depth(streams.dead_letter) == 0
     other.extend(again)
     other.acknowledge(again)
 
@@ -189,7 +188,7 @@ def test_what_was_handed_back_is_anothers_at_once_in_order_and_uncounted(streams
     messages = receive(first, 3)
 
     first.hand_back(messages)
-    assert streams.pending() == {NOBODY: 3}
+    assert streams.pending() == {"pump-nobody": 3}
     again = receive(second, 4)
 
     assert bodies(again) == ["1", "2", "3", "4"]
@@ -246,7 +245,7 @@ def test_a_dead_letter_keeps_every_field_of_a_stranger(streams: StreamBench) -> 
 
     consumer.reject(message, INVALID)
 
-    ((_, fields),) = streams.client.xrange(streams.grave)[-1:]
+    ((_, fields),) = streams.client.xrange(streams.dead_letter)[-1:]
     assert message.fault == "the entry has no field 'body'"
     assert {b"temperature": b"\xff\x00", b"\xfe": b"K", b"unit": b"K"}.items() <= fields.items()
     assert fields[b"pump-reason"] == b"Unreadable"
@@ -282,7 +281,7 @@ def test_the_body_may_stand_in_a_field_of_another_name(streams: StreamBench) -> 
 def test_what_every_channel_has_acknowledged_is_removed_and_nothing_else(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
     billing, shipping = streams.consumer(), streams.consumer(channel=streams.shipping)
     streams.post(*"1234")
     for message in receive(billing, 3):
@@ -292,7 +291,7 @@ def test_what_every_channel_has_acknowledged_is_removed_and_nothing_else(
 
     eventually(lambda: streams.pending() == {})
     eventually(lambda: streams.client.xpending(streams.topic, streams.shipping)["pending"] == 1)
-    shipping._look_again()
+    shipping._poll_within(0.0)
     rest = receive(shipping, 1)
 
     assert bodies(rest) == ["3"]
@@ -306,7 +305,7 @@ def test_what_every_channel_has_acknowledged_is_removed_and_nothing_else(
 def test_what_was_acknowledged_is_kept_as_long_as_it_was_asked_for(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch, keep: float | None
 ) -> None:
-    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
     consumer = streams.consumer(streams.transport(keep=keep))
     streams.post("1", "2")
     for message in receive(consumer, 2):
@@ -349,7 +348,7 @@ def test_a_closed_consumer_is_removed_unless_it_has_something_in_hand(streams: S
 def test_consumers_that_are_long_gone_are_removed_unless_they_have_something_pending(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
     monkeypatch.setattr(redis_streams, "GONE_SECONDS", 0.05)
     living = streams.consumer()
     for name in ("gone", "with-something"):
@@ -377,7 +376,7 @@ def test_a_deleted_stream_is_made_anew_and_nothing_posted_meanwhile_is_skipped(
     streams.post("1", "2")
 
     assert bodies(receive(consumer, 2)) == ["1", "2"]
-    assert "made anew" in caplog.text
+    assert "created again" in caplog.text
 
 
 def test_a_stream_deleted_under_a_waiting_read_is_made_anew(streams: StreamBench) -> None:
@@ -442,7 +441,7 @@ def test_a_purge_leaves_alone_what_others_have_in_hand_and_other_channels(stream
 def test_what_comes_to_a_name_after_its_consumer_was_made_anew_is_soon_anybodys(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_streams, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
     broken = streams.consumer(streams.transport(consumer="shop"))
     again = streams.consumer(streams.transport(consumer="shop"))
     streams.post("1")

@@ -18,18 +18,18 @@ from pump.transport_kit.bridge import awaiting
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transport_kit.protocol import AcknowledgesSoon, transport_from
 from pump.transports.redis import RedisListTransport, RedisTransport, Server
-from pump.transports.redis import connection as redis_wire
+from pump.transports.redis import connection as redis_connection
 from pump.transports.redis import consumer as redis_consumer
 from pump.transports.redis import lists as redis_lists
-from pump.transports.redis import streams as redis_streams
-from pump.transports.redis.connection import NotConnected, Wire, script
+from pump.transports.redis.connection import Connection, NotConnected
 from pump.transports.redis.consumer import RedisConsumer
+from pump.transports.redis.scripts import Script
 from support.redis_bench import RedisBench, StreamBench, bodies, receive
 from support.waiting import eventually
 
 SECRET = "sesame-open"
 CLOCK = SystemClock()
-ANSWER = script("return 'forty-two'")
+ANSWER = Script("return 'forty-two'")
 
 
 def local(server: Redis, **options: Any) -> Server:
@@ -37,8 +37,8 @@ def local(server: Redis, **options: Any) -> Server:
 
 
 @pytest.fixture
-def wire(redis_server: Redis) -> Iterator[Wire]:
-    made = Wire(local(redis_server), CLOCK)
+def connection(redis_server: Redis) -> Iterator[Connection]:
+    made = Connection(local(redis_server), CLOCK)
     yield made
     made.close()
 
@@ -107,7 +107,7 @@ def test_the_password_is_nowhere_to_be_read(guarded: Redis, caplog: pytest.LogCa
     transport = RedisTransport(local(guarded, password="wrong-sesame"))
 
     with pytest.raises(SetupError) as refused:
-        Wire(transport.server, CLOCK).ask(("PING",))
+        Connection(transport.server, CLOCK).execute(("PING",))
 
     assert "sesame" not in f"{transport!r} {transport.server!r} {transport.server} {refused.value!r} {caplog.text}"
 
@@ -116,32 +116,32 @@ def test_the_password_is_nowhere_to_be_read(guarded: Redis, caplog: pytest.LogCa
 
 
 def test_the_right_password_opens(guarded: Redis) -> None:
-    wire = Wire(local(guarded, password=SECRET), CLOCK)
+    connection = Connection(local(guarded, password=SECRET), CLOCK)
 
-    assert wire.ask(("PING",)) == b"PONG"
-    wire.close()
+    assert connection.execute(("PING",)) == b"PONG"
+    connection.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"password": "wrong"}, {"user": "nobody", "password": SECRET}])
 def test_a_wrong_login_is_to_be_mended(guarded: Redis, options: dict[str, str]) -> None:
     with pytest.raises(SetupError):
-        Wire(local(guarded, **options), CLOCK).ask(("PING",))
+        Connection(local(guarded, **options), CLOCK).execute(("PING",))
 
 
 def test_what_a_user_may_not_do_is_to_be_mended(guarded: Redis) -> None:
     with guarded.client() as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">pass", "~*", "+@connection", "+xlen")
-    wire = Wire(local(guarded, user="reader", password="pass"), CLOCK)
+    connection = Connection(local(guarded, user="reader", password="pass"), CLOCK)
 
-    assert wire.ask(("XLEN", "x")) == 0
+    assert connection.execute(("XLEN", "x")) == 0
     with pytest.raises(SetupError, match="may not"):
-        wire.ask(("XADD", "x", "*", "a", "b"))
-    wire.close()
+        connection.execute(("XADD", "x", "*", "a", "b"))
+    connection.close()
 
 
 def test_a_database_that_is_not_there_is_to_be_mended(redis_server: Redis) -> None:
     with pytest.raises(SetupError):
-        Wire(local(redis_server, db=99), CLOCK).ask(("PING",))
+        Connection(local(redis_server, db=99), CLOCK).execute(("PING",))
 
 
 class TlsRedis(Redis):
@@ -171,16 +171,16 @@ def test_tls_and_unix_sockets(tmp_path: Path) -> None:
         nearby = transport_from(f"redis://?socket_file={socket_file}")
         for transport in (trusting, nearby):
             assert isinstance(transport, RedisTransport)
-            wire = Wire(transport.server, CLOCK)
-            assert wire.ask(("PING",)) == b"PONG"
-            wire.close()
+            connection = Connection(transport.server, CLOCK)
+            assert connection.execute(("PING",)) == b"PONG"
+            connection.close()
 
         with pytest.raises(SetupError, match="encrypted"):
-            Wire(local(server, tls=True), CLOCK).ask(("PING",))
+            Connection(local(server, tls=True), CLOCK).execute(("PING",))
         with pytest.raises(PumpError):
-            Wire(local(server), CLOCK).ask(("PING",))
+            Connection(local(server), CLOCK).execute(("PING",))
     with pytest.raises(SetupError, match="certificate"):
-        Wire(local(server, tls=True, ca_file=str(tmp_path / "nothing")), CLOCK).ask(("PING",))
+        Connection(local(server, tls=True, ca_file=str(tmp_path / "nothing")), CLOCK).execute(("PING",))
 
 
 # -- what goes wrong
@@ -188,10 +188,10 @@ def test_tls_and_unix_sockets(tmp_path: Path) -> None:
 
 def test_where_nobody_listens_nothing_was_sent() -> None:
     port = Port()
-    wire = Wire(Server(host="127.0.0.1", port=port.number), CLOCK)
+    connection = Connection(Server(host="127.0.0.1", port=port.number), CLOCK)
 
     with pytest.raises(NotConnected, match="cannot be reached"):
-        wire.ask(("PING",))
+        connection.execute(("PING",))
     port.release()
 
 
@@ -231,11 +231,13 @@ def test_scripts_that_the_server_has_forgotten_are_taught_again(bench: RedisBenc
     assert bodies(receive(consumer, 1)) == ["2"]
 
 
-def test_each_of_several_commands_gets_its_own_reply(wire: Wire, redis_server: Redis) -> None:
+def test_each_of_several_commands_gets_its_own_reply(connection: Connection, redis_server: Redis) -> None:
     with redis_server.client() as client:
         client.script_flush()
 
-    replies = wire.ask_all([("PING",), ANSWER.call([]), ("NONSENSE",), ANSWER.call([]), ("ECHO", "x")])
+    replies = connection.execute_all(
+        [("PING",), ANSWER.call("", []), ("NONSENSE",), ANSWER.call("", []), ("ECHO", "x")]
+    )
 
     assert [replies[0], replies[1], replies[3], replies[4]] == [b"PONG", b"forty-two", b"forty-two", b"x"]
     assert isinstance(replies[2], SetupError)
@@ -253,43 +255,43 @@ def test_each_of_several_commands_gets_its_own_reply(wire: Wire, redis_server: R
         ("SOMETHING else", TransportError),
     ],
 )
-def test_what_a_server_answers_says_what_to_do(wire: Wire, words: str, kind: type[PumpError]) -> None:
-    answering = script(f"return redis.error_reply([[{words}]])")
+def test_what_a_server_answers_says_what_to_do(connection: Connection, words: str, kind: type[PumpError]) -> None:
+    answering = Script(f"return redis.error_reply([[{words}]])")
 
     with pytest.raises(kind) as raised:
-        wire.ask(answering.call([]))
+        connection.execute(answering.call("", []))
 
     assert words.rsplit(maxsplit=1)[-1] in str(raised.value)
 
 
 def test_a_connection_that_was_closed_meanwhile_is_made_anew_before_anything_is_sent(
-    wire: Wire, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_wire, "BRISK", 0.0)
-    assert wire.ask(("PING",)) == b"PONG"
+    monkeypatch.setattr(redis_connection, "CHECK_SECONDS", 0.0)
+    assert connection.execute(("PING",)) == b"PONG"
     with redis_server.client() as client:
-        client.execute_command("CLIENT", "KILL", "ID", str(wire.client_id))
-    eventually(lambda: wire._is_broken(0.0))
+        client.execute_command("CLIENT", "KILL", "ID", str(connection.client_id))
+    eventually(lambda: connection._is_broken(0.0))
 
-    assert wire.ask(("PING",)) == b"PONG"
+    assert connection.execute(("PING",)) == b"PONG"
 
 
 def test_a_network_that_fell_silent_is_noticed_before_anything_is_sent(
     redis_server: Redis, proxy_to: ProxyTo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("BRISK", "SILENT"):
-        monkeypatch.setattr(redis_wire, name, 0.0)
+    for name in ("CHECK_SECONDS", "PING_SECONDS"):
+        monkeypatch.setattr(redis_connection, name, 0.0)
     proxy = proxy_to(redis_server.port)
-    wire = Wire(Server(host="127.0.0.1", port=proxy.port, timeout=0.3), CLOCK)
-    wire.ask(("PING",))
+    connection = Connection(Server(host="127.0.0.1", port=proxy.port, timeout=0.3), CLOCK)
+    connection.execute(("PING",))
 
     proxy.stall()
     with pytest.raises(NotConnected):
-        wire.ask(("INCR", "nothing"))
+        connection.execute(("INCR", "nothing"))
     proxy.heal()
 
-    assert wire.ask(("PING",)) == b"PONG"
-    wire.close()
+    assert connection.execute(("PING",)) == b"PONG"
+    connection.close()
 
 
 # -- waits
@@ -298,8 +300,8 @@ def test_a_network_that_fell_silent_is_noticed_before_anything_is_sent(
 @pytest.fixture
 def _long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that nobody ends lasts for longer than any test waits."""
-    for module in (redis_consumer, redis_lists, redis_streams):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 60.0)
+    for module in (redis_consumer, redis_lists):
+        monkeypatch.setattr(module, "POLL_SECONDS", 60.0)
 
 
 @pytest.mark.usefixtures("_long_reads")
@@ -466,7 +468,7 @@ def test_an_awaiting_caller_changes_no_thread_to_acknowledge(streams: StreamBenc
     loop.close()
 
 
-def test_both_kinds_note_acknowledgements() -> None:
+def test_both_kinds_acknowledge_soon() -> None:
     assert issubclass(RedisConsumer, AcknowledgesSoon)
 
 
@@ -478,10 +480,10 @@ def slot(key: str) -> bytes:
 
 
 def test_the_keys_of_a_topic_lie_in_one_slot_of_a_cluster() -> None:
-    from pump.transports.redis.names import tag
+    from pump.transports.redis.names import hash_tag
 
     for name in ("orders", "shop{orders}", "a{b", "{x}y"):
-        assert slot(f"{tag(name)}:billing:again") == slot(name)
+        assert slot(f"{hash_tag(name)}:billing:again") == slot(name)
     for name in ("a}b", "{}z"):
         with pytest.raises(ConfigurationError):
-            tag(name)
+            hash_tag(name)

@@ -1,0 +1,66 @@
+"""Where a Redis server is and how to talk to it: read from a URL, or given as typed options."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from pump.duration import Duration
+from pump.errors import ConfigurationError
+from pump.transport_kit.settings import Options, TransportURL, finite_seconds
+from pump.transport_kit.tls import only_with_tls
+
+FORM: Final = "redis://user:password@host:port/database?option=value"
+SERVER_OPTIONS: Final[Options] = {
+    **dict.fromkeys(("socket_file", "ca_file", "cert_file", "key_file"), str),
+    "timeout": float,
+}
+"""What a URL may say of the server beside its parts."""
+PORT: Final = 6379
+TIMEOUT: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """One Redis, or a fork of it, and how to talk to it. Checked when made."""
+
+    host: str = "localhost"
+    port: int = PORT
+    db: int = 0
+    user: str = ""
+    password: str = field(default="", repr=False)
+    socket_file: str = ""
+    """A Unix socket, instead of host and port."""
+    tls: bool = False
+    ca_file: str | None = None
+    """The authorities to trust; by default those that this machine trusts."""
+    cert_file: str | None = None
+    """Our own certificate, where the server asks for one."""
+    key_file: str | None = None
+    timeout: Duration = TIMEOUT
+    """Seconds to wait for an answer, beyond the time for which the server was asked to wait itself."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65_536 or self.db < 0:  # noqa: PLR2004 - the highest port there is
+            raise ConfigurationError(f"redis: there is no port {self.port}, or no database {self.db}")
+        finite_seconds("redis", "timeout", self.timeout)
+        if not self.tls:
+            files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
+            only_with_tls("redis", "rediss", files)
+        elif self.socket_file:
+            raise ConfigurationError("redis: a Unix socket has no TLS")
+
+    @classmethod
+    def from_url(cls, url: TransportURL) -> Self:
+        """The server that a URL describes."""
+        given: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.user, "password": url.password}
+        if url.path:
+            try:
+                given["db"] = int(url.path)
+            except ValueError:  # the path may be the end of a password
+                raise url.error("its path is not the number of a database") from None
+        given |= {name: value for name, value in url.options.items() if name in SERVER_OPTIONS}
+        given = {name: value for name, value in given.items() if value is not None}
+        return cls(tls=url.scheme.startswith("rediss"), **given)
+
+    def __str__(self) -> str:
+        place = self.socket_file or f"{self.host}:{self.port}"
+        return f"Redis at {place}" + (f", database {self.db}" if self.db else "")
