@@ -1,4 +1,4 @@
-"""The command `pump`: run, check and describe a dispatcher, and a demo. What goes wrong is said in one line."""
+"""The command `pump`: run, check and describe a dispatcher, and a demo. An error is printed in one line."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 from pump.clock import SystemClock
 from pump.command import tables
 from pump.command.loading import load_dispatcher
-from pump.command.workers import Leash, Supervisor
+from pump.command.workers import Supervisor, SupervisorLink
 from pump.describe import as_text, describe, without_credentials
 from pump.duration import seconds
 from pump.errors import ConfigurationError, SetupError, TransportError
@@ -34,21 +34,21 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(messag
 
 
 class Exit(IntEnum):
-    """What the command ends with."""
+    """The exit status of the command."""
 
     WELL = 0
-    """Done; for `run`, a signal has stopped it."""
+    """Done; `run` was stopped by a signal."""
     STOPPED = 1
-    """Every performer of some channel has stopped by itself."""
+    """All performers of a channel have stopped by themselves."""
     WRONG = 2
-    """Wrongly called, wrongly configured, or not found."""
+    """The command, the configuration or the module's name is wrong."""
     REFUSED = 3
     """The broker refused, or could not be reached."""
     DEFECT = 70
-    """Something that should not happen, in pump itself."""
+    """An error in pump itself."""
 
 
-class _Usage(Exception):  # noqa: N818 - how the command was called, not an error of ours
+class _Usage(Exception):  # noqa: N818 - the user's mistake, not ours
     """The command was called wrongly."""
 
 
@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say; returns what the process should exit with, as `Exit` lists it."""
+    """Run the command; return the exit status of the process, one of `Exit` or of a signal."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         return _act(arguments)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the pipe again at exit
         return Exit.WELL
     except Exception as error:
         return _failed(error, show_traceback="--traceback" in arguments)
@@ -100,7 +100,7 @@ def _diagnosis(error: Exception) -> tuple[Exit, str]:
             return Exit.DEFECT, f"{what}; this should not happen: --traceback shows where it did"
 
 
-# -- what can be said
+# -- arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,14 +136,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="print what is wrong, a line each, before anything starts (default)",
     )
-    parser.add_argument("--leash", type=int, help=argparse.SUPPRESS)  # what a worker is given by its supervisor
-    parser.add_argument("--one-of", type=_count, default=1, help=argparse.SUPPRESS)  # so many workers are there
+    parser.add_argument("--supervisor", type=int, help=argparse.SUPPRESS)  # a worker's socket to its supervisor
+    parser.add_argument("--one-of", type=_count, default=1, help=argparse.SUPPRESS)  # how many workers there are
     parser.set_defaults(act=_run)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
-    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="as it would be run by so many")
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="check what N processes would run")
     parser.set_defaults(act=_check)
 
 
@@ -152,7 +152,7 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument("--settlement", action="store_true", help="what becomes of a message, as Markdown")
     parser.add_argument("--capabilities", action="store_true", help="what each transport can do, as Markdown")
-    parser.add_argument("--write-docs", type=Path, metavar="FOLDER", help="print both into the pages in this folder")
+    parser.add_argument("--write-docs", type=Path, metavar="FOLDER", help="write the tables into the pages there")
     parser.set_defaults(act=_describe)
 
 
@@ -179,19 +179,19 @@ def _positive(text: str) -> float:
 _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
     "run": (_add_run, "consume until a signal"),
     "check": (_add_check, "look for problems, without connecting to anything"),
-    "describe": (_add_describe, "say what a dispatcher is going to do"),
+    "describe": (_add_describe, "print what a dispatcher is going to do"),
     "demo": (_add_demo, "show a small shop on the in-memory bus, live"),
     "queue": (add_queue, "serve the durable queue over HTTP"),
 }
 
 
-# -- what is done
+# -- commands
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.reload or options.workers > 1:
         return _supervise(options)
-    leash = None if options.leash is None else Leash(options.leash, SystemClock())
+    supervisor = None if options.supervisor is None else SupervisorLink(options.supervisor, SystemClock())
     dispatcher = load_dispatcher(options.target)
     _log(options.log_level)
     if not dispatcher.plans:
@@ -199,8 +199,8 @@ def _run(options: argparse.Namespace) -> int:
     errors = _problems(dispatcher, options.one_of) if options.check else _worker_problems(dispatcher, options.one_of)
     if _print_errors(errors):
         return Exit.WRONG
-    if leash is not None:
-        leash.tell(max(seconds(each.grace) for each in dispatcher.subscriptions))
+    if supervisor is not None:
+        supervisor.send_grace(max(seconds(each.grace) for each in dispatcher.subscriptions))
     log.info("starting %s: %s", options.target, _consumed(dispatcher))
     with _interrupt_ends():
         return dispatcher.run()
@@ -216,7 +216,7 @@ def _consumed(dispatcher: Dispatcher) -> str:
 
 def _supervise(options: argparse.Namespace) -> int:
     _log(options.log_level)
-    pump = [sys.executable, "-P", "-m", "pump"]  # -P: a folder called pump, in the current one, is not this pump
+    pump = [sys.executable, "-P", "-m", "pump"]  # -P: not a folder named pump in the current one
     workers = str(options.workers)
     if options.check and not options.reload:
         checked = subprocess.run(  # noqa: S603 - this same program
@@ -241,7 +241,7 @@ def _check(options: argparse.Namespace) -> int:
 def _describe(options: argparse.Namespace) -> int:
     if options.write_docs is not None:
         for page in tables.write_tables(options.write_docs):
-            print(f"{page} has a new table")
+            print(f"{page} has changed")
     elif options.settlement or options.capabilities:
         wanted = [tables.TABLES[name] for name in tables.TABLES if getattr(options, name)]
         print("\n\n".join(table() for table in wanted))
@@ -254,9 +254,9 @@ def _describe(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from pump.command.demo import show  # noqa: PLC0415 - only the demo itself pays for the demo
+    from pump.command.demo import run_demo  # noqa: PLC0415 - only this command needs it
 
-    return show(options.seconds, options.speed, plain=options.plain)
+    return run_demo(options.seconds, options.speed, plain=options.plain)
 
 
 def _problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
@@ -282,7 +282,7 @@ def _print_errors(problems: Sequence[Problem]) -> bool:
 
 
 def _log(level: str | None) -> None:
-    """Log to stderr, unless the program has set up its logging itself."""
+    """Log to stderr, unless the program has set up logging itself."""
     logging.basicConfig(level=(level or "info").upper(), format=_LOG_FORMAT)
     if level is not None:
         logging.getLogger("pump").setLevel(level.upper())
@@ -290,7 +290,7 @@ def _log(level: str | None) -> None:
 
 @contextmanager
 def _interrupt_ends() -> Iterator[None]:
-    """At the first Ctrl-C a dispatcher gives way to what was before: so a second one ends the process, like SIGTERM."""
+    """Make a second Ctrl-C end the process at once: after the first, the dispatcher restores the handler set here."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

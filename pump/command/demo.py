@@ -1,4 +1,4 @@
-"""`pump demo`: the shop at work on the in-memory bus, live in the terminal, for half a minute."""
+"""`pump demo`: a shop on the in-memory bus, shown live in the terminal for half a minute."""
 
 import logging
 import os
@@ -8,8 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Final, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 from pump.clock import Signal, SystemClock
 from pump.command.demo_shop import PRICES, SHIPPING, OrderFromOldTill, PlaceOrder, Shop, dispatcher
@@ -20,63 +19,55 @@ from pump.request import Command
 
 _ORDERS_A_SECOND: Final = 4.0
 _TICK: Final = 0.1
-_TICKS_A_LINE: Final = 20
-"""How often the plain form says how things stand."""
+_TICKS_PER_LINE: Final = 20
+"""How often the counts are printed where the output is lines."""
 _CHANNELS: Final = ("orders", "payments", "parcels")
-_GRAVES: Final = ("orders.dead", "orders.invalid", "payments.dead", "parcels.dead")
+_DEAD_LETTERS: Final = ("orders.dead", "orders.invalid", "payments.dead", "parcels.dead")
 _CLOSING_TIME: Final = 0.8
-"""The part of the show after which no more orders come."""
+"""The part of the demo after which no more orders come."""
+
+Print = Callable[[str], None]
 
 
-class _Bus(Protocol):
-    def pending(self, channel: str) -> int: ...
-    def locked(self, channel: str) -> int: ...
-    def scheduled(self, channel: str) -> int: ...
-    def messages(self, channel: str) -> Sequence[Message]: ...
+class _Counts(NamedTuple):
+    """The messages of one channel, as columns of the table."""
 
-
-class _OnMemory(Protocol):
-    bus: _Bus
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """How a channel stands."""
-
+    posted: int
+    handled: int
     waiting: int
     in_hand: int
-    handled: int
     deferred: int
-    left: int
+    held: int
     failed: int
     dead: int
 
 
-@dataclass
-class _Journal:
-    """What the listeners were told: counted, and the last of it in words."""
+class _Outcomes:
+    """A listener that counts how handlers ended, and prints what is unusual."""
 
-    say: Callable[[str], None]
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _held: set[str] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, show: Print) -> None:
+        self.counts: Final = Counter[tuple[str, str]]()
+        self._show: Final = show
+        self._held: Final = set[str]()
+        self._lock: Final = threading.Lock()
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
-        """As a listener."""
+        """Listen."""
         if event not in {"handled", "decided", "failed"}:
             return
         error, message = fields["error"], cast("Message", fields["message"])
-        what = {DeferMessageAction: "deferred", DontAckAction: "left"}.get(type(error), event)
+        outcome = {DeferMessageAction: "deferred", DontAckAction: "held"}.get(type(error), event)
         with self._lock:
-            self.counts[str(fields["channel"]), what] += 1
-            words = self._words(what, error, message)
-        if words:
-            self.say(f"{fields['channel']:<9} {_name(fields['request'])} {words}")
+            self.counts[str(fields["channel"]), outcome] += 1
+            text = self._text(outcome, error, message)
+        if text:
+            request = fields["request"]
+            number = getattr(request, "number", None) or getattr(request, "order", "")
+            self._show(f"{fields['channel']:<9} {type(request).__name__} {number} {text}")
 
-    def _words(self, what: str, error: object, message: Message) -> str:
-        cause = error.__cause__ if isinstance(error, Exception) else None
-        match what:
-            case "left":
+    def _text(self, outcome: str, error: object, message: Message) -> str:
+        match outcome:
+            case "held":
                 first = message.id not in self._held
                 self._held.add(message.id)
                 return f"is held: {error}" if first else ""
@@ -86,148 +77,129 @@ class _Journal:
             case "handled":
                 return "is handled at last" if message.attempts else ""
             case "deferred":
-                return f"comes again later: {cause}"
+                return f"comes again later: {getattr(error, '__cause__', None)}"
             case "failed":
                 return f"failed: {type(error).__name__}: {error}"
             case _:
                 return f"is rejected: {error}"
 
 
-def _name(request: object) -> str:
-    number = getattr(request, "number", None) or getattr(request, "order", "")
-    return f"{type(request).__name__} {number}"
+class Demo:
+    """The shop, its customers, and the troubles that it runs into."""
 
-
-class _Show:
-    """The shop, its visitors, and what happens to them."""
-
-    def __init__(self, seconds: float, speed: float, *, say: Callable[[str], None]) -> None:
+    def __init__(self, seconds: float, speed: float, *, show: Print) -> None:
         self.seconds: Final = seconds
         self.switches: Final = {SHIPPING: True}
-        self.journal: Final = _Journal(say)
         self.shop: Final = Shop(work_seconds=0.02 / speed)
-        self.dispatcher: Final = dispatcher(self.shop, self.switches, self.journal, patience=max(0.05, seconds / 30))
-        self.bus: Final = cast("_OnMemory", self.dispatcher.transport).bus
-        self._say: Final = say
-        self._pace: Final = _ORDERS_A_SECOND * speed
+        self._outcomes: Final = _Outcomes(show)
+        retry_seconds = max(0.05, seconds / 30)
+        self.dispatcher: Final = dispatcher(self.shop, self.switches, self._outcomes, retry_seconds=retry_seconds)
+        self._bus: Final[Any] = getattr(self.dispatcher.transport, "bus")  # noqa: B009 - not every transport has one
+        self._show: Final = show
+        self._orders_per_second: Final = _ORDERS_A_SECOND * speed
         self._orders = 0
-        self._plot: Final = deque(
-            sorted(
-                [
-                    (0.10, "the bank is down: payments are deferred", self._bank_down),
-                    (0.15, "a forgotten till sends something", self._old_till),
-                    (0.20, "somebody orders no parcels: there is a bug for that", self._no_parcels),
-                    (0.30, "shipping is switched off: parcels are held", self._switch_off),
-                    (0.40, "the bank is up again", self._bank_up),
-                    (0.65, "shipping is switched on again", self._switch_on),
-                    (_CLOSING_TIME, "closing time: no more orders", self._close),
-                ],
-                key=lambda each: each[0],
-            )
-        )
-        self._closed = False
+        self._script: Final = deque(self._events())
+
+    def _events(self) -> Iterator[tuple[float, str, Callable[[], None]]]:
+        """When something happens, as a part of the demo, and what."""
+        yield 0.10, "the bank is down: payments are deferred", lambda: self._set_bank(up=False)
+        yield 0.15, "a forgotten till sends something", lambda: self._post(OrderFromOldTill("1 x TEA"))
+        yield 0.20, "somebody orders no parcels: there is a bug for that", lambda: self._order(parcels=0)
+        yield 0.30, "shipping is switched off: parcels are held", lambda: self.switches.update({SHIPPING: False})
+        yield 0.40, "the bank is up again", lambda: self._set_bank(up=True)
+        yield 0.65, "shipping is switched on again", lambda: self.switches.update({SHIPPING: True})
+        yield _CLOSING_TIME, "closing time: no more orders", lambda: None
 
     def advance(self, elapsed: float) -> None:
-        """Let happen what happens up to that time, in seconds from the beginning."""
-        while self._plot and elapsed >= self._plot[0][0] * self.seconds:
-            _, words, act = self._plot.popleft()
-            self._say(words)
+        """Do everything that is due by then, in seconds from the beginning."""
+        while self._script and elapsed >= self._script[0][0] * self.seconds:
+            _, text, act = self._script.popleft()
+            self._show(text)
             act()
-        while not self._closed and self._orders < elapsed * self._pace:
+        while self._script and self._orders < elapsed * self._orders_per_second:
             self._order()
 
-    def _order(self) -> None:
+    def _order(self, parcels: int = 1) -> None:
         self._orders += 1
         items = sorted(PRICES)
-        item = "unicorn" if self._orders % 20 == 7 else items[self._orders % len(items)]  # noqa: PLR2004 - now and then
-        self._post(PlaceOrder(self._orders, item, 1 + self._orders % 3))
+        wrong = parcels and self._orders % 20 == 7  # noqa: PLR2004 - now and then
+        item = "unicorn" if wrong else items[self._orders % len(items)]
+        self._post(PlaceOrder(self._orders, item, 1 + self._orders % 3, parcels))
 
     def _post(self, request: Command) -> None:
         self.dispatcher.post(request)
-        self.shop.write_down(request)
+        self.shop.count_posted(request)
 
-    def _old_till(self) -> None:
-        self._post(OrderFromOldTill("1 x TEA"))
+    def _set_bank(self, *, up: bool) -> None:
+        self.shop.bank_is_up = up
 
-    def _no_parcels(self) -> None:
-        self._orders += 1
-        self._post(PlaceOrder(self._orders, "tea", 2, parcels=0))
-
-    def _bank_down(self) -> None:
-        self.shop.bank_is_up = False
-
-    def _bank_up(self) -> None:
-        self.shop.bank_is_up = True
-
-    def _switch_off(self) -> None:
-        self.switches[SHIPPING] = False
-
-    def _switch_on(self) -> None:
-        self.switches[SHIPPING] = True
-
-    def _close(self) -> None:
-        self._closed = True
-
-    # -- how it stands
+    # -- results
 
     def counts(self, channel: str) -> _Counts:
-        """How a channel stands."""
-        told = {what: self.journal.counts[channel, what] for what in ("handled", "deferred", "left", "failed")}
+        """The messages of a channel at this moment."""
+        outcomes = self._outcomes.counts
         return _Counts(
-            waiting=self.bus.pending(channel) + self.bus.scheduled(channel),
-            in_hand=self.bus.locked(channel),
-            dead=sum(self.bus.pending(grave) for grave in _GRAVES if grave.startswith(f"{channel}.")),
-            **told,
+            posted=self.shop.posted.get(channel, 0),
+            handled=outcomes[channel, "handled"],
+            waiting=self._bus.pending(channel) + self._bus.scheduled(channel),
+            in_hand=self._bus.locked(channel),
+            deferred=outcomes[channel, "deferred"],
+            held=outcomes[channel, "held"],
+            failed=outcomes[channel, "failed"],
+            dead=sum(self._bus.pending(name) for name in _DEAD_LETTERS if name.startswith(f"{channel}.")),
         )
 
+    def table(self) -> str:
+        """The counts of every channel."""
+        head = ("channel", "posted", "handled", "waiting", "in hand", "deferred", "held", "failed", "dead letters")
+        rows: list[Sequence[object]] = [head, *((channel, *self.counts(channel)) for channel in _CHANNELS)]
+        return "\n".join("".join(f"{cell!s:<10}" for cell in row).rstrip() for row in rows)
+
     def dead_letters(self) -> Iterator[str]:
-        """Each dead letter, with where it lies and why."""
-        for grave in _GRAVES:
-            for message in self.bus.messages(grave):
+        """A line for each dead letter: where it is, and why."""
+        for name in _DEAD_LETTERS:
+            for message in self._bus.messages(name):
                 reason = message.header.headers.get("pump-reason", "")
                 error = message.header.headers.get("pump-error", "")
                 why = reason if reason in error else f"{reason} ({error})"
-                yield f"{grave:<14}  {why}: {message.header.type} {message.body.decode()}"
+                yield f"{name:<14}  {why}: {message.header.type} {message.body.decode()}"
 
     def summary(self) -> tuple[bool, str]:
-        """Whether everything that was posted is accounted for, and the account."""
-        counts = [self.counts(channel) for channel in _CHANNELS]
-        posted = sum(self.shop.posted.values())
-        handled, dead = sum(each.handled for each in counts), sum(each.dead for each in counts)
-        waiting = sum(each.waiting + each.in_hand for each in counts)
-        adds_up = posted == handled + dead + waiting
+        """Whether every posted message is accounted for, and the numbers."""
+        total = _Counts(*map(sum, zip(*(self.counts(channel) for channel in _CHANNELS), strict=True)))
+        waiting = total.waiting + total.in_hand
+        adds_up = total.posted == total.handled + total.dead + waiting
         verdict = "nothing is lost" if adds_up else "this does not add up, and should"
         return adds_up, (
-            f"posted {posted} = handled {handled} + dead letters {dead} + still waiting {waiting}: {verdict}\n"
-            f"on the way: deferred {sum(each.deferred for each in counts)} times, "
-            f"held {sum(each.left for each in counts)} times, failed {sum(each.failed for each in counts)} times"
+            f"posted {total.posted} = handled {total.handled} + dead letters {total.dead} + still waiting {waiting}: "
+            f"{verdict}\non the way: deferred {total.deferred} times, held {total.held} times, "
+            f"failed {total.failed} times"
         )
 
 
-def show(seconds: float, speed: float, *, plain: bool) -> int:
-    """Run the shop for so long, or until Ctrl-C; returns 0 if all that was posted is accounted for."""
+def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
+    """Run the shop for so long, or until Ctrl-C; return 0 if every posted message is accounted for."""
     stop, clock = Signal(), SystemClock()
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain
-    stage: _Lines | _Picture = _Picture() if live else _Lines()
+    display: _Lines | _Screen = _Screen() if live else _Lines()
     began = clock.monotonic()
-    play = _Show(seconds, speed, say=lambda words: stage.say(clock.monotonic() - began, words))
-    with _quietly(), on_signals(lambda _: stop.set()), stage:
-        with play.dispatcher:
+    demo = Demo(seconds, speed, show=lambda text: display.show(clock.monotonic() - began, text))
+    with _without_log(), on_signals(lambda _: stop.set()), display:
+        with demo.dispatcher:
             began = clock.monotonic()
             while (elapsed := clock.monotonic() - began) < seconds and not stop.is_set():
-                play.advance(elapsed)
-                stage.draw(play, elapsed)
+                demo.advance(elapsed)
+                display.update(demo, elapsed)
                 clock.wait(stop, _TICK)
-        stage.draw(play, elapsed)
-    adds_up, account = play.summary()
-    print(table(play))
-    print("\n".join(["", "dead letters", *(f"  {each}" for each in play.dead_letters()), "", account]), flush=True)
+        display.update(demo, elapsed)
+    adds_up, summary = demo.summary()
+    dead_letters = (f"  {each}" for each in demo.dead_letters())
+    print("\n".join([demo.table(), "", "dead letters", *dead_letters, "", summary]), flush=True)
     return 0 if adds_up else 1
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the log: the stage says what happens."""
+def _without_log() -> Iterator[None]:
     log = logging.getLogger("pump")
     before, log.propagate, silent = log.propagate, False, logging.NullHandler()
     log.addHandler(silent)
@@ -238,24 +210,11 @@ def _quietly() -> Iterator[None]:
         log.propagate = before
 
 
-# -- the stage
-
-
-def table(play: _Show) -> str:
-    """How every channel stands."""
-    head = ("channel", "posted", "handled", "waiting", "in hand", "deferred", "held", "failed", "dead letters")
-    rows: list[Sequence[object]] = [head]
-    for channel in _CHANNELS:
-        now = play.counts(channel)
-        posted = play.shop.posted.get(channel, 0)
-        rows.append(
-            (channel, posted, now.handled, now.waiting, now.in_hand, now.deferred, now.left, now.failed, now.dead)
-        )
-    return "\n".join("".join(f"{cell!s:<10}" for cell in row).rstrip() for row in rows)
+# -- output
 
 
 class _Lines:
-    """A line for everything that is worth one, and how things stand now and then."""
+    """Prints a line for every event, and the counts now and then."""
 
     def __init__(self) -> None:
         self._ticks = 0
@@ -266,21 +225,21 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         print()
 
-    def say(self, elapsed: float, words: str) -> None:
-        """Say that something happened."""
-        print(f"{elapsed:5.1f} s  {words}", flush=True)
+    def show(self, elapsed: float, text: str) -> None:
+        """Print an event."""
+        print(f"{elapsed:5.1f} s  {text}", flush=True)
 
-    def draw(self, play: _Show, elapsed: float) -> None:
-        """Say how things stand, now and then."""
-        if self._ticks % _TICKS_A_LINE == 0:
-            counts = ((channel, play.counts(channel)) for channel in _CHANNELS)
-            said = (f"{channel} {now.handled} handled, {now.waiting + now.in_hand} here" for channel, now in counts)
-            self.say(elapsed, f"          {'; '.join(said)}")
+    def update(self, demo: Demo, elapsed: float) -> None:
+        """Print the counts, if it is time to."""
+        if self._ticks % _TICKS_PER_LINE == 0:
+            counts = ((channel, demo.counts(channel)) for channel in _CHANNELS)
+            texts = (f"{channel} {now.handled} handled, {now.waiting + now.in_hand} here" for channel, now in counts)
+            self.show(elapsed, f"          {'; '.join(texts)}")
         self._ticks += 1
 
 
-class _Picture:
-    """One screen, redrawn a few times a second, on the terminal's other page."""
+class _Screen:
+    """Draws one screen again and again, on the terminal's alternate page."""
 
     def __init__(self) -> None:
         self._events: Final = deque[str](maxlen=8)
@@ -291,32 +250,34 @@ class _Picture:
     def __exit__(self, *_: object) -> None:
         print("\x1b[?25h\x1b[?1049l", end="", flush=True)
 
-    def say(self, elapsed: float, words: str) -> None:
-        """Note that something happened, for the next picture."""
-        self._events.append(f"{elapsed:5.1f} s  {words}")
+    def show(self, elapsed: float, text: str) -> None:
+        """Add an event, to be drawn at the next update."""
+        self._events.append(f"{elapsed:5.1f} s  {text}")
 
-    def draw(self, play: _Show, elapsed: float) -> None:
-        """Draw how things stand."""
+    def update(self, demo: Demo, elapsed: float) -> None:
+        """Draw everything."""
         columns, height = shutil.get_terminal_size()
-        lines = [line[: columns - 1] for line in self._lines(play, elapsed)][: height - 1]
-        print("\x1b[H" + "".join(f"{_painted(line)}\x1b[K\n" for line in lines) + "\x1b[J", end="", flush=True)
+        lines = [line[: columns - 1] for line in self._lines(demo, elapsed)][: height - 1]
+        print("\x1b[H" + "".join(f"{_coloured(line)}\x1b[K\n" for line in lines) + "\x1b[J", end="", flush=True)
 
-    def _lines(self, play: _Show, elapsed: float) -> Iterator[str]:
-        yield f"pump demo: a small shop on the in-memory bus   {min(elapsed, play.seconds):.1f} of {play.seconds:g} s"
-        yield ""
-        yield from table(play).splitlines()
-        yield ""
-        yield f"bank      {'up' if play.shop.bank_is_up else 'DOWN   payments are deferred'}"
-        yield f"shipping  {'on' if play.switches[SHIPPING] else 'OFF    parcels are held'}"
-        yield ""
-        yield "dead letters"
-        yield from (f"  {each}" for each in list(play.dead_letters())[-5:])
-        yield ""
-        yield "what happens"
-        yield from (f"  {each}" for each in list(self._events))
+    def _lines(self, demo: Demo, elapsed: float) -> Sequence[str]:
+        return [
+            f"pump demo: a small shop on the in-memory bus   {min(elapsed, demo.seconds):.1f} of {demo.seconds:g} s",
+            "",
+            *demo.table().splitlines(),
+            "",
+            f"bank      {'up' if demo.shop.bank_is_up else 'DOWN   payments are deferred'}",
+            f"shipping  {'on' if demo.switches[SHIPPING] else 'OFF    parcels are held'}",
+            "",
+            "dead letters",
+            *(f"  {each}" for each in list(demo.dead_letters())[-5:]),
+            "",
+            "what happens",
+            *(f"  {each}" for each in list(self._events)),
+        ]
 
 
-def _painted(line: str) -> str:
+def _coloured(line: str) -> str:
     if line.startswith(("pump demo", "channel", "dead letters", "what happens")):
         return f"\x1b[1m{line}\x1b[0m"
     return f"\x1b[33m{line}\x1b[0m" if " DOWN " in line or " OFF " in line else line

@@ -1,6 +1,7 @@
-"""The shop of `pump demo`, written as its users write theirs; only its attributes are found by name, not imported.
+"""The shop of `pump demo`: an order leads to a payment, and a payment to a parcel.
 
-An order becomes a payment, and a payment a parcel. Whatever goes wrong, nothing is lost.
+It is written as its users write theirs, but for the built-in attributes: they are found by name, since pump imports no
+handler.
 """
 
 import threading
@@ -21,7 +22,7 @@ from pump.telemetry import Listener
 
 
 def _by_name(name: str) -> Callable[..., Any]:
-    """What pump.handlers has of that name: pump itself imports no handler."""
+    """An attribute of pump.handlers."""
     found: Callable[..., Any] = getattr(import_module("pump.handlers"), name)
     return found
 
@@ -33,16 +34,16 @@ RejectMessageOnError: Callable[..., Attribute] = _by_name("RejectMessageOnError"
 PRICES: Final = {"tea": 450, "coffee": 720, "cocoa": 610}
 """In cents."""
 SHIPPING: Final = "shipping"
-"""The switch without which no parcel leaves."""
+"""The feature switch for parcels."""
 _clock: Final = SystemClock()
 
 
-# -- what is asked for
+# -- requests
 
 
 @dataclass(frozen=True)
 class PlaceOrder(Command):
-    """Somebody wants some packets of something, in so many parcels."""
+    """Somebody orders some packets of an item, in one or more parcels."""
 
     number: int
     item: str
@@ -52,7 +53,7 @@ class PlaceOrder(Command):
 
 @dataclass(frozen=True)
 class TakePayment(Command):
-    """An order has to be paid."""
+    """Collect the money for an order."""
 
     order: int
     cents: int
@@ -60,23 +61,23 @@ class TakePayment(Command):
 
 @dataclass(frozen=True)
 class ShipParcel(Command):
-    """What has been paid may leave."""
+    """Send an order that is paid."""
 
     order: int
 
 
 @dataclass(frozen=True)
 class OrderFromOldTill(Command):
-    """What a forgotten till still sends; nobody understands it any more."""
+    """What an old till sends, which no handler knows."""
 
     text: str
 
 
-# -- what the shop has
+# -- handlers
 
 
 class Shop:
-    """What the handlers share: the bank, the time that work takes, and the books of what was posted."""
+    """What the handlers share: the bank, how long work takes, and how many requests were posted to each topic."""
 
     def __init__(self, work_seconds: float = 0.0) -> None:
         self.bank_is_up = True
@@ -85,18 +86,18 @@ class Shop:
         self._lock: Final = threading.Lock()
 
     def post(self, context: Context, request: Command) -> None:
-        """Post a request on from a handler, and write it down."""
+        """Post a request from a handler, and count it."""
         context.processor.post(request)
-        self.write_down(request)
+        self.count_posted(request)
 
-    def write_down(self, request: Command) -> None:
-        """Note that a request was posted, and where to."""
+    def count_posted(self, request: Command) -> None:
+        """Count a request that was posted."""
         with self._lock:
             topic = TOPICS[type(request)]
             self.posted[topic] = self.posted.get(topic, 0) + 1
 
     def charge(self, cents: int) -> None:
-        """Take some money; a ConnectionError while the bank is down."""
+        """Collect money; ConnectionError while the bank is down."""
         if not self.bank_is_up:
             raise ConnectionError(f"the bank does not answer: {cents} cents not taken")
 
@@ -105,71 +106,69 @@ class Shop:
         _clock.wait(context.cancelled, self._work_seconds)
 
 
-class Told(Attribute):
-    """An attribute of the shop's own: tells the dispatcher's listeners how each handling ended."""
+class ReportOutcome(Attribute):
+    """An attribute of the shop's own: tells the dispatcher's listeners how the handler ended."""
 
     def __init__(self, scope: Scope | None = None) -> None:
         self._scope = scope or Scope()
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same, with somebody to tell."""
-        return Told(scope)
+        """The same attribute for one handler of one dispatcher."""
+        return ReportOutcome(scope)
 
     def around(self, request: object, rest: Rest) -> Steps:
-        """Run the handler, and tell."""
+        """Run the handler, and report."""
         try:
             result = yield from rest(request)
         except MessageAction as decision:
-            self._tell("decided", request, decision)
+            self._report("decided", request, decision)
             raise
         except Exception as error:
-            self._tell("failed", request, error)
+            self._report("failed", request, error)
             raise
-        self._tell("handled", request)
+        self._report("handled", request)
         return result
 
-    def _tell(self, event: str, request: object, error: Exception | None = None) -> None:
+    def _report(self, event: str, request: object, error: Exception | None = None) -> None:
         message = current_context().message
         self._scope.telemetry.tell(event, channel=self._scope.channel, message=message, request=request, error=error)
 
 
-class PlaceOrderHandler(RequestHandler[PlaceOrder]):
-    """Takes orders. It has a bug: an order of no parcels."""
+class ShopHandler:
+    """What the three handlers have in common."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
 
-    @Told()
+
+class PlaceOrderHandler(ShopHandler, RequestHandler[PlaceOrder]):
+    """Takes orders. It has a bug: it fails on an order without parcels."""
+
+    @ReportOutcome()
     @RejectMessageOnError("no such item", only=KeyError)
     def handle(self, order: PlaceOrder) -> None:
-        """Ask for the payment."""
+        """Request the payment."""
         self._shop.work(self.context)
         cents = PRICES[order.item] * order.packets // order.parcels
         self._shop.post(self.context, TakePayment(order.number, cents))
 
 
-class TakePaymentHandler(RequestHandler[TakePayment]):
+class TakePaymentHandler(ShopHandler, RequestHandler[TakePayment]):
     """Takes money, or tries again later while the bank is down."""
 
-    def __init__(self, shop: Shop) -> None:
-        self._shop = shop
-
-    @Told()
+    @ReportOutcome()
     @DeferMessageOnError(only=ConnectionError)
     def handle(self, payment: TakePayment) -> None:
-        """Have it paid, and shipped."""
+        """Collect the money, and request the parcel."""
         self._shop.work(self.context)
         self._shop.charge(payment.cents)
         self._shop.post(self.context, ShipParcel(payment.order))
 
 
-class ShipParcelHandler(RequestHandler[ShipParcel]):
-    """Sends parcels, while shipping is switched on."""
+class ShipParcelHandler(ShopHandler, RequestHandler[ShipParcel]):
+    """Sends parcels while shipping is switched on."""
 
-    def __init__(self, shop: Shop) -> None:
-        self._shop = shop
-
-    @Told()
+    @ReportOutcome()
     @FeatureSwitch(SHIPPING, dont_ack=True)
     def handle(self, parcel: ShipParcel) -> None:
         """Send it."""
@@ -184,8 +183,9 @@ TOPICS: Final[dict[type, str]] = {
 }
 
 
-def dispatcher(shop: Shop, switches: dict[str, bool], listener: Listener, *, patience: float) -> Dispatcher:
-    """The shop on a bus in memory; `patience` is how long it waits before it tries again, in seconds."""
+def dispatcher(shop: Shop, switches: dict[str, bool], listener: Listener, *, retry_seconds: float) -> Dispatcher:
+    """The shop on a bus in memory; `retry_seconds` is how long it waits before it tries again."""
+    backoff = (retry_seconds, 4 * retry_seconds)
     return Dispatcher(
         "memory://",
         name="shop",
@@ -196,11 +196,11 @@ def dispatcher(shop: Shop, switches: dict[str, bool], listener: Listener, *, pat
                 topic="orders",
                 performers=2,
                 max_attempts=3,
-                requeue_backoff=(patience, 4 * patience),
+                requeue_backoff=backoff,
                 invalid="orders.invalid",
             ),
-            Subscription(TakePayment, topic="payments", max_attempts=None, requeue_backoff=(patience, 2 * patience)),
-            Subscription(ShipParcel, topic="parcels", dont_ack_delay=patience),
+            Subscription(TakePayment, topic="payments", max_attempts=None, requeue_backoff=backoff),
+            Subscription(ShipParcel, topic="parcels", dont_ack_delay=retry_seconds),
         ],
         publications=[Publication(request, topic=topic) for request, topic in TOPICS.items()],
         switches=switches,

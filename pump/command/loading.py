@@ -1,4 +1,4 @@
-"""Finds a dispatcher by the name that a command line gives it: `module:attribute`, or a function that makes one."""
+"""Finds the dispatcher that a command line names: `module:attribute`, or a function that returns one."""
 
 import difflib
 import inspect
@@ -13,14 +13,14 @@ from typing import Final
 from pump.errors import ConfigurationError
 from pump.program.dispatcher import Dispatcher
 
-_PUMP: Final = Path(__file__).parent
+_PUMP: Final = Path(__file__).parents[1]
 _MISSING: Final = object()
 
 
 def load_dispatcher(target: str) -> Dispatcher:
-    """The dispatcher of that name, or what the function of that name returns; looked for in the current folder too.
+    """The dispatcher of that name, or what the function of that name returns. The current folder is searched too.
 
-    Importing one opens nothing. A ConfigurationError says in a line what is wrong; its `__cause__` is the cause.
+    A ConfigurationError says in one line what is wrong; its `__cause__` is the original error.
     """
     module_name, path = _parsed(target)
     sys.path[:0] = [folder for folder in [str(Path.cwd())] if folder not in sys.path]
@@ -47,7 +47,7 @@ def _parsed(target: str) -> tuple[str, str]:
         )
     if "/" in module or module.endswith(".py"):
         example = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise ConfigurationError(f"{module!r} is a file, and a module is wanted: write {example}:{path}")
+        raise ConfigurationError(f"{module!r} is a file, where a module is expected: write {example}:{path}")
     return module, path
 
 
@@ -57,7 +57,7 @@ def _imported(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"there is no module {error.name!r}: run pump in the folder in which it stands, or install it"
+                f"there is no module {error.name!r}: run pump in the folder that contains it, or install it"
             ) from error
         raise _unusable(f"{name} cannot be imported", error) from error
     except (Exception, SystemExit) as error:
@@ -84,22 +84,22 @@ def _made(target: str, make: Callable[[], object]) -> object:
         raise _unusable(f"{target} cannot be made", error) from error
     if inspect.iscoroutine(made):
         made.close()
-        raise ConfigurationError(f"{target} is `async def`: what makes a dispatcher is a `def`, since it opens nothing")
+        raise ConfigurationError(f"{target} is `async def`: what makes a dispatcher is a `def`, as it opens nothing")
     return made
 
 
 def _unusable(what: str, error: BaseException) -> ConfigurationError:
-    said = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {_said(error)}"
+    text = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {_text(error)}"
     place = _place(error)
-    return ConfigurationError(f"{what}: {said}{f' ({place})' if place else ''}")
+    return ConfigurationError(f"{what}: {text}{f' ({place})' if place else ''}")
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return error.msg if isinstance(error, SyntaxError) else str(error)
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's own code it happened."""
+    """The file and line in the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}, line {error.lineno}"
     frames = [

@@ -1,4 +1,4 @@
-"""What becomes of a message, as a table: found out by letting a judge pass its verdict on samples."""
+"""What becomes of a message, as a table: made by asking a judge for its verdict on sample messages."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -38,11 +38,11 @@ HEAD: Final = ("outcome", "verdict", "channel call", "counts as unacceptable", "
 
 
 class _Request:
-    """What the sample messages ask for."""
+    """The request of the sample messages."""
 
 
 _RULES: Final = Subscription(_Request, topic="samples", dead_letter="samples.dead", may_block=True)
-"""Every default, as a dispatcher has filled them in."""
+"""All options as by default."""
 
 
 def _sample(*, attempts: int = 0, deliveries: int = 1, fault: str = "", explicit: bool = False) -> Message:
@@ -78,9 +78,9 @@ class _Case:
     rules: Subscription = _RULES
     message: Callable[[], Message] = _sample
     stopping: bool = False
-    """Whether the pump itself cancels what runs."""
+    """Whether the pump is being stopped."""
     before: int = 0
-    """How often the same has happened to it already."""
+    """How often the message had the same outcome before."""
 
 
 class _NoMapper(Mapper[object]):
@@ -110,8 +110,12 @@ def _set_up_wrongly() -> SetupFault:
     return fault
 
 
-_LAST: Final = lambda: _sample(attempts=2)  # noqa: E731 - a sample, with two of its three attempts behind it
-_EXPLICIT: Final = lambda: _sample(explicit=True)  # noqa: E731 - a sample that its handler settles
+def _last_attempt() -> Message:
+    return _sample(attempts=2)
+
+
+def _explicitly_settled() -> Message:
+    return _sample(explicit=True)
 
 
 def _cases() -> Iterator[tuple[str, Sequence[_Case]]]:
@@ -137,7 +141,7 @@ def _decided() -> Sequence[_Case]:
         _Case("the same, `dont_ack_limit` reached", _raises(DontAckAction()), limited, before=1),
         _Case("`DeferMessageAction(5)`", _raises(DeferMessageAction(5))),
         _Case("`DeferMessageAction()`: after the requeue back-off", _raises(DeferMessageAction())),
-        _Case("`DeferMessageAction`, budget spent", _raises(DeferMessageAction(5)), message=_LAST),
+        _Case("`DeferMessageAction`, budget spent", _raises(DeferMessageAction(5)), message=_last_attempt),
         _Case('`RejectMessageAction("sold out")`', _raises(RejectMessageAction("sold out"))),
         _Case('`InvalidMessageAction("no sku")`', _raises(InvalidMessageAction("no sku"))),
         _Case("any of these while mapping, such as `DontAckAction`", _maps(DontAckAction("key server down"))),
@@ -152,7 +156,7 @@ def _failed() -> Sequence[_Case]:
         _Case("`ConfigurationError` of the handler: as any other", _raises(ConfigurationError("mine"))),
         _Case('any other exception, `on_unhandled="retry"`, the default', _raises(error)),
         _Case("the same, the second time", _raises(error), message=lambda: _sample(attempts=1)),
-        _Case("the same, budget spent", _raises(error), message=_LAST),
+        _Case("the same, budget spent", _raises(error), message=_last_attempt),
         *(
             _Case(
                 f'any other exception, `on_unhandled="{policy}"`', _raises(error), replace(_RULES, on_unhandled=policy)
@@ -168,10 +172,10 @@ def _failed() -> Sequence[_Case]:
 
 def _grouped() -> Sequence[_Case]:
     other, invalid, reject = RuntimeError(), InvalidMessageAction("no sku"), RejectMessageAction("sold out")
-    leave, defer = DontAckAction(), DeferMessageAction(5)
+    dont_ack, defer = DontAckAction(), DeferMessageAction(5)
     return [
-        _Case("Defer, with any others", _group(other, invalid, reject, leave, defer)),
-        _Case("DontAck, with Reject, Invalid or errors", _group(other, invalid, reject, leave)),
+        _Case("Defer, with any others", _group(other, invalid, reject, dont_ack, defer)),
+        _Case("DontAck, with Reject, Invalid or errors", _group(other, invalid, reject, dont_ack)),
         _Case("Reject, with Invalid or errors", _group(other, invalid, reject)),
         _Case("Invalid, with errors", _group(other, ExceptionGroup("", [invalid]))),
         _Case("`ConfigurationError` of the pump, with errors", _group(other, _set_up_wrongly())),
@@ -194,59 +198,59 @@ def _unhandled() -> Sequence[_Case]:
 
 def _explicit() -> Sequence[_Case]:
     return [
-        _Case("returned, not settled", message=_EXPLICIT),
-        _Case("returned, settled", _settles, message=_EXPLICIT),
-        _Case("raised, not settled: as any other exception", _raises(RuntimeError()), message=_EXPLICIT),
-        _Case("raised, settled: logged", _settles_and_fails, message=_EXPLICIT),
+        _Case("returned, not settled", message=_explicitly_settled),
+        _Case("returned, settled", _settles, message=_explicitly_settled),
+        _Case("raised, not settled: as any other exception", _raises(RuntimeError()), message=_explicitly_settled),
+        _Case("raised, settled: logged", _settles_and_fails, message=_explicitly_settled),
     ]
 
 
 class _SilentLog(PumpLog):
-    """Logs nothing: nothing has happened."""
+    """A log that writes nothing."""
 
     def __init__(self) -> None:
         super().__init__("samples", Telemetry())
 
     def stopping(self, why: str) -> None:
-        """Not logged."""
+        """Write nothing."""
 
     def _write(self, level: int, message: Message, text: str, error: BaseException | None = None) -> None:
-        """Not logged."""
+        """Write nothing."""
 
 
 @dataclass
-class _Calls:
-    """A channel that notes what is asked of it."""
+class _RecordingChannel:
+    """A channel that records the calls of its methods."""
 
-    made: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def acknowledge(self, message: Message) -> None:
-        self.made.append("`acknowledge`")
+        self.calls.append("`acknowledge`")
 
     def nack(self, message: Message, delay: float) -> None:
-        self.made.append("`nack`")
+        self.calls.append("`nack`")
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        self.made.append(f"`requeue` in {delay:g} s, {attempts} attempt{'s' if attempts > 1 else ''} spent")
+        self.calls.append(f"`requeue` in {delay:g} s, {attempts} attempt{'s' if attempts > 1 else ''} spent")
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        self.made.append(f"`reject`, {rejection.kind}: {rejection.reason}")
+        self.calls.append(f"`reject`, {rejection.kind}: {rejection.reason}")
 
     def hand_back(self, message: Message) -> None:
-        self.made.append("`hand_back`")
+        self.calls.append("`hand_back`")
 
     def leave_unsettled(self, message: Message) -> None:
-        self.made.append("none")
+        self.calls.append("none")
 
 
 def settlement_rows() -> Iterator[Sequence[str]]:
-    """Under HEAD: what becomes of a message, for every way in which its handling can end."""
+    """The rows under HEAD, one for every way in which the handling of a message can end."""
     for title, cases in _cases():
         yield f"**{title}**", "", "", "", ""
-        yield from map(_judged, cases)
+        yield from map(_row, cases)
 
 
-def _judged(case: _Case) -> Sequence[str]:
+def _row(case: _Case) -> Sequence[str]:
     clock, message = ManualClock(), case.message()
     judge = Judge(
         case.rules,
@@ -258,15 +262,15 @@ def _judged(case: _Case) -> Sequence[str]:
     )
     for _ in range(case.before):
         _verdict(judge, case, message)
-    counted, calls = judge.unacceptable, _Calls()
+    counted, channel = judge.unacceptable, _RecordingChannel()
     verdict = _verdict(judge, case, message)
-    verdict.settle(calls, message)
+    verdict.settle(channel, message)
     counts = "yes" if judge.unacceptable > counted else "no"
-    return case.outcome, _verdict_name(verdict), ", ".join(calls.made), counts, _then(judge, verdict)
+    return case.outcome, _verdict_name(verdict), ", ".join(channel.calls), counts, _then(judge, verdict)
 
 
 def _verdict(judge: Judge, case: _Case, message: Message) -> Verdict:
-    """As the pumps find it."""
+    """The same steps as in the pumps."""
     return judge.arrived(message) or _handled(judge, case, message)
 
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, for whoever runs the process: asked for in one block, and given back after it."""
+"""SIGINT and SIGTERM handled by a function, within one block."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from types import FrameType
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Call `act` with the number of every SIGINT and SIGTERM, in the main thread; anywhere else nothing changes."""
+    """Call `act` with the number of every SIGINT and SIGTERM. Outside the main thread, which alone can, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

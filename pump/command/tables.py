@@ -1,4 +1,4 @@
-"""The tables in the documentation, printed from the code: what becomes of a message, and what each transport can do."""
+"""The tables in the documentation that are printed from the code."""
 
 import ast
 import inspect
@@ -22,19 +22,19 @@ def settlement_table() -> str:
 
 
 def capability_table() -> str:
-    """What every installed transport says of itself; one whose client is not installed says nothing."""
+    """The capabilities of every installed transport whose client is installed too."""
     known = {name: found for name, found in _transports() if found is not None}
     meanings = _meanings()
     head = ("", *known, "")
     rows = [
-        (f"`{each.name}`", *(_said(getattr(found, each.name)) for found in known.values()), meanings.get(each.name, ""))
+        (f"`{each.name}`", *(_cell(getattr(found, each.name)) for found in known.values()), meanings.get(each.name, ""))
         for each in fields(Capabilities)
     ]
     return markdown(head, rows)
 
 
 def unknown_transports() -> Sequence[str]:
-    """The schemes of transports that say nothing here, since their clients are not installed."""
+    """The schemes of the transports that are missing in the table, as their clients are not installed."""
     return [name for name, found in _transports() if found is None]
 
 
@@ -56,28 +56,28 @@ def _capabilities(scheme: str) -> Capabilities | None:
 
 
 def _meanings() -> Mapping[str, str]:
-    """What the source says beneath each capability."""
+    """The docstring of each capability."""
     tree = ast.parse(inspect.getsource(capabilities_module))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
     meanings: dict[str, str] = {}
-    for declared, said in pairwise(body):
-        if isinstance(declared, ast.AnnAssign) and isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant):
-            meanings[ast.unparse(declared.target)] = str(said.value.value)
+    for declared, text in pairwise(body):
+        if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            meanings[ast.unparse(declared.target)] = str(text.value.value)
     return meanings
 
 
-def _said(value: object) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "–" if value is None else str(value)
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {"settlement": settlement_table, "capabilities": capability_table}
-"""By the name of the page that holds it."""
+"""By the name of the page that contains it."""
 
 
 def write_tables(folder: Path) -> Sequence[Path]:
-    """Print each table anew into its page of the documentation; says which pages that changed."""
+    """Write each table into its page of the documentation; return the pages that have changed."""
     changed = []
     for name, table in TABLES.items():
         page = folder / f"{name}.md"
@@ -92,7 +92,7 @@ def write_tables(folder: Path) -> Sequence[Path]:
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """The page with this table between its markers; a ConfigurationError where it has none."""
+    """The page with this table between its markers; ConfigurationError if it has none."""
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)

@@ -1,9 +1,8 @@
-"""Several worker processes of one dispatcher, watched over and begun again; and what a worker owes its supervisor.
+"""Several worker processes of one dispatcher: started, restarted when they die, stopped with their supervisor.
 
-A worker is a fresh interpreter: nothing is forked that has threads. Supervisor and worker hold the two ends of a
-socket, the leash. That is more portable than Linux's signal on the parent's death, which follows the thread that
-started the child, and gentler: when the leash reads as closed, the worker stops as on SIGTERM, and finishes what it
-has in hand.
+A worker is a new interpreter, since a fork would not copy threads. Supervisor and worker hold the two ends of a socket.
+When the supervisor dies its end is closed, and the worker stops as on SIGTERM: it finishes what it has begun. Linux's
+signal on the parent's death would not do: it is sent when the thread that started the worker ends.
 """
 
 import logging
@@ -24,40 +23,40 @@ from pump.command.signals import on_signals
 log: Final = logging.getLogger("pump.workers")
 
 FINAL_STATUSES: Final = frozenset({1, 2})
-"""A worker that ends so would do so again: its pumps have stopped by themselves, or its set-up is wrong."""
+"""Worker statuses after which it is not started again: its pumps stopped by themselves, or its set-up is wrong."""
 
 _FIRST_DELAY: Final = 1.0
 _LONGEST_DELAY: Final = 30.0
 _HEALTHY: Final = 60.0
-"""After living for so long, a worker that dies counts as one that dies for the first time."""
+"""After running for so many seconds, the delay before the next restart is the first one again."""
 _GRACE: Final = 10.0
-"""In seconds, until the worker has told its own."""
+"""In seconds, until the worker has sent its own."""
 _MARGIN: Final = 5.0
-"""How much longer than its grace a worker may take to end before it is killed."""
-_LOOK_AGAIN: Final = 0.5
+"""How many seconds longer than its grace a worker may take to end before it is killed."""
+_WATCH_INTERVAL: Final = 0.5
 """Between two looks at the files, in seconds."""
 
 Snapshot: TypeAlias = Mapping[str, tuple[int, int]]
-"""Files, and what tells whether they have changed."""
+"""Files, with the time of their last change and their size."""
 
 
-class Leash:
-    """A worker's end: it tells its grace, and ends when its supervisor does."""
+class SupervisorLink:
+    """The worker's end of the socket: sends its grace to the supervisor, and ends the worker when that is gone."""
 
     def __init__(self, descriptor: int, clock: Clock) -> None:
         self._socket: Final = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._clock: Final = clock
         self._grace = _GRACE
-        threading.Thread(target=self._follow, name="pump-leash", daemon=True).start()
+        threading.Thread(target=self._wait_for_end, name="pump-supervisor-link", daemon=True).start()
 
-    def tell(self, grace: float) -> None:
-        """Tell for how long a stop may have to wait."""
+    def send_grace(self, grace: float) -> None:
+        """Send how many seconds a stop may take."""
         self._grace = grace
-        with suppress(OSError):  # the supervisor is gone: the other thread sees to that
+        with suppress(OSError):  # the supervisor is gone: the other thread ends the worker
             self._socket.sendall(f"{grace}\n".encode())
 
-    def _follow(self) -> None:
+    def _wait_for_end(self) -> None:
         with suppress(OSError):
             self._socket.recv(1)
         log.error("the supervisor is gone: stopping")
@@ -72,20 +71,21 @@ class Worker:
     def __init__(self, command: Sequence[str], ended: Callable[[], None], clock: Clock) -> None:
         self.began: Final = clock.monotonic()
         self.status: int | None = None
-        """What it ended with, once it has; negative for a signal."""
+        """Its exit status; None while it runs, negative if a signal ended it."""
         self.kill_at = inf
+        """When to kill it, once it was asked to stop."""
         self._clock: Final = clock
         self._ended: Final = ended
         self._grace = _GRACE
-        self._leash, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         with theirs:
             end = theirs.fileno()
             # A group of its own: a terminal's Ctrl-C reaches the supervisor alone, which passes it on once.
             self._process: Final = subprocess.Popen(  # noqa: S603 - this same interpreter, on this same program
-                [*command, "--leash", str(end)], pass_fds=[end], stdin=subprocess.DEVNULL, process_group=0
+                [*command, "--supervisor", str(end)], pass_fds=[end], stdin=subprocess.DEVNULL, process_group=0
             )
-        threading.Thread(target=self._listen, name="pump-worker-leash", daemon=True).start()
-        threading.Thread(target=self._watch, name="pump-worker-watch", daemon=True).start()
+        threading.Thread(target=self._receive_grace, name="pump-worker-grace", daemon=True).start()
+        threading.Thread(target=self._wait, name="pump-worker-wait", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -93,106 +93,107 @@ class Worker:
         return self._process.pid
 
     @property
-    def asked(self) -> bool:
-        """Whether it was asked to end."""
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
         return self.kill_at < inf
 
-    def ask(self) -> None:
+    def stop(self) -> None:
         """Ask it to end within its grace."""
-        if not self.asked:
+        if not self.stopping:
             self.kill_at = self._clock.monotonic() + self._grace + _MARGIN
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once. What it had in hand comes again."""
+        """End it at once. The messages that it was handling come again."""
         self._process.kill()
 
-    def _listen(self) -> None:
-        with self._leash, self._leash.makefile() as lines, suppress(OSError, ValueError):
+    def _receive_grace(self) -> None:
+        with self._socket, self._socket.makefile() as lines, suppress(OSError, ValueError):
             self._grace = float(lines.readline())
             lines.read()
 
-    def _watch(self) -> None:
+    def _wait(self) -> None:
         self.status = self._process.wait()
         self._ended()
 
 
-class _Place:
-    """One of so many workers: whoever it is at present, and when the next one begins."""
+class _Slot:
+    """One of the N workers: the process at present, and when the next one starts."""
 
-    def __init__(self, name: str, start: Callable[[], Worker], clock: Clock, for_good: str) -> None:
+    def __init__(self, name: str, start: Callable[[], Worker], clock: Clock, after_end: str) -> None:
         self.worker: Worker | None = None
         self.status = 0
-        """What it ended with for good."""
+        """The exit status of a worker that is not started again."""
         self._name = name
         self._start = start
         self._clock = clock
-        self._for_good = for_good
-        self._next = 0.0
+        self._after_end = after_end
+        self._next_start = 0.0
         self._deaths = 0
 
     @property
-    def over(self) -> bool:
-        return self.worker is None and self._next == inf
+    def empty(self) -> bool:
+        """Whether there is no worker, and none will start."""
+        return self.worker is None and self._next_start == inf
 
     @property
     def due(self) -> float:
-        """When there is something to do here, unless something happens before."""
-        return self._next if self.worker is None else self.worker.kill_at
+        """When `update` has something to do, if the worker does not end before."""
+        return self._next_start if self.worker is None else self.worker.kill_at
 
-    def tend(self) -> None:
-        """Do what is to be done now."""
+    def update(self) -> None:
+        """Start, restart or kill the worker if it is time to."""
         now, worker = self._clock.monotonic(), self.worker
         if worker is not None and worker.status is not None:
-            self._bury(worker, worker.status, now)
+            self._worker_ended(worker, worker.status, now)
         elif worker is not None and now >= worker.kill_at:
             log.error("%s does not end: killing process %d", self._name, worker.pid)
             worker.kill_at = now + _MARGIN
             worker.kill()
-        elif worker is None and now >= self._next:
-            self._begin(now)
+        elif worker is None and now >= self._next_start:
+            self._start_worker(now)
 
-    def renew(self) -> None:
-        """Have a new worker as soon as the present one has ended as asked."""
-        self._next, self._deaths = 0.0, 0
+    def restart(self) -> None:
+        """Stop the worker, and start another when it has ended."""
+        self._next_start, self._deaths = 0.0, 0
         if self.worker is not None:
-            self.worker.ask()
+            self.worker.stop()
 
     def stop(self) -> None:
-        """Have no worker any more."""
-        self._next = inf
+        """Stop the worker, and start no other."""
+        self._next_start = inf
         if self.worker is not None:
-            self.worker.ask()
+            self.worker.stop()
 
-    def _begin(self, now: float) -> None:
+    def _start_worker(self, now: float) -> None:
         try:
             self.worker = self._start()
         except OSError as error:
-            self._again(f"cannot be started: {error}", now)
+            self._start_later(f"cannot be started: {error}", now)
         else:
             log.info("%s is process %d", self._name, self.worker.pid)
 
-    def _bury(self, worker: Worker, status: int, now: float) -> None:
+    def _worker_ended(self, worker: Worker, status: int, now: float) -> None:
         self.worker = None
-        if worker.asked:
+        if worker.stopping:
             return
         if status in FINAL_STATUSES:
-            self._next, self.status = inf, status
-            log.error("%s ended with status %d, and %s", self._name, status, self._for_good)
+            self._next_start, self.status = inf, status
+            log.error("%s ended with status %d, and %s", self._name, status, self._after_end)
             return
         self._deaths = 0 if now - worker.began > _HEALTHY else self._deaths
-        self._again(_cause(status), now)
+        self._start_later(_cause(status), now)
 
-    def _again(self, cause: str, now: float) -> None:
+    def _start_later(self, cause: str, now: float) -> None:
         delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0**self._deaths)
-        self._next, self._deaths = now + delay, min(self._deaths + 1, 64)
+        self._next_start, self._deaths = now + delay, min(self._deaths + 1, 64)
         log.error("%s %s; the next one starts in %g s", self._name, cause, delay)
 
 
 class Supervisor:
-    """Keeps so many workers running until a signal, or until none of them would run any more.
+    """Keeps N workers running until a signal, or until all of them have ended for good.
 
-    With a folder to watch, all are begun again whenever a .py file in it has changed, and one that ended for good too.
+    With a folder to watch, all are restarted whenever a .py file in it has changed, those that ended for good too.
     """
 
     def __init__(
@@ -203,56 +204,57 @@ class Supervisor:
         self._wake: Final = Signal()
         self._signals: list[int] = []
         self._watched: Final = watched
-        self._seen: Snapshot = {} if watched is None else snapshot(watched)
-        for_good = "is not started again" if watched is None else "starts again when a file has changed"
-        self._places: Final = [
-            _Place(f"worker {number} of {workers}", self._start, self._clock, for_good)
+        self._last_snapshot: Snapshot = {} if watched is None else snapshot(watched)
+        after_end = "is not started again" if watched is None else "starts again when a file has changed"
+        self._slots: Final = [
+            _Slot(f"worker {number} of {workers}", self._start, self._clock, after_end)
             for number in range(1, workers + 1)
         ]
 
     def run(self) -> int:
-        """Returns what the process should exit with: 0 after a signal, else the highest that a worker ended with."""
-        with on_signals(self._note):
+        """Return the exit status of the process: 0 after a signal, else the highest one of the workers."""
+        with on_signals(self._on_signal):
             while not self._over:
                 self._wake.clear()
                 self._turn()
                 if not self._over:
-                    self._clock.wait(self._wake, self._patience())
+                    self._clock.wait(self._wake, self._seconds_until_due())
         if len(self._signals) > 1:
             return 128 + self._signals[-1]
-        return 0 if self._signals else max(place.status for place in self._places)
+        return 0 if self._signals else max(slot.status for slot in self._slots)
 
     @property
     def _over(self) -> bool:
-        return all(place.over for place in self._places) and (self._watched is None or bool(self._signals))
+        return all(slot.empty for slot in self._slots) and (self._watched is None or bool(self._signals))
 
     def _start(self) -> Worker:
         return Worker(self._command, self._wake.set, self._clock)
 
     def _turn(self) -> None:
         if self._signals:
-            for place in self._places:
-                place.stop()
+            for slot in self._slots:
+                slot.stop()
         elif self._watched is not None and (changed := self._changes(self._watched)):
             log.info("%s changed: starting again", ", ".join(changed))
-            for place in self._places:
-                place.renew()
-        for place in self._places:
-            place.tend()
-            if len(self._signals) > 1 and place.worker is not None:
-                place.worker.kill()
+            for slot in self._slots:
+                slot.restart()
+        for slot in self._slots:
+            slot.update()
+            if len(self._signals) > 1 and slot.worker is not None:
+                slot.worker.kill()
 
-    def _patience(self) -> float | None:
-        due = min(place.due for place in self._places) - self._clock.monotonic()
+    def _seconds_until_due(self) -> float | None:
+        due = min(slot.due for slot in self._slots) - self._clock.monotonic()
         if self._watched is not None:
-            due = min(due, _LOOK_AGAIN)
+            due = min(due, _WATCH_INTERVAL)
         return None if due == inf else max(0.0, due)
 
     def _changes(self, folder: Path) -> Sequence[str]:
-        before, self._seen = self._seen, snapshot(folder)
-        return sorted(name for name in {*before, *self._seen} if before.get(name) != self._seen.get(name))
+        before, now = self._last_snapshot, snapshot(folder)
+        self._last_snapshot = now
+        return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
-    def _note(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         self._signals.append(number)
         self._wake.set()
 
@@ -267,7 +269,7 @@ def snapshot(folder: Path) -> Snapshot:
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "node_modules"))]
         for name in files:
             if name.endswith(".py"):
-                with suppress(OSError):  # gone since; that is a change by itself
+                with suppress(OSError):  # removed meanwhile; that is a change by itself
                     state = Path(path, name).stat()
                     found[str(Path(path, name).relative_to(folder))] = (state.st_mtime_ns, state.st_size)
     return found

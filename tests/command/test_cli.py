@@ -252,6 +252,17 @@ def test_a_traceback_is_shown_when_asked_for(folder: Path) -> None:
     assert "SyntaxError" in ended.stderr
 
 
+def test_an_error_that_pump_raises_is_placed_in_the_users_own_code(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "options.py").write_text(WRONG_MODULES["options.py"])
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    ended = pump_run("check", "options:dispatcher", folder=tmp_path_factory.mktemp("elsewhere"))
+
+    assert f"({folder / 'options.py'}, line 2)" in ended.stderr
+
+
 @pytest.mark.requirement("P-20")
 @pytest.mark.parametrize(
     ("arguments", "text"),

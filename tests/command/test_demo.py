@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pump.command.demo import _Show, table
+from pump.command.demo import Demo
 from support.programs import DEADLINE, PUMP, Program, pump, pump_run
 
 
@@ -92,15 +92,15 @@ def test_on_a_terminal_it_can_be_plain(
     account(shown)
 
 
-def test_the_books_that_do_not_add_up_are_no_success() -> None:
-    show = _Show(1, 1, say=lambda _: None)
-    show.shop.posted["orders"] = 1
+def test_numbers_that_do_not_add_up_are_no_success() -> None:
+    demo = Demo(1, 1, show=lambda _: None)
+    demo.shop.posted["orders"] = 1
 
-    adds_up, words = show.summary()
+    adds_up, words = demo.summary()
 
     assert not adds_up
     assert "posted 1 = handled 0 + dead letters 0 + still waiting 0: this does not add up" in words
-    assert "orders    1" in table(show)
+    assert "orders    1" in demo.table()
 
 
 def test_the_demo_imports_no_handler_until_it_is_shown(tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ def test_the_command_writes_the_tables_between_the_markers_of_their_pages(tmp_pa
     page = (tmp_path / "settlement.md").read_text("utf-8")
     assert page.startswith("before\n<!-- begin settlement -->\n\n| outcome |")
     assert page.endswith("|\n\n<!-- end settlement -->\nafter\n")
-    assert first.stdout.splitlines() == ["settlement.md has a new table", "capabilities.md has a new table"]
+    assert first.stdout.splitlines() == ["settlement.md has changed", "capabilities.md has changed"]
     assert second.stdout == ""
 
 

@@ -220,7 +220,7 @@ def test_a_worker_that_does_not_end_within_its_grace_is_killed(
     supervisor, clock, pid_file = supervised
     pid = int(pid_file.read_text())
 
-    supervisor._note(signal.SIGTERM)
+    supervisor._on_signal(signal.SIGTERM)
     clock.wait_for_sleepers(1)
     clock.advance(14)
     clock.wait_for_sleepers(1)
