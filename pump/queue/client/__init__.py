@@ -5,7 +5,6 @@ Begin with: `calls`, what both clients do.
 """
 
 from pump.queue.client.blocking import Consumer, QueueClient
-from pump.queue.client.calls import Transaction
-from pump.queue.client.messages import DeadLetters, Item, QueueMessage, Verdict
+from pump.queue.client.messages import DeadLetters, Item, Outcome, QueueMessage, Transaction
 
-__all__ = ["Consumer", "DeadLetters", "Item", "QueueClient", "QueueMessage", "Transaction", "Verdict"]
+__all__ = ["Consumer", "DeadLetters", "Item", "Outcome", "QueueClient", "QueueMessage", "Transaction"]

@@ -1,31 +1,64 @@
-"""What the blocking and the awaiting client of the queue share, but for what they say, which `client_calls` knows."""
+"""What the blocking and the awaiting client share: their set-up, and how conversations become their methods."""
 
-from datetime import datetime
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import httpx
 
 from pump.clock import Clock, SystemClock
+from pump.conversation import run, run_async
 from pump.duration import Duration, seconds
-from pump.queue.client.calls import Calls
-from pump.queue.client.consuming import Consuming, Wanted
+from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, Steps
+from pump.queue.errors import QueueUnavailable
 
 TIMEOUT: Final = 30.0
 
-
-def url_of(path: str, base: str) -> httpx.URL:
-    """The path as it is written: a name in it may hold an encoded slash."""
-    return httpx.URL(base + path)
-
-
-def headers_of(token: str | None) -> dict[str, str]:
-    """What every request says of who asks."""
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Source = TypeVar("Source")
+SourceOf_co = TypeVar("SourceOf_co", covariant=True)
 
 
-def kind_of(content: bytes | None) -> dict[str, str]:
-    """What a request says of its body."""
-    return {} if content is None else {"Content-Type": "application/json"}
+class Blocking(Protocol[SourceOf_co]):
+    """Runs the conversations of `calls`."""
+
+    @property
+    def calls(self) -> SourceOf_co: ...  # noqa: D102 - as the class says
+    def perform(self, effect: ClientEffect, /) -> object: ...  # noqa: D102 - as the class says
+
+
+class Awaiting(Protocol[SourceOf_co]):
+    """The same, awaiting."""
+
+    @property
+    def calls(self) -> SourceOf_co: ...  # noqa: D102 - as the class says
+    def perform(self, effect: ClientEffect, /) -> Awaitable[object]: ...  # noqa: D102 - as the class says
+
+
+def blocking(
+    method: Callable[Concatenate[Source, Arguments], Steps[Result]],
+) -> Callable[Concatenate[Blocking[Source], Arguments], Result]:
+    """A blocking method with the parameters and the docstring of a conversation."""
+
+    @wraps(method)
+    def call(self: Blocking[Source], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return run(method(self.calls, *args, **options), self.perform)
+
+    return call
+
+
+def awaiting(
+    method: Callable[Concatenate[Source, Arguments], Steps[Result]],
+) -> Callable[Concatenate[Awaiting[Source], Arguments], Coroutine[Any, Any, Result]]:
+    """The same, awaiting."""
+
+    @wraps(method)
+    async def call(self: Awaiting[Source], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return await run_async(method(self.calls, *args, **options), self.perform)
+
+    return call
 
 
 class ClientBase:
@@ -33,33 +66,35 @@ class ClientBase:
 
     def __init__(self, url: str, *, clock: Clock | None, timeout: Duration) -> None:
         self.clock: Final[Clock] = SystemClock() if clock is None else clock
-        self.base: Final = url.rstrip("/")
-        self.timeout: Final = seconds(timeout)
         self.calls: Final = Calls(self.clock)
+        self._base: Final = url.rstrip("/")
+        self._timeout: Final = seconds(timeout)
 
-    def consuming(
-        self,
-        queue: str,
-        *,
-        group: str,
-        partition: str | None,
-        limit: int,
-        partitions: int,
-        start: str | datetime,
-        renew_every: Duration | None,
-        most: int | None,
-        until_empty: bool,
-    ) -> Consuming:
-        """What goes on consuming, as it is asked."""
-        wanted = Wanted(
-            queue=queue,
-            group=group,
-            partition=partition,
-            limit=limit,
-            partitions=partitions,
-            start=start if isinstance(start, str) else start.timestamp(),
-            renew_every=None if renew_every is None else seconds(renew_every),
-            most=most,
-            until_empty=until_empty,
-        )
-        return Consuming(self.calls, wanted)
+    def _request(self, ask: Ask) -> dict[str, Any]:
+        """The arguments of the HTTP client. The path goes out as it is: a name in it may hold an encoded slash."""
+        return {
+            "method": ask.method,
+            "url": httpx.URL(self._base + ask.path),
+            "content": ask.body,
+            "headers": {} if ask.body is None else {"Content-Type": "application/json"},
+            "timeout": self._timeout + ask.wait,
+        }
+
+
+def headers_of(token: str | None) -> dict[str, str]:
+    """The headers of every request."""
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def answer_of(response: httpx.Response) -> Answer:
+    """The answer in a response."""
+    return Answer(response.status_code, response.content)
+
+
+@contextmanager
+def no_answer(ask: Ask) -> Iterator[None]:
+    """Raise QueueUnavailable where there is no answer."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise QueueUnavailable(f"no answer to {ask.method} {ask.path}: {error!r}") from error

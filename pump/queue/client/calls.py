@@ -1,29 +1,48 @@
-"""What a client of the queue does, said once for both colours: conversations that yield what to ask and how to wait.
+"""What a client of the queue can do, written once for both colours: conversations that yield requests and pauses.
 
-A conversation is a generator. It is sent what came of each Effect, the Answer to an Ask, or is thrown what went wrong,
-a QueueUnavailable where there was no answer; it returns what its caller wants to know. Nothing here opens a connection.
+The blocking and the awaiting client have the same methods, which run these to their end. Nothing here opens a
+connection: what an Ask is answered with, or that there was no answer (QueueUnavailable), comes from the client.
 """
 
-import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from pump.clock import Clock, Signal
+from pump.conversation import Conversation, Effect
+from pump.duration import Duration, seconds
 from pump.errors import LeaseLost, SetupError
-from pump.queue.client import messages as words
-from pump.queue.client.circuit_breaker import Circuit
-from pump.queue.client.messages import DeadLetters, Item, QueueMessage, Verdict
+from pump.queue.client import messages
+from pump.queue.client.circuit_breaker import CircuitBreaker
+from pump.queue.client.messages import DeadLetters, Item, Outcome, QueueMessage, Transaction
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueError, QueueFull, QueueUnavailable
 from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import DeadLetter, GroupInfo, Pushed, Settled
-from pump.queue.wire.options import written as options_written
-from pump.queue.wire.replies import time_text
-from pump.queue.wire.requests import MOST_LISTED
+from pump.queue.vocabulary import (
+    DEFAULT_GROUP,
+    DEFAULT_PARTITION,
+    DeadLetter,
+    GroupInfo,
+    Pushed,
+    Settled,
+    Status,
+)
+from pump.queue.wire.json_body import encode
+from pump.queue.wire.options import options_written
+from pump.queue.wire.queries import MOST_LISTED
+from pump.queue.wire.requests import (
+    AckBatchRequest,
+    AckOperation,
+    AckRequest,
+    PushItem,
+    PushOperation,
+    PushRequest,
+    TransactionRequest,
+)
+from pump.queue.wire.times import time_text
 
 TRIES: Final = 3
 FIRST_PAUSE: Final = 1.0
@@ -33,7 +52,7 @@ OPEN_SECONDS: Final = 60.0
 
 Result = TypeVar("Result")
 
-_REFUSALS: Final[Mapping[int, type[QueueError]]] = {
+_ERRORS: Final[Mapping[int, type[QueueError]]] = {
     HTTPStatus.NOT_FOUND: NotFound,
     HTTPStatus.CONFLICT: Conflict,
     HTTPStatus.TOO_MANY_REQUESTS: QueueFull,
@@ -42,92 +61,89 @@ _LOGIN: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request."""
-
-    method: str
-    path: str
-    body: bytes | None = None
-    wait: float = 0.0
-    """How many seconds the server may take longer than usual to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """So many seconds to wait, unless the signal is set."""
-
-    seconds: float
-    unless: Signal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """Something of the user's to call, and to await where the client is awaiting."""
-
-    call: Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRenewing:
-    """Renew the message's lease every so many seconds, None is never, until what is sent back is called."""
-
-    message: QueueMessage
-    every: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said."""
+    """The reply to one request."""
 
     status: int = 0
     body: bytes = b""
 
 
-Effect: TypeAlias = Ask | Pause | Act | KeepRenewing
-Steps: TypeAlias = Generator[Effect, Any, Result]
+@dataclass(frozen=True, slots=True)
+class Ask(Effect[Answer]):
+    """Send one request."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    wait: float = 0.0
+    """The server may take this many seconds longer than usual to answer."""
 
 
-@dataclass(slots=True, eq=False)
-class Transaction:
-    """What is to be done together, or not at all."""
+@dataclass(frozen=True, slots=True)
+class Pause(Effect[None]):
+    """Wait for some seconds, or until the signal is set."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
+    seconds: float
+    unless: Signal
 
-    def ack(self, message: QueueMessage) -> None:
-        """The message is done."""
-        self.verdicts.append(Verdict(message))
 
-    def settle(self, verdict: Verdict) -> None:
-        """Say this of a message."""
-        self.verdicts.append(verdict)
+@dataclass(frozen=True, slots=True)
+class CallHandler(Effect[object]):
+    """Call a function of the user; the awaiting client awaits what it returns."""
 
-    def push(self, queue: str, data: object = None, *, partition: str = "Default", delay: float = 0.0) -> None:
-        """Store a message."""
-        self.items.append(Item(queue=queue, data=data, partition=partition, delay=delay))
+    function: Callable[[], object]
 
-    def push_item(self, item: Item) -> None:
-        """Store a message that is described whole."""
-        self.items.append(item)
+
+@dataclass(frozen=True, slots=True)
+class KeepRenewing(Effect[Callable[[], None]]):
+    """Renew the message's lease every so many seconds, None is never, until the function that comes back is called."""
+
+    message: QueueMessage
+    every: float | None
+
+
+ClientEffect: TypeAlias = Ask | Pause | CallHandler | KeepRenewing
+Steps: TypeAlias = Conversation[ClientEffect, Result]
 
 
 class Calls:
-    """Every call of the API, for one server."""
+    """Every call of the API of one server."""
 
     def __init__(self, clock: Clock) -> None:
-        self._circuit: Final = Circuit(clock, failures=FAILURES, open_seconds=OPEN_SECONDS)
+        self._breaker: Final = CircuitBreaker(clock, failures=FAILURES, open_seconds=OPEN_SECONDS)
 
     # -- producers
 
-    def push(self, items: Sequence[Item]) -> Steps[list[Pushed]]:
-        """Store each; the same ids go out however often it has to be tried, so that none is stored twice."""
+    def push(
+        self,
+        queue: str,
+        data: object = None,
+        *,
+        partition: str = DEFAULT_PARTITION,
+        transaction_id: str = "",
+        delay: Duration = 0.0,
+        trace_id: str | None = None,
+    ) -> Steps[Pushed]:
+        """Store one message, which is anything that is JSON; one that is stored already is a duplicate."""
+        item = Item(
+            queue=queue,
+            data=data,
+            partition=partition,
+            transaction_id=transaction_id,
+            delay=seconds(delay),
+            trace_id=trace_id,
+        )
+        (result,) = yield from self.push_many([item])
+        return result
+
+    def push_many(self, items: Sequence[Item]) -> Steps[list[Pushed]]:
+        """Store several; one that its queue refuses does not hold back the others."""
         if not items:
             return []
-        ids = [item.transaction_id or minted for item, minted in zip(items, mint_many(len(items)), strict=True)]
-        body = b'{"items":[%s]}' % b",".join(map(Item.written, items, ids))
-        answer = yield from self._asked(Ask("POST", "/api/v1/push", body))
-        found = words.rows(answer.body)
-        return [words.pushed(tree, item) for tree, item in zip(found, items, strict=True)]
+        body = encode(PushRequest(_push_items(items, mint_many(len(items)))))
+        answer = yield from self._ask(Ask("POST", "/api/v1/push", body))
+        replies = messages.read(answer.body, messages.PUSHED)
+        return [messages.pushed(reply, item) for reply, item in zip(replies, items, strict=True)]
 
     # -- consumers
 
@@ -135,80 +151,111 @@ class Calls:
         self,
         queue: str,
         *,
-        group: str,
-        partition: str | None,
-        limit: int,
-        partitions: int,
-        wait: float,
-        auto_ack: bool,
-        start: str | float | datetime,
+        group: str = DEFAULT_GROUP,
+        partition: str | None = None,
+        limit: int = 1,
+        partitions: int = 1,
+        wait: Duration = 0.0,
+        auto_ack: bool = False,
+        start: str | datetime = "all",
     ) -> Steps[list[QueueMessage]]:
-        """Lease what is ready. It is tried once: a second try would not get what the first one may have leased."""
-        path = f"/api/v1/pop/queue/{_part(queue)}"
-        if partition is not None:
-            path += f"/partition/{_part(partition)}"
-        asked: dict[str, object] = {"consumerGroup": group, "batch": limit, "partitions": partitions}
-        if wait > 0:
-            asked |= {"wait": "true", "timeout": round(wait * 1000)}
-        if auto_ack:
-            asked["autoAck"] = "true"
-        asked |= _start(start)
-        answer = yield from self._asked(Ask("GET", f"{path}?{urlencode(asked)}", wait=wait), tries=1)
-        return words.messages(answer.body, group)
+        """Lease what is ready, or wait so long for it. A new group begins at `start`: all, new, or a time.
 
-    def settle(self, verdicts: Sequence[Verdict]) -> Steps[list[Settled]]:
-        """Say these, each as it is; one that is refused does not touch the others."""
-        if not verdicts:
+        It is tried once: a second try would not get what the first one may have leased.
+        """
+        path = f"/api/v1/pop/queue/{_quoted(queue)}"
+        if partition is not None:
+            path += f"/partition/{_quoted(partition)}"
+        query: dict[str, object] = {"consumerGroup": group, "batch": limit, "partitions": partitions}
+        if seconds(wait) > 0:
+            query |= {"wait": "true", "timeout": round(seconds(wait) * 1000)}
+        if auto_ack:
+            query["autoAck"] = "true"
+        if isinstance(start, datetime):
+            query["subscriptionFrom"] = time_text(start.timestamp())
+        elif start != "all":
+            query["subscriptionMode"] = start
+        answer = yield from self._ask(Ask("GET", f"{path}?{urlencode(query)}", wait=seconds(wait)), tries=1)
+        return messages.messages(answer.body, group)
+
+    def ack(self, message: QueueMessage) -> Steps[Settled]:
+        """Acknowledge the message: it is done. Raises LeaseLost where it is not ours any more."""
+        return self._settle_one(Outcome(message))
+
+    def nack(self, message: QueueMessage, error: str | None = None, *, delay: Duration | None = None) -> Steps[Settled]:
+        """Report a failure, which counts: the message comes again after the delay, or becomes a dead letter."""
+        return self._settle_one(Outcome(message, Status.FAILED, error, delay))
+
+    def release(self, message: QueueMessage, *, delay: Duration | None = None) -> Steps[Settled]:
+        """Give the message back, uncounted."""
+        return self._settle_one(Outcome(message, Status.RETRY, delay=delay))
+
+    def dlq(self, message: QueueMessage, error: str | None = None, *, reason: str = "") -> Steps[Settled]:
+        """Make the message a dead letter at once."""
+        return self._settle_one(Outcome(message, Status.DEAD, error, reason=reason))
+
+    def settle(self, outcomes: Sequence[Outcome]) -> Steps[list[Settled]]:
+        """Settle several in one request; a refused one does not touch the others. The results are in the same order."""
+        if not outcomes:
             return []
-        body = {"consumerGroup": verdicts[0].message.group, "acknowledgments": [each.written() for each in verdicts]}
-        answer = yield from self._asked(Ask("POST", "/api/v1/ack/batch", words.dump(body)))
-        results = [words.settled(tree) for tree in words.rows(answer.body)]
-        for verdict, result in zip(verdicts, results, strict=True):
-            verdict.message.settled |= result.success
-            verdict.message.lost |= result.message == "invalid_lease"
+        request = AckBatchRequest([each.request(AckRequest) for each in outcomes], outcomes[0].message.group)
+        answer = yield from self._ask(Ask("POST", "/api/v1/ack/batch", encode(request)))
+        replies = messages.read(answer.body, messages.SETTLED)
+        results = [messages.settled(each) for each in replies]
+        for outcome, result in zip(outcomes, results, strict=True):
+            outcome.message.settled |= result.success
+            outcome.message.lost |= result.message == "invalid_lease"
         return results
 
-    def settle_one(self, verdict: Verdict) -> Steps[Settled]:
-        """The same of one message: LeaseLost where it is not ours any more, which no further try would change."""
-        (result,) = yield from self.settle([verdict])
-        if not result.success:
-            raise _refused(result)
-        return result
+    def _settle_one(self, outcome: Outcome) -> Steps[Settled]:
+        (result,) = yield from self.settle([outcome])
+        if result.success:
+            return result
+        text = f"message {result.transaction_id}: {result.error or result.message}"
+        raise NotFound(text) if result.message == "not_found" else LeaseLost(text)
 
-    def renew(self, message: QueueMessage, seconds: float | None) -> Steps[float]:
-        """Let the lease end no earlier than that from now; returns when that is, or raises LeaseLost."""
-        path = f"/api/v1/lease/{_part(message.lease_id)}/extend"
-        body = None if seconds is None else words.dump({"seconds": seconds})
+    def renew(self, message: QueueMessage, lease: Duration | None = None) -> Steps[float]:
+        """Let the lease end no earlier than that from now, None is its queue's time; returns when it ends.
+
+        Raises LeaseLost where it has ended already.
+        """
+        path = f"/api/v1/lease/{_quoted(message.lease_id)}/extend"
+        body = None if lease is None else encode({"seconds": seconds(lease)})
         try:
-            answer = yield from self._asked(Ask("POST", path, body), tries=1)
+            answer = yield from self._ask(Ask("POST", path, body), tries=1)
         except (NotFound, Conflict) as error:
             message.lost = True
             raise LeaseLost(f"message {message.id} of {message.queue} is not ours any more: {error}") from error
-        return words.expires_at(words.members(answer.body))
+        return messages.lease_end(answer.body)
 
     def commit(self, transaction: Transaction) -> Steps[None]:
-        """All of it or nothing. What was carried out by a try whose answer got lost is not taken for a refusal."""
-        if not transaction.verdicts and not transaction.items:
+        """Do all of it or nothing; what an earlier try did, whose reply was lost, is not taken for a refusal."""
+        outcomes, items = transaction.outcomes, transaction.items
+        if not outcomes and not items:
             return
-        minted = mint_many(len(transaction.items))
-        ids = [item.transaction_id or each for item, each in zip(transaction.items, minted, strict=True)]
-        answer, tries = yield from self._counted(Ask("POST", "/api/v1/transaction", _operations(transaction, ids)))
-        reply = words.members(answer.body)
+        minted = mint_many(len(items))
+        acks = [each.request(AckOperation) for each in outcomes]
+        pushes = [PushOperation(_push_items(items, minted))] if items else []
+        leases = sorted({each.message.lease_id for each in outcomes})
+        request = TransactionRequest([*acks, *pushes], leases)
+        answer, tries = yield from self._ask_and_count(Ask("POST", "/api/v1/transaction", encode(request)))
+        reply = messages.read(answer.body, messages.MEMBERS)
         if reply.get("success") is not True:
-            done_before = tries > 1 and (yield from self._has_stored(transaction.items, minted))
+            done_before = tries > 1 and (yield from self._has_stored(items, minted))
             if not done_before:
-                raise _not_committed(str(reply.get("error") or "refused"))
-        for verdict in transaction.verdicts:
-            verdict.message.settled = True
+                error = str(reply.get("error") or "refused")
+                text = f"nothing was done: {error}"
+                raise LeaseLost(text) if "lease" in error.lower() else Conflict(text)
+        for outcome in outcomes:
+            outcome.message.settled = True
 
     def _has_stored(self, items: Sequence[Item], minted: Sequence[str]) -> Steps[bool]:
-        """Whether the server has a message under an id that was minted for it here, which only this can have stored."""
+        """Whether the server has a message under an id that was made here: only an earlier try can have stored it."""
         for item, transaction_id in zip(items, minted, strict=True):
             if not item.transaction_id:
-                asked = urlencode({"queue": item.queue, "partition": item.partition, "limit": MOST_LISTED})
-                answer = yield from self._asked(Ask("GET", f"/api/v1/messages?{asked}"))
-                found = words.members(answer.body).get("messages")
-                listed = found if isinstance(found, list) else []
+                query = urlencode({"queue": item.queue, "partition": item.partition, "limit": MOST_LISTED})
+                answer = yield from self._ask(Ask("GET", f"/api/v1/messages?{query}"))
+                listed = messages.read(answer.body, messages.MEMBERS).get("messages") or ()
                 return any(each.get("transactionId") == transaction_id for each in listed)
         return False
 
@@ -216,20 +263,26 @@ class Calls:
 
     def configure(self, queue: str, options: QueueOptions) -> Steps[None]:
         """Replace all options of a queue, creating it where needed."""
-        body = words.dump({"queue": queue, "options": options_written(options)})
-        yield from self._asked(Ask("POST", "/api/v1/configure", body))
+        body = encode({"queue": queue, "options": options_written(options)})
+        yield from self._ask(Ask("POST", "/api/v1/configure", body))
 
     def dead_letters(
-        self, queue: str | None, group: str | None, partition: str | None, limit: int, offset: int
+        self,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        partition: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
     ) -> Steps[DeadLetters]:
         """A page of dead letters, newest first."""
         given = {"queue": queue, "consumerGroup": group, "partition": partition, "limit": limit, "offset": offset}
-        asked = urlencode({name: value for name, value in given.items() if value is not None})
-        answer = yield from self._asked(Ask("GET", f"/api/v1/dlq?{asked}"))
-        return words.dead_letters(answer.body)
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        answer = yield from self._ask(Ask("GET", f"/api/v1/dlq?{query}"))
+        return messages.dead_letters(answer.body)
 
     def reprocess(self, letter: DeadLetter) -> Steps[Pushed]:
-        """Push a dead message again as `reprocess-<transaction id>`; a second time it is only a duplicate."""
+        """Push a dead letter again as `reprocess-<transaction id>`; a second time it is only a duplicate."""
         if letter.payload is None:
             raise BadRequest(f"the dead letter {letter.id} is encrypted with a key that the server does not have")
         item = Item(
@@ -238,115 +291,86 @@ class Calls:
             partition=letter.partition,
             transaction_id=f"reprocess-{letter.transaction_id}",
         )
-        (result,) = yield from self.push([item])
+        (result,) = yield from self.push_many([item])
         return result
 
     def redrive(self, letters: Iterable[DeadLetter]) -> Steps[int]:
-        """Have the server push these again, each once for ever; says how many that were now."""
-        body = words.dump({"ids": [letter.id for letter in letters]})
-        answer = yield from self._asked(Ask("POST", "/api/v1/dlq/redrive", body))
-        results = words.members(answer.body).get("results")
-        return sum(each.get("redriven") is True for each in results) if isinstance(results, list) else 0
+        """Have the server push these again, each only once; returns how many it has pushed now."""
+        body = encode({"ids": [letter.id for letter in letters]})
+        answer = yield from self._ask(Ask("POST", "/api/v1/dlq/redrive", body))
+        results = messages.read(answer.body, messages.MEMBERS).get("results") or ()
+        return sum(each.get("redriven") is True for each in results)
 
     def groups(self) -> Steps[list[GroupInfo]]:
         """All consumer groups of all queues."""
-        answer = yield from self._asked(Ask("GET", "/api/v1/consumer-groups"))
-        return [words.group(tree) for tree in words.rows(answer.body)]
+        answer = yield from self._ask(Ask("GET", "/api/v1/consumer-groups"))
+        replies = messages.read(answer.body, messages.GROUPS)
+        return [messages.group(each) for each in replies]
 
-    def delete_group(self, group: str, queue: str | None) -> Steps[bool]:
+    def delete_group(self, group: str, queue: str | None = None) -> Steps[bool]:
         """Forget a group's progress, in one queue or in all."""
-        path = f"/api/v1/consumer-groups/{_part(group)}"
+        path = f"/api/v1/consumer-groups/{_quoted(group)}"
         if queue is not None:
-            path += f"/queues/{_part(queue)}"
-        answer = yield from self._asked(Ask("DELETE", path))
-        return words.members(answer.body).get("deleted") is True
+            path += f"/queues/{_quoted(queue)}"
+        answer = yield from self._ask(Ask("DELETE", path))
+        return messages.read(answer.body, messages.MEMBERS).get("deleted") is True
 
-    def seek(self, group: str, queue: str, to: float | datetime | None, partition: str | None) -> Steps[int]:
-        """Move a group to a time, or with None to the end."""
-        path = f"/api/v1/consumer-groups/{_part(group)}/queues/{_part(queue)}"
+    def seek(self, group: str, queue: str, to: datetime | None, *, partition: str | None = None) -> Steps[int]:
+        """Move a group to a time, or with None to the end; returns the number of partitions."""
+        path = f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}"
         if partition is not None:
-            path += f"/partitions/{_part(partition)}"
-        body = {"toEnd": True} if to is None else {"timestamp": _time(to)}
-        answer = yield from self._asked(Ask("POST", f"{path}/seek", words.dump(body)))
-        moved = words.members(answer.body).get("partitionsUpdated")
-        return moved if isinstance(moved, int) else 0
+            path += f"/partitions/{_quoted(partition)}"
+        body = {"toEnd": True} if to is None else {"timestamp": time_text(to.timestamp())}
+        answer = yield from self._ask(Ask("POST", f"{path}/seek", encode(body)))
+        moved: int = messages.read(answer.body, messages.MEMBERS).get("partitionsUpdated") or 0
+        return moved
 
-    # -- how
+    # -- requests and further tries
 
-    def _asked(self, ask: Ask, *, tries: int = TRIES) -> Steps[Answer]:
-        answer, _ = yield from self._counted(ask, tries=tries)
+    def _ask(self, ask: Ask, *, tries: int = TRIES) -> Steps[Answer]:
+        answer, _ = yield from self._ask_and_count(ask, tries=tries)
         return answer
 
-    def _counted(self, ask: Ask, *, tries: int = TRIES) -> Steps[tuple[Answer, int]]:
-        """The answer, and at which try it came. What the server refuses is not asked again."""
+    def _ask_and_count(self, ask: Ask, *, tries: int = TRIES) -> Steps[tuple[Answer, int]]:
+        """The answer, and which try it answers. What the server refuses is not asked again."""
         for number in range(1, tries + 1):
-            told = self._circuit.enter()
+            end_try = self._breaker.begin_try()
             try:
-                answer = _heard((yield ask))
+                answer = yield from ask
+                if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise QueueUnavailable(f"the server cannot answer now ({answer.status}): {_error(answer)}")  # noqa: TRY301 - it counts as no answer
             except QueueUnavailable:
-                told(False)  # noqa: FBT003 - it is told whether the try succeeded
+                end_try(succeeded=False)
                 if number == tries:
                     raise
-                yield Pause(FIRST_PAUSE * 2 ** (number - 1))
-            except BaseException:  # whoever asked was cancelled, which says nothing of the server
-                told(None)
+                yield from Pause(FIRST_PAUSE * 2 ** (number - 1), Signal())
+            except BaseException:  # the caller was cancelled, which says nothing of the server
+                end_try(succeeded=None)
                 raise
             else:
-                told(True)  # noqa: FBT003 - the same
-                _must_be_fine(answer)
+                end_try(succeeded=True)
+                _raise_refusal(answer)
                 return answer, number
         raise AssertionError("there is at least one try")
 
 
-def _heard(answer: Answer) -> Answer:
-    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise QueueUnavailable(f"the server cannot answer just now ({answer.status}): {_error(answer)}")
-    return answer
-
-
-def _must_be_fine(answer: Answer) -> None:
-    if answer.status < HTTPStatus.BAD_REQUEST:
-        return
+def _raise_refusal(answer: Answer) -> None:
     if answer.status in _LOGIN:
-        raise SetupError(f"the server lets us not do that: {_error(answer)}")
-    raise _REFUSALS.get(answer.status, BadRequest)(_error(answer))
+        raise SetupError(f"the server does not allow this: {_error(answer)}")
+    if answer.status >= HTTPStatus.BAD_REQUEST:
+        raise _ERRORS.get(answer.status, BadRequest)(_error(answer))
 
 
 def _error(answer: Answer) -> str:
     try:
-        return str(json.loads(answer.body)["error"])
-    except (ValueError, KeyError, TypeError):
+        return str(messages.read(answer.body, messages.MEMBERS)["error"])
+    except (QueueUnavailable, KeyError):
         return HTTPStatus(answer.status).phrase if answer.status in set(HTTPStatus) else str(answer.status)
 
 
-def _refused(result: Settled) -> Exception:
-    text = f"message {result.transaction_id}: {result.error or result.message}"
-    return NotFound(text) if result.message == "not_found" else LeaseLost(text)
+def _push_items(items: Sequence[Item], minted: Sequence[str]) -> list[PushItem]:
+    return [item.request(item.transaction_id or new) for item, new in zip(items, minted, strict=True)]
 
 
-def _not_committed(error: str) -> Exception:
-    text = f"nothing was done: {error}"
-    return LeaseLost(text) if "lease" in error.lower() else Conflict(text)
-
-
-def _operations(transaction: Transaction, ids: Sequence[str]) -> bytes:
-    operations = [words.dump({"type": "ack", **verdict.written()}) for verdict in transaction.verdicts]
-    if transaction.items:
-        items = b",".join(map(Item.written, transaction.items, ids))
-        operations.append(b'{"type":"push","items":[%s]}' % items)
-    leases = sorted({verdict.message.lease_id for verdict in transaction.verdicts})
-    return b'{"operations":[%s],"requiredLeases":%s}' % (b",".join(operations), words.dump(leases))
-
-
-def _start(start: str | float | datetime) -> Mapping[str, object]:
-    if isinstance(start, str):
-        return {} if start == "all" else {"subscriptionMode": start}
-    return {"subscriptionFrom": _time(start)}
-
-
-def _time(time: float | datetime) -> str | None:
-    return time_text(time.timestamp() if isinstance(time, datetime) else time)
-
-
-def _part(name: str) -> str:
+def _quoted(name: str) -> str:
     return quote(name, safe="")

@@ -1,12 +1,16 @@
-"""What a client of the queue says and hears, and how HTTP has it. Payloads stay as they were, to the byte."""
+"""What a client of the queue sends and receives. Payloads stay as they were, to the byte."""
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeVar
 
+from msgspec import Raw
+
+from pump.duration import Duration, seconds
 from pump.queue.errors import BadRequest, QueueUnavailable
+from pump.queue.limits import check_seconds
 from pump.queue.vocabulary import (
     DEFAULT_GROUP,
     DEFAULT_PARTITION,
@@ -16,14 +20,29 @@ from pump.queue.vocabulary import (
     Settled,
     Status,
 )
-from pump.queue.wire.raw_json import Raw, parse
-from pump.queue.wire.replies import time_text
-from pump.queue.wire.requests import moment
+from pump.queue.wire.json_body import ABSENT, Reader, payload_of
+from pump.queue.wire.replies import (
+    DeadLetterReply,
+    DeadLettersReply,
+    MessageReply,
+    PopReply,
+    PushedReply,
+    SettledReply,
+)
+from pump.queue.wire.requests import AckRequest, PushItem
+from pump.queue.wire.times import moment, time_text
 
-Tree: TypeAlias = Mapping[str, object]
+Ack = TypeVar("Ack", bound=AckRequest)
+Reply = TypeVar("Reply")
 
-_CARRIED: Final = frozenset({"data"})
-_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+POPPED: Final = Reader(PopReply)
+PUSHED: Final = Reader(list[PushedReply])
+SETTLED: Final = Reader(list[SettledReply])
+DEAD_LETTERS: Final = Reader(DeadLettersReply)
+GROUPS: Final = Reader(list[dict[str, Any]])
+MEMBERS: Final = Reader(dict[str, Any])
+
+_dumps: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,36 +53,32 @@ class Item:
     data: object = None
     """Anything that is JSON."""
     payload: bytes | None = None
-    """JSON that is written already, which is sent instead of `data`, as it is."""
+    """JSON that is written already; it is sent as it is, instead of `data`."""
     partition: str = DEFAULT_PARTITION
     transaction_id: str = ""
-    """Minted where empty, once, however often it has to be tried."""
+    """Made by the client where it is empty; every try of a push sends the same one."""
     trace_id: str | None = None
     delay: float = 0.0
     """Seconds until it is due."""
     not_before: float = 0.0
     """When it is due, in seconds since the epoch."""
 
-    def written(self, transaction_id: str) -> bytes:
-        """As HTTP has it."""
-        members: dict[str, object] = {
-            "queue": self.queue,
-            "partition": self.partition,
-            "transactionId": transaction_id,
-        }
-        if self.trace_id is not None:
-            members["traceId"] = self.trace_id
-        if self.delay:
-            members["delaySeconds"] = self.delay
-        if self.not_before:
-            members["notBefore"] = time_text(self.not_before)
-        payload = _encode(self.data).encode() if self.payload is None else self.payload
-        return b'%s,"payload":%s}' % (dump(members)[:-1], payload)
+    def request(self, transaction_id: str) -> PushItem:
+        """The item as it is sent, under this transaction id."""
+        return PushItem(
+            self.queue,
+            self.partition,
+            transaction_id,
+            ABSENT if self.trace_id is None else self.trace_id,
+            check_seconds("delay", self.delay) or ABSENT,
+            time_text(self.not_before) if self.not_before else ABSENT,
+            Raw(_dumps(self.data).encode() if self.payload is None else self.payload),
+        )
 
 
 @dataclass(slots=True, eq=False)
 class QueueMessage:
-    """One message in the hand of this client."""
+    """One message that this client has leased."""
 
     id: str
     transaction_id: str
@@ -84,13 +99,13 @@ class QueueMessage:
     trace_id: str | None = None
     producer: str | None = None
     settled: bool = False
-    """The server has confirmed what this client said of it."""
+    """Whether the server has confirmed an acknowledgement, a nack, a release or a dead letter by this client."""
     lost: bool = False
-    """It is known not to be ours any more."""
+    """Whether its lease is known to be lost."""
 
     @property
     def is_open(self) -> bool:
-        """Whether something is still to be said of it."""
+        """Whether it still has to be settled."""
         return not self.settled and not self.lost
 
     @property
@@ -100,28 +115,53 @@ class QueueMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to say of one message."""
+class Outcome:
+    """What is to become of one message."""
 
     message: QueueMessage
     status: Status = Status.COMPLETED
     error: str | None = None
-    delay: float | None = None
-    """For FAILED and RETRY: seconds until it is due again."""
+    delay: Duration | None = None
+    """For FAILED and RETRY: the time until it is due again."""
     reason: str = ""
+    """For DEAD: the kind of reason, kept beside the error."""
 
-    def written(self) -> dict[str, object]:
-        """As HTTP has it."""
-        message = self.message
-        members: dict[str, object] = {
-            "transactionId": message.transaction_id,
-            "partitionId": message.partition_id,
-            "leaseId": message.lease_id,
-            "status": self.status.value,
-            "consumerGroup": message.group,
-        }
-        given = {"error": self.error, "delaySeconds": self.delay, "reason": self.reason or None}
-        return {**members, **{name: value for name, value in given.items() if value is not None}}
+    def request(self, kind: type[Ack]) -> Ack:
+        """The outcome as it is sent."""
+        return kind(
+            self.message.transaction_id,
+            self.message.partition_id,
+            self.message.lease_id,
+            self.status.value,
+            self.message.group,
+            ABSENT if self.error is None else self.error,
+            ABSENT if self.delay is None else check_seconds("delay", seconds(self.delay)),
+            self.reason or ABSENT,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """What is to be done together, or not at all."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+
+    def ack(self, message: QueueMessage) -> None:
+        """Acknowledge the message."""
+        self.outcomes.append(Outcome(message))
+
+    def settle(self, outcome: Outcome) -> None:
+        """Settle a message."""
+        self.outcomes.append(outcome)
+
+    def push(self, queue: str, data: object = None, *, partition: str = DEFAULT_PARTITION, delay: float = 0.0) -> None:
+        """Store a message."""
+        self.items.append(Item(queue=queue, data=data, partition=partition, delay=delay))
+
+    def push_item(self, item: Item) -> None:
+        """Store a message that an Item describes."""
+        self.items.append(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,160 +172,126 @@ class DeadLetters:
     total: int
 
 
-def dump(tree: object) -> bytes:
-    """The body of a request."""
-    return _encode(tree).encode()
-
-
-def members(body: bytes) -> Tree:
-    """An object that the server sent."""
-    tree = _parsed(body)
-    if not isinstance(tree, dict):
-        raise QueueUnavailable("the server's answer is no object")
-    return tree
-
-
-def rows(body: bytes) -> Sequence[Tree]:
-    """An array of objects that the server sent."""
-    tree = _parsed(body)
-    if not isinstance(tree, list):
-        raise QueueUnavailable("the server's answer is no array")
-    return tree
-
-
-def _parsed(body: bytes) -> object:
+def read(body: bytes, reader: Reader[Reply]) -> Reply:
+    """The body of a reply; QueueUnavailable where it is none of this API."""
     try:
-        return parse(body, _CARRIED)
+        return reader.read(body)
     except BadRequest as error:
-        raise QueueUnavailable(f"the server's answer makes no sense: {error}") from error
+        raise QueueUnavailable(f"the server's reply cannot be read: {error}") from error
 
 
 def messages(body: bytes, group: str) -> list[QueueMessage]:
-    """What a pop brought."""
+    """The messages of a pop."""
     if not body.strip():
         return []
-    reply = members(body)
-    found = cast("Sequence[Tree]", reply.get("messages") or ())
-    return [_message(each, str(each.get("queue") or reply.get("queue") or ""), group) for each in found]
+    reply = read(body, POPPED)
+    return [_message(each, each.queue or reply.queue or "", group) for each in reply.messages or ()]
 
 
-def _message(tree: Tree, queue: str, group: str) -> QueueMessage:
+def _message(reply: MessageReply, queue: str, group: str) -> QueueMessage:
     return QueueMessage(
-        id=str(tree["id"]),
-        transaction_id=str(tree["transactionId"]),
-        partition_id=str(tree["partitionId"]),
-        partition=str(tree["partition"]),
+        id=reply.id,
+        transaction_id=reply.transaction_id,
+        partition_id=reply.partition_id,
+        partition=reply.partition,
         queue=queue,
         group=group,
-        lease_id=_text(tree, "leaseId"),
-        payload=_payload(tree) or b"null",
-        created_at=_time(tree, "createdAt") or 0.0,
-        sequence=_whole(tree, "sequence"),
-        deliveries=_whole(tree, "deliveries", 1),
-        retries=_whole(tree, "retries"),
-        crashes=_whole(tree, "crashes"),
-        trace_id=_text(tree, "traceId") or None,
-        producer=_text(tree, "producerSub") or None,
+        lease_id=reply.lease_id or "",
+        payload=_payload(reply) or b"null",
+        created_at=_seconds(reply.created_at) or 0.0,
+        sequence=reply.sequence,
+        deliveries=reply.deliveries,
+        retries=reply.retries,
+        crashes=reply.crashes,
+        trace_id=reply.trace_id or None,
+        producer=reply.producer_sub or None,
     )
 
 
-def pushed(tree: Tree, item: Item) -> Pushed:
+def pushed(reply: PushedReply, item: Item) -> Pushed:
     """What became of an item."""
     return Pushed(
         item.queue,
         item.partition,
-        _text(tree, "partition_id"),
-        _text(tree, "message_id"),
-        _text(tree, "transaction_id"),
-        duplicate=tree.get("status") == "duplicate",
-        refused=(_text(tree, "error") or "refused") if tree.get("status") == "failed" else "",
-        scheduled=tree.get("scheduled") is True,
-        trace_id=_text(tree, "trace_id") or None,
+        reply.partition_id or "",
+        reply.message_id or "",
+        reply.transaction_id or "",
+        duplicate=reply.status == "duplicate",
+        refused=(reply.error or "refused") if reply.status == "failed" else "",
+        scheduled=bool(reply.scheduled),
+        trace_id=reply.trace_id or None,
     )
 
 
-def settled(tree: Tree) -> Settled:
-    """What became of a verdict."""
+def settled(reply: SettledReply) -> Settled:
+    """What became of a settlement."""
     return Settled(
-        _text(tree, "transactionId"),
-        success=tree.get("success") is True,
-        message=_text(tree, "message"),
-        error=_text(tree, "error") or None,
-        queue=_text(tree, "queueName") or None,
-        partition=_text(tree, "partitionName") or None,
-        lease_released=tree.get("leaseReleased") is True,
-        dead=tree.get("dlq") is True,
+        reply.transaction_id or "",
+        reply.success,
+        reply.message or "",
+        reply.error or None,
+        reply.queue_name or None,
+        reply.partition_name or None,
+        reply.lease_released,
+        reply.dlq,
     )
 
 
 def dead_letters(body: bytes) -> DeadLetters:
-    """A page of them."""
-    reply = members(body)
-    found = cast("Sequence[Tree]", reply.get("messages") or ())
-    return DeadLetters([_dead_letter(each) for each in found], _whole(reply, "total", len(found)))
+    """A page of dead letters."""
+    reply = read(body, DEAD_LETTERS)
+    letters = [_dead_letter(each) for each in reply.messages or ()]
+    return DeadLetters(letters, len(letters) if reply.total is None else reply.total)
 
 
-def _dead_letter(tree: Tree) -> DeadLetter:
+def _dead_letter(reply: DeadLetterReply) -> DeadLetter:
     return DeadLetter(
-        id=str(tree["id"]),
-        message_id=_text(tree, "messageId"),
-        transaction_id=str(tree["transactionId"]),
-        partition_id=_text(tree, "partitionId"),
-        partition=_text(tree, "partition"),
-        queue=_text(tree, "queue"),
-        group=_text(tree, "consumerGroup") or DEFAULT_GROUP,
-        payload=_payload(tree),
-        reason=_text(tree, "reason"),
-        error=_text(tree, "errorMessage"),
-        retries=_whole(tree, "retryCount"),
-        crashes=_whole(tree, "crashes"),
-        deliveries=_whole(tree, "deliveries"),
-        producer=_text(tree, "producerSub") or None,
-        created_at=_time(tree, "createdAt") or 0.0,
-        moved_at=_time(tree, "movedToDlqAt") or 0.0,
-        redriven_at=_time(tree, "redrivenAt"),
+        id=reply.id,
+        message_id=reply.message_id or "",
+        transaction_id=reply.transaction_id,
+        partition_id=reply.partition_id or "",
+        partition=reply.partition,
+        queue=reply.queue,
+        group=reply.consumer_group or DEFAULT_GROUP,
+        payload=_payload(reply),
+        reason=reply.reason or "",
+        error=reply.error_message or "",
+        retries=reply.retry_count,
+        crashes=reply.crashes,
+        deliveries=reply.deliveries,
+        producer=reply.producer_sub or None,
+        created_at=_seconds(reply.created_at) or 0.0,
+        moved_at=_seconds(reply.moved_to_dlq_at) or 0.0,
+        redriven_at=_seconds(reply.redriven_at),
     )
 
 
-def group(tree: Tree) -> GroupInfo:
+def group(members: dict[str, Any]) -> GroupInfo:
     """One consumer group of one queue."""
-    lag_seconds = tree.get("maxTimeLag")
     return GroupInfo(
-        name=_text(tree, "name"),
-        queue=_text(tree, "queueName"),
-        partitions=_whole(tree, "members"),
-        partitions_with_lag=_whole(tree, "partitionsWithLag"),
-        lag=_whole(tree, "totalLag"),
-        lag_seconds=float(lag_seconds) if isinstance(lag_seconds, int | float) else 0.0,
-        subscription=_text(tree, "subscriptionMode"),
-        subscription_from=_time(tree, "subscriptionTimestamp"),
-        created_at=_time(tree, "subscriptionCreatedAt") or 0.0,
+        name=members.get("name") or "",
+        queue=members.get("queueName") or "",
+        partitions=members.get("members") or 0,
+        partitions_with_lag=members.get("partitionsWithLag") or 0,
+        lag=members.get("totalLag") or 0,
+        lag_seconds=float(members.get("maxTimeLag") or 0.0),
+        subscription=members.get("subscriptionMode") or "",
+        subscription_from=_seconds(members.get("subscriptionTimestamp")),
+        created_at=_seconds(members.get("subscriptionCreatedAt")) or 0.0,
     )
 
 
-def expires_at(tree: Tree) -> float:
-    """When a lease ends."""
-    return _time(tree, "expiresAt") or 0.0
+def lease_end(body: bytes) -> float:
+    """When a lease that was renewed ends."""
+    return _seconds(read(body, MEMBERS).get("expiresAt")) or 0.0
 
 
-def _payload(tree: Tree) -> bytes | None:
-    raw = tree.get("data")
-    if tree.get("dataEncoding") == "encrypted":
+def _payload(reply: MessageReply | DeadLetterReply) -> bytes | None:
+    if reply.data_encoding == "encrypted":
         return None
-    body = raw.body if isinstance(raw, Raw) else b"null"
-    return base64.b64decode(json.loads(body)) if tree.get("dataEncoding") == "base64" else body
+    body = payload_of(reply.data)
+    return base64.b64decode(json.loads(body)) if reply.data_encoding == "base64" else body
 
 
-def _text(tree: Tree, name: str) -> str:
-    value = tree.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _whole(tree: Tree, name: str, default: int = 0) -> int:
-    value = tree.get(name)
-    return value if isinstance(value, int) else default
-
-
-def _time(tree: Tree, name: str) -> float | None:
-    text = _text(tree, name)
-    return moment(name, text) if text else None
+def _seconds(text: str | None) -> float | None:
+    return moment("a time", text) if text else None

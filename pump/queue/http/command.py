@@ -36,12 +36,12 @@ _HIGHEST_PORT: Final = 65_535
 _KEEP_ALIVE_SECONDS: Final = 75
 """Longer than clients keep an idle connection, so that none is closed just as it is used again."""
 _GRACE_SECONDS: Final = 10
-_WAITING_CONNECTIONS: Final = 2048
+_BACKLOG: Final = 2048
 _SWITCH_SECONDS: Final = 0.0005
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    """Say what can be said after `pump queue`."""
+    """Add the commands of `pump queue`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     about = "serve a durable queue over HTTP, until a signal"
     serving = commands.add_parser("serve", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
@@ -92,7 +92,7 @@ def _serve(options: argparse.Namespace) -> int:
     guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens)
     run = _runner()
     logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
-    # Threads that have their answer from the database wait for the one that reads and writes requests: not for long.
+    # Lets threads that have the database's answer go on sooner, while the loop's thread reads and writes requests.
     sys.setswitchinterval(_SWITCH_SECONDS)
     engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
     try:
@@ -123,14 +123,14 @@ def _run(engine: Engine, guard: Guard, options: argparse.Namespace) -> None:
 
 
 def serve(server: "Server", listener: socket.socket) -> None:
-    """Answer what comes to the listener, until SIGTERM or SIGINT; then finish what is under way."""
+    """Answer requests until SIGTERM or SIGINT; then finish those that have begun."""
     import uvicorn  # noqa: PLC0415 - an extra
 
     class Serving(uvicorn.Server):
-        """Sends those home who wait for messages, before it waits for the last answer."""
+        """Ends the waiting of consumers before it waits for the last reply."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            server.send_home()
+            server.stop_waiting()
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
@@ -145,13 +145,13 @@ def serve(server: "Server", listener: socket.socket) -> None:
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     serving = Serving(config)
-    with _ended_by(serving.handle_exit):
+    with _signals_end(serving.handle_exit):
         serving.run([listener])
 
 
 @contextmanager
-def _ended_by(end: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let a signal end the server and not the process, also one that comes before it serves or again after it."""
+def _signals_end(end: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a signal end the server and not the process, also before the server has started and after it has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -167,10 +167,12 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         family, kind, protocol, _, address = found
-        listener = socket.socket(family, kind, protocol)  # told that it is TCP, asyncio sends small answers at once
+        listener = socket.socket(
+            family, kind, protocol
+        )  # given the protocol, asyncio sets TCP_NODELAY: small replies go at once
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_WAITING_CONNECTIONS)
+        listener.listen(_BACKLOG)
     except OSError as error:
         raise SetupError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
     return listener
@@ -181,11 +183,11 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-# -- what it is given
+# -- its options
 
 
 def open_engine(url: str, *, lenient: bool = False, keys: "Sealing | None" = None) -> Engine:
-    """The engine on the database of that URL."""
+    """The engine for the database of a URL."""
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         return _open_sqlite(url, lenient=lenient, keys=keys)
@@ -195,7 +197,7 @@ def open_engine(url: str, *, lenient: bool = False, keys: "Sealing | None" = Non
 
 
 def _open_sqlite(url: str, *, lenient: bool, keys: "Sealing | None") -> Engine:
-    from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - only what is asked for
+    from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - loads one engine alone
 
     parts = urlsplit(url)
     if parts.netloc or len(parts.path) < len("/f"):
@@ -218,7 +220,7 @@ def _tokens(file: Path | None) -> Sequence[Token]:
 
 
 def _keys(file: Path | None) -> "Sealing | None":
-    from pump.queue.sealing import Sealing  # noqa: PLC0415 - only what is asked for
+    from pump.queue.sealing import Sealing  # noqa: PLC0415 - loads one engine alone
 
     lines, origin = _lines(file, KEYS_VARIABLE)
     pairs = [_key(line, f"{origin}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
@@ -234,7 +236,7 @@ def _key(line: str, where: str) -> tuple[str, bytes]:
 
 
 def _lines(file: Path | None, variable: str) -> tuple[Iterable[str], str]:
-    """The lines of a file, or else of an environment variable, and what to call them."""
+    """The lines of a file, or of an environment variable where there is none, and their origin for error messages."""
     if file is None:
         return os.environ.get(variable, "").splitlines(), f"${variable}"
     try:

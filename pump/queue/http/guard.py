@@ -1,4 +1,4 @@
-"""Who may ask the server for what: web pages of others, names that are not ours, tokens and their levels."""
+"""Who may use the server: checks of the host, the origin and the token of a request."""
 
 import hmac
 import ipaddress
@@ -21,7 +21,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
 class Level(IntEnum):
-    """What a route needs, and what a token opens: each includes those before it."""
+    """What a route needs and a token allows: each level includes those before it."""
 
     PUBLIC = 0
     READ = 1
@@ -29,8 +29,8 @@ class Level(IntEnum):
     ADMIN = 3
 
 
-class Refused(QueueError):  # noqa: N818 - it says what happened
-    """Whoever asked may not, or has to say first who that is."""
+class Forbidden(QueueError):  # noqa: N818 - as HTTP calls it
+    """The request is not allowed, or with status 401 it lacks a valid token."""
 
     def __init__(self, text: str, *, status: int = 403) -> None:
         super().__init__(text)
@@ -39,10 +39,10 @@ class Refused(QueueError):  # noqa: N818 - it says what happened
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A secret that opens the server for somebody; of the secret itself only a digest is kept."""
+    """A secret that gives access to the server; only a digest of it is kept."""
 
     name: str
-    """Whose it is: the `producerSub` of what is pushed with it."""
+    """Its owner: the `producerSub` of the messages that are pushed with it."""
     level: Level
     digest: bytes = field(repr=False)
 
@@ -56,7 +56,7 @@ def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
             continue
         token = _token(words, f"{origin}, line {number}")
         if token.name in tokens:
-            raise ConfigurationError(f"{origin}, line {number}: {token.name} stands there twice")
+            raise ConfigurationError(f"{origin}, line {number}: {token.name} is there twice")
         tokens[token.name] = token
     return list(tokens.values())
 
@@ -91,10 +91,10 @@ def _is_address(host: str) -> bool:
 
 
 class Guard:
-    """Looks at a request before anything else does. Without tokens everybody who reaches the server may do all.
+    """Checks a request before anything else does. Without tokens, everybody who reaches the server may do everything.
 
-    That is why a server without tokens listens on loopback alone, and why it answers no web page: not one that calls
-    it by a name of its own making, and not one of another site.
+    That is why a server without tokens listens on loopback alone, and why it answers no web page of another site, not
+    even one whose host name leads to this machine.
     """
 
     def __init__(
@@ -114,37 +114,41 @@ class Guard:
         self._hosts: Final = frozenset({bound_to.lower(), *(host.lower() for host in hosts)})
         self._origins: Final = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._tokens: Final = tuple(tokens)
-        self._is_ours: Final = lru_cache(_REMEMBERED_HOSTS)(self._decide)
+        self._is_our_host: Final = lru_cache(_REMEMBERED_HOSTS)(self._decide_host)
         """Most requests of a server have the same `Host`."""
 
-    def look(self, headers: Mapping[str, str]) -> None:
-        """Refuse what may be the work of somebody else's web page."""
-        if not self._is_ours(headers.get("host", "")):
-            raise Refused("this server has another name: it can be allowed with --allow-host")
+    def check_origin(self, headers: Mapping[str, str]) -> None:
+        """Raise Forbidden where the request may come from a web page of another site."""
+        if not self._is_our_host(headers.get("host", "")):
+            raise Forbidden("this server has another name: it can be allowed with --allow-host")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in self._origins:
-            raise Refused("web pages of that origin may not ask: it can be allowed with --allow-origin")
+            raise Forbidden("web pages of that origin may not ask: it can be allowed with --allow-origin")
         if origin is None and headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            raise Refused("web pages of another site may not ask")
+            raise Forbidden("web pages of another site may not ask")
 
-    def admit(self, authorization: str | None, level: Level) -> str | None:
-        """Whose token it is that opens this level; None where there are no tokens, or none is needed."""
+    def check_token(self, authorization: str | None, level: Level) -> str | None:
+        """The owner of the request's token, or Forbidden where it does not allow this level; None without tokens."""
         if level is Level.PUBLIC or not self._tokens:
             return None
         token = self._presented(authorization)
         if token is None:
-            raise Refused("a valid token is needed: Authorization: Bearer …", status=401)
+            raise Forbidden("a valid token is needed: Authorization: Bearer …", status=401)
         if token.level < level:
-            raise Refused(f"the token of {token.name} does not open this: it needs the level {level.name.lower()}")
+            raise Forbidden(
+                f"the token of {token.name} is not allowed here: the route needs the level {level.name.lower()}"
+            )
         return token.name
 
-    def _decide(self, host: str) -> bool:
+    def _decide_host(self, host: str) -> bool:
         name = _host_name(host)
         if name is None:
             return False
         if is_loopback(name) or name in self._hosts:
             return True
-        return not self._local and _is_address(name)  # nobody can make a name of his own lead to an address
+        return not self._local and _is_address(
+            name
+        )  # an address in Host is no name that a stranger's DNS could lead here
 
     def _presented(self, authorization: str | None) -> Token | None:
         scheme, _, secret = (authorization or "").partition(" ")
@@ -157,7 +161,7 @@ class Guard:
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a Host header without its port; None where it is no such header."""
+    """The name in a Host header without its port; None where the header is not valid."""
     if not host or any(character in host for character in "/?#@\\ "):
         return None
     try:

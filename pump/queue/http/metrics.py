@@ -1,24 +1,17 @@
-"""What a server has counted since it began, as JSON and as Prometheus text. It counts nothing that it does not see."""
+"""What a server has counted since it started, as JSON and as Prometheus text."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from pump.queue.vocabulary import GroupInfo
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the histogram of answering times, in seconds."""
-
-
-class _Family(NamedTuple):
-    """What Prometheus is told about a metric."""
-
-    kind: str
-    about: str
+"""Upper bounds of the histogram of request times, in seconds."""
 
 
 _COUNTERS: Final[Mapping[str, str]] = {
@@ -29,7 +22,7 @@ _COUNTERS: Final[Mapping[str, str]] = {
     "pump_queue_empty_pops_total": "Requests for messages that were answered without any.",
     "pump_queue_settled_messages_total": "Messages settled, by what became of them.",
     "pump_queue_refused_settlements_total": "Settlements refused, by why.",
-    "pump_queue_returned_messages_total": "Messages given back since their consumer hung up before it had them.",
+    "pump_queue_returned_messages_total": "Messages given back since their consumer disconnected before it had them.",
 }
 _GAUGES: Final[Mapping[str, str]] = {
     "pump_queue_database_up": "Whether the database answered when this was asked for.",
@@ -44,7 +37,7 @@ _SECONDS: Final = "pump_queue_request_seconds"
 
 @dataclass(slots=True)
 class _Times:
-    """How long the answers of one route took."""
+    """How long the replies of one route took."""
 
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     total: float = 0.0
@@ -52,7 +45,7 @@ class _Times:
 
 @dataclass(slots=True)
 class Gauges:
-    """What the database says just now."""
+    """What the database says at this moment."""
 
     up: bool = False
     groups: Sequence[GroupInfo] = ()
@@ -69,22 +62,22 @@ class Metrics:
         self._parked: Final[Counter[str]] = Counter()
 
     def count(self, what: str, number: int = 1, **labels: str) -> None:
-        """So many more of what is called `pump_queue_<what>_total`."""
+        """Add to the counter `pump_queue_<what>_total`."""
         if number:
             self._counts[f"pump_queue_{what}_total", tuple(labels.items())] += number
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """One request more."""
+        """Count one request and the time that it took."""
         times = self._times[route, status]
         times.buckets[next((place for place, end in enumerate(BUCKETS) if seconds <= end), len(BUCKETS))] += 1
         times.total += seconds
 
     def park(self, queue: str) -> None:
-        """Somebody begins to wait."""
+        """A consumer begins to wait."""
         self._parked[queue] += 1
 
     def unpark(self, queue: str) -> None:
-        """Somebody has got something, or has gone."""
+        """A consumer waits no longer."""
         self._parked[queue] -= 1
         if not self._parked[queue]:
             del self._parked[queue]
@@ -97,14 +90,14 @@ class Metrics:
         return {"requests": sum(sum(each.buckets) for each in self._times.values()), **totals}
 
     def text(self, gauges: Gauges) -> str:
-        """All there is in the text format of Prometheus."""
+        """All metrics in the text format of Prometheus."""
         lines = [*self._counter_lines(), *self._gauge_lines(gauges), *self._histogram_lines()]
         return "\n".join(lines) + "\n"
 
     def _counter_lines(self) -> Iterable[str]:
         for name, about in _COUNTERS.items():
             samples = {labels: number for (counted, labels), number in self._counts.items() if counted == name}
-            yield from _lines(name, _Family("counter", about), samples)
+            yield from _lines(name, "counter", about, samples)
 
     def _gauge_lines(self, gauges: Gauges) -> Iterable[str]:
         samples: Mapping[str, Mapping[Labels, float]] = {
@@ -116,10 +109,10 @@ class Metrics:
             "pump_queue_warnings": {(): gauges.warnings} if gauges.up else {},
         }
         for name, about in _GAUGES.items():
-            yield from _lines(name, _Family("gauge", about), samples[name])
+            yield from _lines(name, "gauge", about, samples[name])
 
     def _histogram_lines(self) -> Iterable[str]:
-        yield from _head(_SECONDS, _Family("histogram", "Time from a request to its answer, waiting included."))
+        yield from _head(_SECONDS, "histogram", "Time from a request to its answer, waiting included.")
         ends = [*map(str, BUCKETS), "+Inf"]
         for (route, status), times in self._times.items():
             labels: Labels = (("route", route), ("status", str(status)))
@@ -133,14 +126,14 @@ def _of(group: GroupInfo) -> Labels:
     return (("queue", group.queue), ("group", group.name))
 
 
-def _lines(name: str, family: _Family, samples: Mapping[Labels, float]) -> Iterable[str]:
-    yield from _head(name, family)
+def _lines(name: str, kind: str, about: str, samples: Mapping[Labels, float]) -> Iterable[str]:
+    yield from _head(name, kind, about)
     yield from (_line(name, labels, number) for labels, number in samples.items())
 
 
-def _head(name: str, family: _Family) -> Iterable[str]:
-    yield f"# HELP {name} {family.about}"
-    yield f"# TYPE {name} {family.kind}"
+def _head(name: str, kind: str, about: str) -> Iterable[str]:
+    yield f"# HELP {name} {about}"
+    yield f"# TYPE {name} {kind}"
 
 
 def _line(name: str, labels: Labels, number: float) -> str:

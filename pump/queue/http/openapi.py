@@ -1,4 +1,4 @@
-"""The routes of the server as OpenAPI has them, made from the same entries that the server answers by."""
+"""The routes of the server as an OpenAPI document, made from the same table that the server answers by."""
 
 import inspect
 import re
@@ -7,104 +7,111 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final, TypeAlias
 
+import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 
-from pump.queue.http.call import Call
 from pump.queue.http.guard import Level
+from pump.queue.http.request import QueueRequest
 
 Schema: TypeAlias = Mapping[str, object]
 
-STRING: Final[Schema] = {"type": "string"}
-NUMBER: Final[Schema] = {"type": "number"}
-OBJECT: Final[Schema] = {"type": "object"}
-
 _PARAMETER: Final = re.compile(r"{(\w+)}")
 _MEANINGS: Final[Mapping[int, str]] = {
-    200: "As it says",
+    200: "Done",
     201: "Stored",
     204: "Nothing is ready; there is no body",
-    400: "What was asked is built wrongly; nothing was done",
+    400: "The request is not valid; nothing was done",
     401: "A valid token is needed",
-    403: "Whoever asks may not",
+    403: "Not allowed with this token, host or origin",
     404: "There is no such thing",
-    408: "The body did not come in time; nothing was done, and the connection is closed",
-    409: "It contradicts what is there",
+    408: "The body did not arrive in time; nothing was done, and the connection is closed",
+    409: "The request contradicts what is there",
     413: "The request is too large",
     429: "The queue is full; nothing was stored",
     503: "The database cannot be reached",
 }
-_ALWAYS: Final = (400, 403, 503)
+_ERROR: Final[Schema] = {
+    "type": "object",
+    "properties": {"success": {"type": "boolean"}, "error": {"type": "string"}},
+    "required": ["success", "error"],
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One route: who answers it, who may ask, and how it is described."""
+class RouteSpec:
+    """One route: what responds, who may use it, and how it is described."""
 
     method: str
     path: str
-    act: Callable[[Call], Awaitable[Response]]
+    respond: Callable[[QueueRequest], Awaitable[Response]]
     level: Level
     statuses: Sequence[int] = (200,)
-    query: Sequence[str] = ()
-    body: Schema | None = None
+    query: type[Struct] | None = None
+    body: type[Struct] | None = None
 
     @property
     def parameters(self) -> Sequence[str]:
-        """The names of the parts of its path that stand for something."""
+        """The names of the parameters in its path."""
         return _PARAMETER.findall(self.path)
 
 
-def members(required: Sequence[str] = (), **schemas: Schema) -> Schema:
-    """The schema of an object."""
-    found = {"type": "object", "properties": schemas}
-    return {**found, "required": list(required)} if required else found
-
-
-def array(of: Schema) -> Schema:
-    """The schema of an array."""
-    return {"type": "array", "items": of}
-
-
-def document(entries: Sequence[Entry]) -> Mapping[str, object]:
-    """All of them as one OpenAPI document."""
+def document(routes: Sequence[RouteSpec]) -> Mapping[str, object]:
+    """All routes as one OpenAPI document."""
+    bodies = {each.body: None for each in routes if each.body is not None}
+    schemas, components = msgspec.json.schema_components(
+        bodies, schema_hook=_any_json, ref_template="#/components/schemas/{name}"
+    )
+    described = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, dict[str, object]] = {}
-    for entry in entries:
-        paths.setdefault(entry.path, {})[entry.method.lower()] = _operation(entry)
+    for route in routes:
+        operation = _operation(route)
+        if route.body is not None:
+            operation["requestBody"] = {"content": {"application/json": {"schema": described[route.body]}}}
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "message-pump queue", "version": version("message-pump")},
         "paths": paths,
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Error": members(["success", "error"], success={"type": "boolean"}, error=STRING)},
+            "schemas": {"Error": _ERROR, **components},
         },
     }
 
 
-def _operation(entry: Entry) -> Mapping[str, object]:
-    path = [{"name": name, "in": "path", "required": True, "schema": STRING} for name in entry.parameters]
-    query = [{"name": name, "in": "query", "required": False, "schema": STRING} for name in entry.query]
-    public = entry.level is Level.PUBLIC
-    operation: dict[str, object] = {
-        "summary": (inspect.getdoc(entry.act) or "").split("\n", maxsplit=1)[0],
-        "operationId": f"{entry.method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', entry.path).rstrip('_')}",
-        "parameters": [*path, *query],
-        "responses": {str(status): _response(status) for status in _statuses(entry)},
+def _any_json(_: type) -> dict[str, object]:
+    return {"description": "Any JSON."}
+
+
+def _operation(route: RouteSpec) -> dict[str, object]:
+    path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.parameters]
+    public = route.level is Level.PUBLIC
+    return {
+        "summary": (inspect.getdoc(route.respond) or "").split("\n", maxsplit=1)[0],
+        "operationId": f"{route.method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', route.path).rstrip('_')}",
+        "parameters": [*path, *_query_parameters(route.query)],
+        "responses": {str(status): _response(status) for status in _statuses(route)},
         "security": [] if public else [{"token": []}],
-        "x-level": entry.level.name.lower(),
+        "x-level": route.level.name.lower(),
     }
-    if entry.body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": entry.body}}}
-    return operation
 
 
-def _statuses(entry: Entry) -> Sequence[int]:
-    others = {
-        *_ALWAYS,
-        *([401] if entry.level is not Level.PUBLIC else []),
-        *([408, 413] if entry.body is not None else []),
-    }
-    return sorted({*entry.statuses, *others})
+def _query_parameters(query: type[Struct] | None) -> Sequence[Schema]:
+    if query is None:
+        return []
+    _, components = msgspec.json.schema_components([query])
+    properties = components[query.__name__]["properties"]
+    return [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()]
+
+
+def _statuses(route: RouteSpec) -> Sequence[int]:
+    also = [400, 403, 503]
+    if route.level is not Level.PUBLIC:
+        also.append(401)
+    if route.body is not None:
+        also += [408, 413]
+    return sorted({*route.statuses, *also})
 
 
 def _response(status: int) -> Mapping[str, object]:

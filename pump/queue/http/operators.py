@@ -1,34 +1,43 @@
-"""What operators ask of the server: queues, messages, dead letters, consumer groups and notes about messages."""
+"""The routes of operators: queues, messages, dead letters, consumer groups and notes about messages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from starlette.responses import Response
 
 from pump.queue.errors import Conflict, NotFound, QueueError
-from pump.queue.http.call import Call, json_bytes, log, reply
-from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, PartitionInfo, Pushed, QueueInfo
-from pump.queue.wire import options as wire_options
-from pump.queue.wire import replies as wire_replies
-from pump.queue.wire import requests as wire
+from pump.queue.http.request import QueueRequest, log
+from pump.queue.http.responses import reply
+from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, PartitionInfo, QueueInfo
+from pump.queue.wire import replies, requests
+from pump.queue.wire.options import options_written
+from pump.queue.wire.queries import (
+    ClearQuery,
+    DeadLettersQuery,
+    DeleteGroupQuery,
+    LaggingQuery,
+    MessagesQuery,
+    PageQuery,
+    QueueQuery,
+    QueuesQuery,
+)
+from pump.queue.wire.times import time_text
 
-LISTED_MESSAGES: Final = 200
-LISTED_OTHERS: Final = 100
-LAGGING_SECONDS: Final = 3600
 LARGEST_REPLY_BYTES: Final = 10_000_000
 _AT_ONCE: Final = 20
+
+Tree = Mapping[str, object]
 
 
 # -- queues
 
 
-async def overview(call: Call) -> Response:
+async def overview(request: QueueRequest) -> Response:
     """All queues together."""
-    found = await _whole_queues(call)
-    _, dead = await call.desk.call(call.engine.dead_letters, Filter(limit=1))
-    stats = wire_replies.stats(partition for queue in found for partition in queue.partitions)
+    found = await _queues_with_partitions(request)
+    _, dead = await request.call(request.engine.dead_letters, Filter(limit=1))
+    stats = replies.stats(partition for queue in found for partition in queue.partitions)
     return reply(
         {
             "queues": len(found),
@@ -40,110 +49,119 @@ async def overview(call: Call) -> Response:
     )
 
 
-async def queues(call: Call) -> Response:
+async def queues(request: QueueRequest) -> Response:
     """All queues, without their partitions."""
-    asked = call.query()
-    found = [each for each in await call.desk.call(call.engine.queues) if asked.get("search", "") in each.name]
-    limit, offset = wire.whole(asked, "limit", wire.MOST_LISTED), wire.whole(asked, "offset", 0)
-    return reply({"queues": [_queue(each) for each in found[offset : offset + limit]], "total": len(found)})
+    query = request.query(QueuesQuery)
+    found = [_queue(each) for each in await request.call(request.engine.queues) if query.search in each.name]
+    return reply({"queues": query.part(found), "total": len(found)})
 
 
-async def queue(call: Call) -> Response:
+async def queue(request: QueueRequest) -> Response:
     """One queue, with its options, its partitions and its groups."""
-    return reply(await _queue_detail(call, call.names["queue"]))
+    name = request.names["queue"]
+    options = await _options(request, name)
+    found = await request.call(request.engine.queues, name)
+    if not found:
+        raise _no_queue(name)
+    return reply(
+        {
+            **_queue(found[0]),
+            "options": options,
+            "partitions": [replies.partition(each) for each in found[0].partitions],
+            "consumerGroups": [replies.group(each) for each in found[0].groups],
+            "stats": replies.stats(found[0].partitions),
+        }
+    )
 
 
-async def delete_queue(call: Call) -> Response:
+async def delete_queue(request: QueueRequest) -> Response:
     """Remove a queue."""
-    name = call.names["queue"]
-    existed = await call.desk.call(call.engine.delete_queue, name)
+    name = request.names["queue"]
+    existed = await request.call(request.engine.delete_queue, name)
     return reply({"deleted": True, "existed": existed, "queue": name})
 
 
-async def clear_queue(call: Call) -> Response:
+async def clear_queue(request: QueueRequest) -> Response:
     """Remove all messages of a queue or of one of its partitions."""
-    name, partition = call.names["queue"], call.query().get("partition")
-    await _options(call, name)
-    removed = await call.desk.call(call.engine.clear, name, partition)
+    name, partition = request.names["queue"], request.query(ClearQuery).partition
+    await _options(request, name)
+    removed = await request.call(request.engine.clear, name, partition)
     return reply({"success": True, "queue": name, "partition": partition, "removed": removed})
 
 
-async def namespaces(call: Call) -> Response:
+async def namespaces(request: QueueRequest) -> Response:
     """All namespaces, with their queues."""
-    return reply({"namespaces": await _labelled(call, "namespace", lambda queue: queue.namespace)})
+    return reply({"namespaces": await _labelled(request, "namespace", lambda queue: queue.namespace)})
 
 
-async def tasks(call: Call) -> Response:
+async def tasks(request: QueueRequest) -> Response:
     """All tasks, with their queues."""
-    return reply({"tasks": await _labelled(call, "task", lambda queue: queue.task)})
+    return reply({"tasks": await _labelled(request, "task", lambda queue: queue.task)})
 
 
-async def partitions(call: Call) -> Response:
+async def partitions(request: QueueRequest) -> Response:
     """Partitions of all queues or of one."""
-    asked = call.query()
-    found = await _whole_queues(call, asked.get("queue"))
-    limit, offset = wire.whole(asked, "limit", LISTED_OTHERS), wire.whole(asked, "offset", 0)
-    every = [{**wire_replies.partition(each), "queue": queue.name} for queue in found for each in queue.partitions]
-    return reply({"partitions": every[offset : offset + limit], "total": len(every)})
+    query = request.query(QueueQuery)
+    found = await _queues_with_partitions(request, query.queue)
+    every = [{**replies.partition(each), "queue": queue.name} for queue in found for each in queue.partitions]
+    return reply({"partitions": query.part(every), "total": len(every)})
 
 
 # -- messages and dead letters
 
 
-async def messages(call: Call) -> Response:
+async def messages(request: QueueRequest) -> Response:
     """Stored messages, newest first."""
-    which = wire.selection(call.query(), LISTED_MESSAGES)
-    found = await call.desk.call(call.engine.stored, which)
-    return reply({"messages": [wire_replies.listed(each) for each in found], "mode": "queue"})
+    found = await request.call(request.engine.stored, request.query(MessagesQuery).filter())
+    return reply({"messages": [replies.listed(each) for each in found], "mode": "queue"})
 
 
-async def queue_messages(call: Call) -> Response:
+async def queue_messages(request: QueueRequest) -> Response:
     """Stored messages of one queue, newest first."""
-    asked = {**call.query(), "queue": call.names["queue"]}
-    await _options(call, asked["queue"])
-    found = await call.desk.call(call.engine.stored, wire.selection(asked, LISTED_MESSAGES))
-    return reply({"messages": [wire_replies.listed(each) for each in found], "queue": asked["queue"]})
+    name = request.names["queue"]
+    await _options(request, name)
+    found = await request.call(request.engine.stored, request.query(MessagesQuery).filter(name))
+    return reply({"messages": [replies.listed(each) for each in found], "queue": name})
 
 
-async def message(call: Call) -> Response:
+async def message(request: QueueRequest) -> Response:
     """One message, with its payload."""
-    found = await call.desk.call(call.engine.message, *_message_names(call))
+    found = await request.call(request.engine.message, *_message_ids(request))
     if found is None:
         raise NotFound("Message not found")
-    options = await call.desk.call(call.engine.options, found.queue)
-    return json_bytes(wire_replies.message(found, None if options is None else wire_options.written(options)))
+    options = await request.call(request.engine.options, found.queue)
+    return reply(replies.message(found, None if options is None else options_written(options)))
 
 
-async def delete_message(call: Call) -> Response:
+async def delete_message(request: QueueRequest) -> Response:
     """Remove a message for all groups."""
-    partition_id, transaction_id = _message_names(call)
-    if not await call.desk.call(call.engine.delete_message, partition_id, transaction_id):
+    partition_id, transaction_id = _message_ids(request)
+    if not await request.call(request.engine.delete_message, partition_id, transaction_id):
         raise NotFound("Message not found")
     return reply({"success": True, "deleted": True, "partitionId": partition_id, "transactionId": transaction_id})
 
 
-async def retry_message(call: Call) -> Response:
+async def retry_message(request: QueueRequest) -> Response:
     """Make a dead message pending again."""
-    partition_id, transaction_id = _message_names(call)
-    number = await call.desk.call(call.engine.retry, partition_id, transaction_id)
+    partition_id, transaction_id = _message_ids(request)
+    number = await request.call(request.engine.retry, partition_id, transaction_id)
     if not number:
         raise NotFound("No dead letter of this message can be retried")
     return reply({"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id})
 
 
-async def bury_message(call: Call) -> Response:
+async def make_dead_letter(request: QueueRequest) -> Response:
     """Make a dead letter of a message, for a group or for all that have not settled it."""
-    partition_id, transaction_id = _message_names(call)
-    of_group, error = wire.burial(await call.body())
-    act = partial(call.engine.bury, partition_id, transaction_id, group=of_group, error=error)
-    number = await call.desk.call(act)
+    partition_id, transaction_id = _message_ids(request)
+    of_group, error = requests.dead_letter(await request.body())
+    number = await request.call(request.engine.bury, partition_id, transaction_id, group=of_group, error=error)
     if not number:
-        raise await _why_not_buried(call, of_group)
+        raise await _why_not_dead(request, of_group)
     return reply({"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id})
 
 
-async def _why_not_buried(call: Call, of_group: str | None) -> QueueError:
-    found = await call.desk.call(call.engine.message, *_message_names(call))
+async def _why_not_dead(request: QueueRequest, of_group: str | None) -> QueueError:
+    found = await request.call(request.engine.message, *_message_ids(request))
     if found is None:
         return NotFound("Message not found")
     if of_group is not None and of_group not in found.states:
@@ -151,72 +169,87 @@ async def _why_not_buried(call: Call, of_group: str | None) -> QueueError:
     return Conflict("The message is settled already")
 
 
-async def dead_letters(call: Call) -> Response:
+async def dead_letters(request: QueueRequest) -> Response:
     """A page of dead letters, newest first."""
-    which = wire.selection(call.query(), LISTED_OTHERS)
-    found, total = await _dead_page(call, which)
-    return json_bytes(wire_replies.dead_letters(found, total, which.limit, which.offset))
+    which = request.query(DeadLettersQuery).filter()
+    found, total = await _dead_letters(request, which)
+    return reply(replies.dead_letters(found, total, which.limit, which.offset))
 
 
-async def redrive(call: Call) -> Response:
+async def _dead_letters(request: QueueRequest, which: Filter) -> tuple[Sequence[DeadLetter], int]:
+    """The page, or less of it where the reply would carry too much."""
+    found, size = list[DeadLetter](), 0
+    while True:
+        part = replace(which, limit=min(_AT_ONCE, which.limit - len(found)), offset=which.offset + len(found))
+        letters, total = await request.call(request.engine.dead_letters, part)
+        found += letters
+        size += sum(len(each.payload or b"") for each in letters)
+        if len(letters) < _AT_ONCE or len(found) >= which.limit or size >= LARGEST_REPLY_BYTES:
+            return found, total
+
+
+async def redrive(request: QueueRequest) -> Response:
     """Push dead letters again, each once."""
-    ids = wire.ids(await call.body())
-    results = await call.desk.call(call.engine.redrive, ids)
-    return reply({"success": True, "results": list(map(_redriven, ids, results))})
+    ids = requests.redrive_ids(await request.body())
+    results = await request.call(request.engine.redrive, ids)
+    return reply({"success": True, "results": list(map(replies.redriven, ids, results))})
 
 
 # -- consumer groups
 
 
-async def groups(call: Call) -> Response:
+async def groups(request: QueueRequest) -> Response:
     """All groups of all queues."""
-    return reply([wire_replies.group(each) for each in await call.desk.call(call.engine.groups)])
+    return reply([replies.group(each) for each in await request.call(request.engine.groups)])
 
 
-async def lagging_groups(call: Call) -> Response:
-    """Those whose oldest message waits too long."""
-    least = wire.whole(call.query(), "minLagSeconds", LAGGING_SECONDS)
-    found = await call.desk.call(call.engine.groups)
-    return reply([wire_replies.group(each) for each in found if each.lag and each.lag_seconds >= least])
+async def lagging_groups(request: QueueRequest) -> Response:
+    """Groups whose oldest message has waited too long."""
+    least = request.query(LaggingQuery).min_lag_seconds
+    found = await request.call(request.engine.groups)
+    return reply([replies.group(each) for each in found if each.lag and each.lag_seconds >= least])
 
 
-async def group(call: Call) -> Response:
+async def group(request: QueueRequest) -> Response:
     """How far one group is in every partition of its queues."""
-    name = call.names["group"]
-    known = await _known_group(call, name)
-    found = [info for each in known for info in await call.desk.call(call.engine.queues, each.queue)]
-    return reply({queue.name: {"partitions": _progress(queue, name)} for queue in found})
+    name = request.names["group"]
+    found = [
+        info
+        for each in await _known_group(request, name)
+        for info in await request.call(request.engine.queues, each.queue)
+    ]
+    return reply({queue.name: {"partitions": _progress(queue.partitions, name)} for queue in found})
 
 
-async def delete_group(call: Call) -> Response:
+async def delete_group(request: QueueRequest) -> Response:
     """Forget a group's progress, in one queue or in all."""
-    name, of_queue = call.names["group"], call.names.get("queue")
-    wire.flag(call.query(), "deleteMetadata", default=True)
-    existed = await call.desk.call(call.engine.delete_group, name, of_queue)
+    name, of_queue = request.names["group"], request.names.get("queue")
+    request.query(DeleteGroupQuery)
+    existed = await request.call(request.engine.delete_group, name, of_queue)
     return reply({"success": True, "deleted": existed, "consumerGroup": name, "queueName": of_queue})
 
 
-async def subscription(call: Call) -> Response:
+async def subscription(request: QueueRequest) -> Response:
     """Let a group begin again at a time, in all its queues."""
-    name, to = call.names["group"], wire.subscription_time(await call.body())
-    known = await _known_group(call, name)
-    moved = [await call.desk.call(call.engine.seek, name, each.queue, to) for each in known]
-    log.warning("consumer group %s was moved to %s in %d queues", name, wire_replies.time_text(to), len(known))
+    name, to = request.names["group"], requests.subscription_time(await request.body())
+    known = await _known_group(request, name)
+    moved = [await request.call(request.engine.seek, name, each.queue, to) for each in known]
+    log.warning("consumer group %s was moved to %s in %d queues", name, time_text(to), len(known))
     return reply(
         {
             "success": True,
             "consumerGroup": name,
-            "subscriptionTimestamp": wire_replies.time_text(to),
+            "subscriptionTimestamp": time_text(to),
             "partitionsUpdated": sum(moved),
         }
     )
 
 
-async def seek(call: Call) -> Response:
+async def seek(request: QueueRequest) -> Response:
     """Move a group in a queue, or in one of its partitions."""
-    target = wire.seek_target(await call.body())
-    name, of_queue, partition = call.names["group"], call.names["queue"], call.names.get("partition")
-    moved = await call.desk.call(call.engine.seek, name, of_queue, target, partition)
+    target = requests.seek_target(await request.body())
+    name, of_queue, partition = request.names["group"], request.names["queue"], request.names.get("partition")
+    moved = await request.call(request.engine.seek, name, of_queue, target, partition)
     return reply(
         {
             "success": True,
@@ -224,7 +257,7 @@ async def seek(call: Call) -> Response:
             "queueName": of_queue,
             "partition": partition,
             "toEnd": target is None,
-            "timestamp": wire_replies.time_text(target),
+            "timestamp": time_text(target),
             "partitionsUpdated": moved,
         }
     )
@@ -233,103 +266,90 @@ async def seek(call: Call) -> Response:
 # -- notes about messages
 
 
-async def add_trace(call: Call) -> Response:
+async def add_trace(request: QueueRequest) -> Response:
     """Note something about a message."""
-    note = wire.trace(await call.body())
-    return reply({"success": True, "traceId": await call.desk.call(call.engine.add_trace, note)}, 201)
+    note = requests.trace(await request.body())
+    return reply({"success": True, "traceId": await request.call(request.engine.add_trace, note)}, 201)
 
 
-async def traces(call: Call) -> Response:
+async def traces(request: QueueRequest) -> Response:
     """Notes about one message, or under one name, oldest first."""
-    asked = call.query()
-    search = partial(
-        call.engine.traces,
-        partition_id=call.names.get("partition_id"),
-        transaction_id=call.names.get("transaction_id"),
-        name=call.names.get("name"),
-        limit=min(wire.whole(asked, "limit", LISTED_OTHERS), wire.MOST_LISTED),
-        offset=wire.whole(asked, "offset", 0),
+    limit, offset = request.query(PageQuery).page()
+    found = await request.call(
+        request.engine.traces,
+        partition_id=request.names.get("partition_id"),
+        transaction_id=request.names.get("transaction_id"),
+        name=request.names.get("name"),
+        limit=limit,
+        offset=offset,
     )
-    return json_bytes(wire_replies.traces(await call.desk.call(search)))
+    return reply(replies.traces(found))
 
 
-async def trace_names(call: Call) -> Response:
+async def trace_names(request: QueueRequest) -> Response:
     """All names that notes were filed under."""
-    return reply({"traceNames": list(await call.desk.call(call.engine.trace_names))})
+    return reply({"traceNames": await request.call(request.engine.trace_names)})
 
 
 # -- numbers
 
 
-async def status(call: Call) -> Response:
+async def status(request: QueueRequest) -> Response:
     """All messages, queues and groups, as numbers."""
-    found = await _whole_queues(call, call.query().get("queue"))
-    stats = wire_replies.stats(partition for queue in found for partition in queue.partitions)
-    known = await call.desk.call(call.engine.groups)
+    found = await _queues_with_partitions(request, request.query(QueueQuery).queue)
+    known = await request.call(request.engine.groups)
     return reply(
         {
             "queues": len(found),
-            "messages": stats,
+            "messages": replies.stats(partition for queue in found for partition in queue.partitions),
             "consumerGroups": len({each.name for each in known}),
             "totalLag": sum(each.lag for each in known),
-            "counters": call.metrics.totals(),
+            "counters": request.metrics.totals(),
         }
     )
 
 
-async def status_of_queues(call: Call) -> Response:
+async def status_of_queues(request: QueueRequest) -> Response:
     """Every queue with its numbers."""
-    asked = call.query()
-    found = await _whole_queues(call, asked.get("queue"))
-    limit, offset = wire.whole(asked, "limit", LISTED_OTHERS), wire.whole(asked, "offset", 0)
-    rows = [{**_queue(each), "messages": wire_replies.stats(each.partitions)} for each in found]
-    return reply({"queues": rows[offset : offset + limit], "total": len(rows)})
+    query = request.query(QueueQuery)
+    found = await _queues_with_partitions(request, query.queue)
+    rows = [{**_queue(each), "messages": replies.stats(each.partitions)} for each in found]
+    return reply({"queues": query.part(rows), "total": len(rows)})
 
 
-async def refresh(_call: Call) -> Response:
-    """Numbers are counted when they are asked for, so that there is nothing to refresh."""
+async def refresh(_request: QueueRequest) -> Response:
+    """Do nothing: numbers are counted when they are asked for."""
     return reply({"success": True})
 
 
 # -- what several of them need
 
 
-async def _whole_queues(call: Call, name: str | None = None) -> Sequence[QueueInfo]:
-    """Queues with their partitions."""
-    listed = [name] if name is not None else [each.name for each in await call.desk.call(call.engine.queues)]
-    return [info for each in listed for info in await call.desk.call(call.engine.queues, each)]
+async def _queues_with_partitions(request: QueueRequest, name: str | None = None) -> Sequence[QueueInfo]:
+    names = [name] if name is not None else [each.name for each in await request.call(request.engine.queues)]
+    return [info for each in names for info in await request.call(request.engine.queues, each)]
 
 
-async def _queue_detail(call: Call, name: str) -> Mapping[str, object]:
-    options = await _options(call, name)
-    found = await call.desk.call(call.engine.queues, name)
-    if not found:
-        raise NotFound(f"there is no queue {name!r}")
-    return {
-        **_queue(found[0]),
-        "options": options,
-        "partitions": [wire_replies.partition(each) for each in found[0].partitions],
-        "consumerGroups": [wire_replies.group(each) for each in found[0].groups],
-        "stats": wire_replies.stats(found[0].partitions),
-    }
-
-
-async def _options(call: Call, name: str) -> Mapping[str, object]:
-    options = await call.desk.call(call.engine.options, name)
+async def _options(request: QueueRequest, name: str) -> Tree:
+    options = await request.call(request.engine.options, name)
     if options is None:
-        raise NotFound(f"there is no queue {name!r}")
-    return wire_options.written(options)
+        raise _no_queue(name)
+    return options_written(options)
 
 
-async def _known_group(call: Call, name: str) -> Sequence[GroupInfo]:
-    known = await call.desk.call(call.engine.groups, name)
+def _no_queue(name: str) -> NotFound:
+    return NotFound(f"there is no queue {name!r}")
+
+
+async def _known_group(request: QueueRequest, name: str) -> Sequence[GroupInfo]:
+    known = await request.call(request.engine.groups, name)
     if not known:
         raise NotFound(f"there is no consumer group {name!r}")
     return known
 
 
-async def _labelled(call: Call, kind: str, label: Callable[[QueueInfo], str]) -> Sequence[Mapping[str, object]]:
-    found = await call.desk.call(call.engine.queues)
+async def _labelled(request: QueueRequest, kind: str, label: Callable[[QueueInfo], str]) -> Sequence[Tree]:
+    found = await request.call(request.engine.queues)
     return [
         {kind: each, "queues": [queue.name for queue in found if label(queue) == each]}
         for each in _labels(found, label)
@@ -340,49 +360,26 @@ def _labels(found: Sequence[QueueInfo], label: Callable[[QueueInfo], str]) -> Se
     return sorted({label(queue) for queue in found} - {""})
 
 
-def _queue(found: QueueInfo) -> Mapping[str, object]:
+def _queue(found: QueueInfo) -> Tree:
     return {
         "id": found.id,
         "name": found.name,
         "namespace": found.namespace,
         "task": found.task,
         "ordered": found.ordered,
-        "createdAt": wire_replies.time_text(found.created_at),
+        "createdAt": time_text(found.created_at),
     }
 
 
-def _progress(queue: QueueInfo, name: str) -> Sequence[Mapping[str, object]]:
-    """The partitions that the group is in."""
-    return [_progress_in(each, name) for each in queue.partitions if name in {found.group for found in each.progress}]
+def _progress(partitions: Sequence[PartitionInfo], group: str) -> Sequence[Tree]:
+    """How far the group is in each partition that it has begun."""
+    return [
+        replies.progress(partition.name, each)
+        for partition in partitions
+        for each in partition.progress
+        if each.group == group
+    ]
 
 
-def _progress_in(partition: PartitionInfo, name: str) -> Mapping[str, object]:
-    found = next(each for each in partition.progress if each.group == name)
-    return wire_replies.progress(partition.name, found)
-
-
-async def _dead_page(call: Call, which: Filter) -> tuple[Sequence[DeadLetter], int]:
-    """What is asked for, but not much more than a reply should carry: the page is shorter then."""
-    found, size = list[DeadLetter](), 0
-    while True:
-        part = replace(which, limit=min(_AT_ONCE, which.limit - len(found)), offset=which.offset + len(found))
-        letters, total = await call.desk.call(call.engine.dead_letters, part)
-        found += letters
-        size += sum(len(each.payload or b"") for each in letters)
-        if len(letters) < _AT_ONCE or len(found) >= which.limit or size >= LARGEST_REPLY_BYTES:
-            return found, total
-
-
-def _redriven(dead_letter_id: str, pushed: Pushed | None) -> Mapping[str, object]:
-    if pushed is None:
-        return {"id": dead_letter_id, "redriven": False}
-    return {
-        "id": dead_letter_id,
-        "redriven": True,
-        "messageId": pushed.message_id,
-        "transactionId": pushed.transaction_id,
-    }
-
-
-def _message_names(call: Call) -> tuple[str, str]:
-    return call.names["partition_id"], call.names["transaction_id"]
+def _message_ids(request: QueueRequest) -> tuple[str, str]:
+    return request.names["partition_id"], request.names["transaction_id"]

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, Final
 
 from pump.message import NO_HEADERS, Header
-from pump.queue.wire.raw_json import is_json
+from pump.queue.wire.json_body import is_json
 
 START: Final = b'{"pump":"'
 _NUMBER: Final = 6

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
-from pump.queue import limits as names
+from msgspec import Raw
+
+from pump.queue import limits
 from pump.queue.errors import BadRequest
 from pump.queue.options import QueueOptions
-from pump.queue.wire import requests as wire
+from pump.queue.wire.json_body import NULL, Reader, read_tree
+from pump.queue.wire.requests import ConfigureRequest, lease_seconds
 
 
 class _Option(NamedTuple):
@@ -35,17 +38,18 @@ OPTIONS: Final[Mapping[str, _Option]] = {
     "completedRetentionSeconds": _Option("completed_retention"),
     "encryptionEnabled": _Option("encryption"),
 }
-"""Every option by its name on the wire; retryDelay is in milliseconds, the other times are in seconds."""
+"""Every option by its name in HTTP; retryDelay is in milliseconds, the other times are in seconds."""
 
-_KINDS: Final[Mapping[str, object]] = {field.name: field.default for field in fields(QueueOptions)}
-_LEASE_TIME_OF_NONE: Final = 60.0
-_LARGEST_WHOLE: Final = 2**31 - 1
+_DEFAULTS: Final[Mapping[str, object]] = {field.name: field.default for field in fields(QueueOptions)}
+_LEASE_TIME_OF_ZERO: Final = 60.0
 _LONGEST_SECONDS: Final = 100 * 365 * 86_400
+_NO_QUEUE: Final = "queue is required"
+_CONFIGURE: Final = Reader(ConfigureRequest, {"queue": _NO_QUEUE})
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A queue and all that it is told about itself."""
+    """A queue and all of its options."""
 
     queue: str
     namespace: str | None
@@ -54,38 +58,44 @@ class Configuration:
 
 
 def configuration(body: bytes) -> Configuration:
-    """What a request to configure says; what it leaves out returns to its default."""
-    members = wire.members_of(body)
-    queue = members.get("queue")
-    if not isinstance(queue, str) or not queue:
-        raise BadRequest("queue is required")
-    given = members.get("options")
-    if given is not None and not isinstance(given, dict):
-        raise BadRequest("options must be an object")
+    """What a request to configure says; an option that it leaves out returns to its default."""
+    request = _CONFIGURE.read(body)
+    if not request.queue:
+        raise BadRequest(_NO_QUEUE)
     return Configuration(
-        names.check_name("Queue", queue), _label(members, "namespace"), _label(members, "task"), read(given or {})
+        limits.check_name("Queue", request.queue),
+        limits.check_name("namespace", request.namespace) if request.namespace else None,
+        limits.check_name("task", request.task) if request.task else None,
+        options_from(_given_options(request.options or NULL)),
     )
 
 
-def read(given: Mapping[str, object]) -> QueueOptions:
+def _given_options(raw: Raw) -> Mapping[str, object]:
+    given = read_tree(raw)
+    if given is not None and not isinstance(given, dict):
+        raise BadRequest("options must be an object")
+    return given or {}
+
+
+def options_from(given: Mapping[str, object]) -> QueueOptions:
     """The options that are given, and the defaults of the others."""
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:
         raise BadRequest(f"there is no option {unknown[0][:40]!r}")
     values = {OPTIONS[name].field: _value(name, value) for name, value in given.items() if value is not None}
     if values.get("lease_time") == 0:
-        values["lease_time"] = _LEASE_TIME_OF_NONE
+        values["lease_time"] = _LEASE_TIME_OF_ZERO
     return QueueOptions(**values)  # type: ignore[arg-type]  # each was checked against the kind of its field
 
 
-def written(options: QueueOptions) -> dict[str, object]:
-    """All options under their names on the wire."""
+def options_written(options: QueueOptions) -> dict[str, object]:
+    """All options under their names in HTTP."""
     return {name: _written(getattr(options, option.field), option) for name, option in OPTIONS.items()}
 
 
 def _value(name: str, value: object) -> bool | float:
     option = OPTIONS[name]
-    default = _KINDS[option.field]
+    default = _DEFAULTS[option.field]
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise BadRequest(f"{name} must be true or false")
@@ -94,21 +104,17 @@ def _value(name: str, value: object) -> bool | float:
         raise BadRequest(f"{name} must be a number")
     if isinstance(default, float):
         return _seconds(name, value, option)
-    return _whole(name, value)
+    if not 0 <= value <= limits.LARGEST_NUMBER or value != int(value):
+        raise BadRequest(f"{name} must be a whole number, 0 or more")
+    return int(value)
 
 
 def _seconds(name: str, value: float, option: _Option) -> float:
     if not 0 <= value <= _LONGEST_SECONDS * option.per_unit:
         raise BadRequest(f"{name} must be a length of time, 0 or more")
     if option.field == "lease_time" and value:
-        wire.lease_seconds(name, value)
+        lease_seconds(name, value)
     return value / option.per_unit
-
-
-def _whole(name: str, value: float) -> int:
-    if not 0 <= value <= _LARGEST_WHOLE or value != int(value):
-        raise BadRequest(f"{name} must be a whole number, 0 or more")
-    return int(value)
 
 
 def _written(value: object, option: _Option) -> object:
@@ -116,12 +122,3 @@ def _written(value: object, option: _Option) -> object:
         scaled = value * option.per_unit
         return int(scaled) if scaled.is_integer() else scaled
     return value
-
-
-def _label(members: Mapping[str, object], name: str) -> str | None:
-    value = members.get(name)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a string")
-    return names.check_name(name, value)

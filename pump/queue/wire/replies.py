@@ -1,13 +1,14 @@
-"""What the queue says, as HTTP has it: members in camelCase, times in UTC with microseconds, payloads as they came."""
+"""What replies say: the server writes them, the client reads those that are structs. Payloads stand in them as pushed.
+
+Members are in camelCase, but for those of a push, where the API has it so. Times are in UTC, to the microsecond.
+"""
 
 import base64
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
-from json.encoder import encode_basestring as quoted
-from math import modf
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct, field
 
 from pump.queue.vocabulary import (
     Committed,
@@ -26,162 +27,196 @@ from pump.queue.vocabulary import (
     Trace,
     Want,
 )
-from pump.queue.wire.raw_json import json_text
+from pump.queue.wire.json_body import ABSENT, NULL, encode, is_json
+from pump.queue.wire.times import time_text
 
 Reply: TypeAlias = Mapping[str, object]
 
 LAGGING_SECONDS: Final = 300.0
 
-_encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
-_MICROSECONDS: Final = 1_000_000
-_FLAGS: Final = ("false", "true")
-_INVALID: Final[Mapping[str, str]] = {
+_ERRORS: Final[Mapping[str, str]] = {
     "invalid_lease": "Invalid or expired lease",
     "not_found": "Message not found",
 }
 
 
-def dump(tree: object) -> bytes:
-    """The body of a reply."""
-    return _encode(tree).encode()
+class PushedReply(Struct, gc=False):
+    """What became of one message of a push."""
+
+    index: int = 0
+    transaction_id: str | None = None
+    queue_name: str | None = field(name="queueName", default=None)
+    status: str = ""
+    """ "queued", "duplicate" or "failed"."""
+    message_id: str | None = ABSENT
+    partition_id: str | None = ABSENT
+    trace_id: str | None = ABSENT
+    scheduled: bool = ABSENT
+    error: str = ABSENT
 
 
-def time_text(seconds: float | None) -> str | None:
-    """A time of the database as people and programs read it."""
-    return None if seconds is None else _time_text(seconds)
+class MessageReply(Struct, rename="camel", gc=False):
+    """One message that a consumer has leased."""
+
+    id: str = ""
+    transaction_id: str = ""
+    trace_id: str | None = None
+    producer_sub: str | None = None
+    created_at: str | None = None
+    queue: str | None = None
+    partition_id: str = ""
+    partition: str = ""
+    lease_id: str | None = None
+    consumer_group: str | None = None
+    sequence: int = 0
+    deliveries: int = 1
+    retries: int = 0
+    crashes: int = 0
+    data: Raw = NULL
+    data_encoding: str | None = ABSENT
+    """ "base64" where the payload is not JSON."""
 
 
-def _time_text(seconds: float) -> str:
-    fraction, whole = modf(seconds)
-    microseconds = round(fraction * 1e6)  # as datetime rounds
-    if not 0 <= microseconds < _MICROSECONDS:
-        whole, microseconds = whole + microseconds // _MICROSECONDS, microseconds % _MICROSECONDS
-    return f"{_second_text(whole)}.{microseconds:06}Z"
+class PopReply(Struct, rename="camel", gc=False):
+    """All messages of a pop; the other members speak of the first one."""
+
+    success: bool = True
+    queue: str | None = None
+    partition: str | None = None
+    partition_id: str | None = None
+    lease_id: str | None = None
+    expires_at: str | None = None
+    consumer_group: str | None = None
+    partitions_claimed: int = 0
+    messages: list[MessageReply] | None = None
 
 
-@lru_cache(maxsize=1024)
-def _second_text(whole: float) -> str:
-    """Most times of one reply are of few seconds."""
-    return datetime.fromtimestamp(whole, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
+class SettledReply(Struct, rename="camel", gc=False):
+    """What became of one settlement."""
+
+    index: int = 0
+    transaction_id: str | None = None
+    success: bool = False
+    message: str | None = None
+    error: str | None = None
+    queue_name: str | None = None
+    partition_name: str | None = None
+    lease_released: bool = False
+    dlq: bool = False
+
+
+class DeadLetterReply(Struct, rename="camel"):
+    """One dead letter."""
+
+    id: str = ""
+    message_id: str | None = None
+    transaction_id: str = ""
+    partition_id: str | None = None
+    queue: str = ""
+    partition: str = ""
+    consumer_group: str | None = None
+    reason: str | None = None
+    error_message: str | None = None
+    retry_count: int = 0
+    crashes: int = 0
+    deliveries: int = 0
+    producer_sub: str | None = None
+    created_at: str | None = None
+    failed_at: str | None = None
+    moved_to_dlq_at: str | None = None
+    redriven_at: str | None = None
+    data: Raw = NULL
+    data_encoding: str | None = ABSENT
+    """ "base64", or "encrypted" where the server does not have the key."""
+
+
+class DeadLettersReply(Struct):
+    """A page of dead letters."""
+
+    messages: list[DeadLetterReply] | None = None
+    total: int | None = None
+    pagination: object = None
 
 
 # -- what producers and consumers are told
 
 
 def pushed(results: Sequence[Pushed]) -> bytes:
-    """What became of each message, in order. What most are told is written by hand, as there are many."""
-    return f"[{','.join(map(_pushed_text, range(len(results)), results))}]".encode()
+    """What became of each message, in order."""
+    return encode([_pushed(index, each) for index, each in enumerate(results)])
 
 
-def _pushed_text(index: int, result: Pushed) -> str:
-    if result.refused or result.duplicate or result.scheduled:
-        return _encode(_pushed(index, result))
-    return (
-        f'{{"index":{index},"transaction_id":{quoted(result.transaction_id)},"queueName":{_name(result.queue)},'
-        f'"status":"queued","message_id":{quoted(result.message_id)},"partition_id":{_name(result.partition_id)},'
-        f'"trace_id":{_optional(result.trace_id)}}}'
-    )
-
-
-def _pushed(index: int, result: Pushed) -> Reply:
-    found: dict[str, object] = {
-        "index": index,
-        "transaction_id": result.transaction_id,
-        "queueName": result.queue,
-        "status": "failed" if result.refused else "duplicate" if result.duplicate else "queued",
-    }
+def _pushed(index: int, result: Pushed) -> PushedReply:
     if result.refused:
-        found["error"] = result.refused
-        return found
-    found["message_id"] = result.message_id
-    if not result.duplicate:
-        found["partition_id"], found["trace_id"] = result.partition_id, result.trace_id
-        if result.scheduled:
-            found["scheduled"] = True
-    return found
+        return PushedReply(index, result.transaction_id, result.queue, "failed", error=result.refused)
+    if result.duplicate:
+        return PushedReply(index, result.transaction_id, result.queue, "duplicate", result.message_id)
+    return PushedReply(
+        index,
+        result.transaction_id,
+        result.queue,
+        "queued",
+        result.message_id,
+        result.partition_id,
+        result.trace_id,
+        result.scheduled or ABSENT,
+    )
 
 
 def popped(want: Want, taken: Taken) -> bytes:
-    """The reply to a consumer, with every payload as it was pushed."""
+    """The reply to a consumer."""
     first = taken.messages[0]
-    lease_id = "" if want.auto_ack else taken.lease_id
-    head = {
-        "success": True,
-        "queue": want.queue,
-        "partition": first.partition,
-        "partitionId": first.partition_id,
-        "leaseId": lease_id,
-        "expiresAt": None if want.auto_ack else time_text(taken.expires_at),
-        "consumerGroup": want.group,
-        "partitionsClaimed": taken.partitions,
-    }
-    messages = ",".join(_messages(taken.messages, want))
-    return f'{_encode(head)[:-1]},"messages":[{messages}]}}'.encode()
-
-
-def _messages(found: Sequence[Leased], want: Want) -> Iterator[str]:
-    """Each in JSON, written by hand: there are many in a reply, and most of one is as in the one before."""
-    place, common = None, ""
-    for each in found:
-        if place != (each.partition_id, each.lease_id):
-            place, common = (each.partition_id, each.lease_id), _common(each, want)
-        yield (
-            f'{{"id":{quoted(each.id)},"transactionId":{quoted(each.transaction_id)},'
-            f'"traceId":{_optional(each.trace_id)},"producerSub":{_optional(each.producer)},'
-            f'"createdAt":"{_time_text(each.created_at)}",{common},"sequence":{each.sequence},'
-            f'"deliveries":{each.deliveries},"retries":{each.retries},"crashes":{each.crashes},'
-            f"{_carried('data', each.payload)}}}"
+    return encode(
+        PopReply(
+            queue=want.queue,
+            partition=first.partition,
+            partition_id=first.partition_id,
+            lease_id="" if want.auto_ack else taken.lease_id,
+            expires_at=None if want.auto_ack else time_text(taken.expires_at),
+            consumer_group=want.group,
+            partitions_claimed=taken.partitions,
+            messages=[_message(each, want) for each in taken.messages],
         )
-
-
-def _common(message: Leased, want: Want) -> str:
-    members = {
-        "queue": message.queue,
-        "partitionId": message.partition_id,
-        "partition": message.partition,
-        "leaseId": "" if want.auto_ack else message.lease_id,
-        "consumerGroup": want.group,
-    }
-    return _encode(members)[1:-1]
-
-
-def _optional(text: str | None) -> str:
-    return "null" if text is None else quoted(text)
-
-
-_name: Final = lru_cache(maxsize=1024)(quoted)
-"""Of which there are few in one reply."""
-
-
-def settled(results: Sequence[Settled]) -> bytes:
-    """What became of each settlement, in order. What most are told is written by hand, as there are many."""
-    return f"[{','.join(map(_settled_text, range(len(results)), results))}]".encode()
-
-
-def _settled_text(index: int, result: Settled) -> str:
-    if not result.success or result.queue is None or result.partition is None:
-        return _encode(_settled(index, result))
-    return (
-        f'{{"index":{index},"transactionId":{quoted(result.transaction_id)},"success":true,'
-        f'"message":{_name(result.message)},"error":null,"queueName":{_name(result.queue)},'
-        f'"partitionName":{_name(result.partition)},"leaseReleased":{_FLAGS[result.lease_released]},'
-        f'"dlq":{_FLAGS[result.dead]}}}'
     )
 
 
-def _settled(index: int, result: Settled) -> Reply:
-    error = None if result.success else result.error or _INVALID.get(result.message, result.message)
-    return {
-        "index": index,
-        "transactionId": result.transaction_id,
-        "success": result.success,
-        "message": result.message,
-        "error": error,
-        "queueName": result.queue,
-        "partitionName": result.partition,
-        "leaseReleased": result.lease_released,
-        "dlq": result.dead,
-    }
+def _message(found: Leased, want: Want) -> MessageReply:
+    return MessageReply(
+        found.id,
+        found.transaction_id,
+        found.trace_id,
+        found.producer,
+        time_text(found.created_at),
+        found.queue,
+        found.partition_id,
+        found.partition,
+        "" if want.auto_ack else found.lease_id,
+        want.group,
+        found.sequence,
+        found.deliveries,
+        found.retries,
+        found.crashes,
+        *_carried(found.payload),
+    )
+
+
+def settled(results: Sequence[Settled]) -> bytes:
+    """What became of each settlement, in order."""
+    return encode([_settled(index, each) for index, each in enumerate(results)])
+
+
+def _settled(index: int, result: Settled) -> SettledReply:
+    return SettledReply(
+        index,
+        result.transaction_id,
+        result.success,
+        result.message,
+        None if result.success else result.error or _ERRORS.get(result.message, result.message),
+        result.queue,
+        result.partition,
+        result.lease_released,
+        result.dead,
+    )
 
 
 def committed(transaction_id: str, outcome: Committed, places: Sequence[int]) -> Reply:
@@ -189,13 +224,16 @@ def committed(transaction_id: str, outcome: Committed, places: Sequence[int]) ->
     placed = zip(places, outcome.results, strict=False)
     results = [_step(place, each, committed=outcome.success) for place, each in placed]
     reply = {"success": outcome.success, "transactionId": transaction_id, "results": results}
-    return reply if outcome.success else {**reply, "error": outcome.error or _first_error(results)}
+    if outcome.success:
+        return reply
+    errors = [each["error"] for each in results if each["error"]]
+    return {**reply, "error": outcome.error or (errors[0] if errors else "Transaction failed")}
 
 
 def _step(place: int, result: Result, *, committed: bool) -> Reply:
     if isinstance(result, Settled):
-        found = {**_settled(place, result), "type": "ack"}
-        return found if committed else {**found, "success": False}
+        found = msgspec.to_builtins(_settled(place, result))
+        return {**found, "type": "ack", "success": committed and result.success}
     stored = committed and not result.refused
     return {
         "index": place,
@@ -209,12 +247,8 @@ def _step(place: int, result: Result, *, committed: bool) -> Reply:
     }
 
 
-def _first_error(results: Sequence[Reply]) -> object:
-    return next((each["error"] for each in results if each["error"]), "Transaction failed")
-
-
 def extended(result: Extended) -> Reply:
-    """What became of a wish to renew: one object, whatever came of it."""
+    """What became of a lease that was to be renewed."""
     expires_at = time_text(result.expires_at)
     return {
         "leaseId": result.lease_id,
@@ -257,7 +291,6 @@ def stats(partitions: Iterable[PartitionInfo]) -> dict[str, int]:
 
 def group(found: GroupInfo) -> Reply:
     """One group of one queue."""
-    lagging = found.lag_seconds > LAGGING_SECONDS
     return {
         "name": found.name,
         "queueName": found.queue,
@@ -266,7 +299,7 @@ def group(found: GroupInfo) -> Reply:
         "partitionsWithLag": found.partitions_with_lag,
         "totalLag": found.lag,
         "maxTimeLag": found.lag_seconds,
-        "state": "Lagging" if lagging else "Stable",
+        "state": "Lagging" if found.lag_seconds > LAGGING_SECONDS else "Stable",
         "subscriptionMode": found.subscription,
         "subscriptionTimestamp": time_text(found.subscription_from),
         "subscriptionCreatedAt": time_text(found.created_at),
@@ -289,7 +322,7 @@ def progress(name: str, found: ProgressInfo) -> Reply:
     }
 
 
-def listed(found: Stored) -> Reply:
+def listed(found: Stored) -> dict[str, object]:
     """One message in a list."""
     consumed = sum(state in {State.COMPLETED, State.DEAD} for state in found.states.values())
     return {
@@ -299,8 +332,8 @@ def listed(found: Stored) -> Reply:
         "queue": found.queue,
         "partition": found.partition,
         "queuePath": f"{found.queue}/{found.partition}",
-        "status": _overall(found.states.values()),
-        "groups": dict(found.states),
+        "status": _least_settled(found.states.values()),
+        "groups": found.states,
         "busStatus": {"consumedBy": consumed, "totalGroups": len(found.states)},
         "scheduled": found.sequence is None,
         "sequence": found.sequence,
@@ -313,76 +346,81 @@ def listed(found: Stored) -> Reply:
     }
 
 
-def message(found: Stored, options: Reply | None) -> bytes:
+def message(found: Stored, options: Reply | None) -> Reply:
     """One message with all there is to know of it."""
-    members = {**listed(found), "queueConfig": options}
-    if found.payload is None:
-        return dump({**members, "payload": None, "payloadEncoding": "encrypted"})
-    return _with_payload(members, "payload", found.payload)
+    return {**listed(found), "queueConfig": options, **_members("payload", found.payload)}
 
 
-def dead_letters(found: Sequence[DeadLetter], total: int, limit: int, offset: int) -> bytes:
+def dead_letters(found: Sequence[DeadLetter], total: int, limit: int, offset: int) -> DeadLettersReply:
     """A page of dead letters with their payloads."""
-    tail = {"total": total, "pagination": {"limit": limit, "offset": offset, "total": total}}
-    return b'{"messages":[%s],%s' % (b",".join(map(_dead_letter, found)), dump(tail)[1:])
+    return DeadLettersReply(list(map(_dead_letter, found)), total, {"limit": limit, "offset": offset, "total": total})
 
 
-def _dead_letter(found: DeadLetter) -> bytes:
-    members = {
-        "id": found.id,
-        "messageId": found.message_id,
-        "transactionId": found.transaction_id,
-        "partitionId": found.partition_id,
-        "queue": found.queue,
-        "partition": found.partition,
-        "consumerGroup": found.group,
-        "reason": found.reason,
-        "errorMessage": found.error,
-        "retryCount": found.retries,
-        "crashes": found.crashes,
-        "deliveries": found.deliveries,
-        "producerSub": found.producer,
-        "createdAt": time_text(found.created_at),
-        "failedAt": time_text(found.moved_at),
-        "movedToDlqAt": time_text(found.moved_at),
-        "redrivenAt": time_text(found.redriven_at),
-    }
-    if found.payload is None:
-        return dump({**members, "data": None, "dataEncoding": "encrypted"})
-    return _with_payload(members, "data", found.payload)
+def _dead_letter(found: DeadLetter) -> DeadLetterReply:
+    moved_at = time_text(found.moved_at)
+    return DeadLetterReply(
+        found.id,
+        found.message_id,
+        found.transaction_id,
+        found.partition_id,
+        found.queue,
+        found.partition,
+        found.group,
+        found.reason,
+        found.error,
+        found.retries,
+        found.crashes,
+        found.deliveries,
+        found.producer,
+        time_text(found.created_at),
+        moved_at,
+        moved_at,
+        time_text(found.redriven_at),
+        *_carried(found.payload),
+    )
 
 
-def traces(found: Sequence[Trace]) -> bytes:
+def redriven(dead_letter_id: str, pushed: Pushed | None) -> Reply:
+    """What became of one dead letter that was to be pushed again."""
+    if pushed is None:
+        return {"id": dead_letter_id, "redriven": False}
+    ids = {"messageId": pushed.message_id, "transactionId": pushed.transaction_id}
+    return {"id": dead_letter_id, "redriven": True, **ids}
+
+
+def traces(found: Sequence[Trace]) -> Reply:
     """Notes, oldest first."""
-    return b'{"traces":[%s],"total":%d}' % (b",".join(map(_trace, found)), len(found))
+    return {"traces": list(map(_trace, found)), "total": len(found)}
 
 
-def _trace(found: Trace) -> bytes:
-    members = {
+def _trace(found: Trace) -> Reply:
+    return {
         "id": found.id,
         "transactionId": found.transaction_id,
         "partitionId": found.partition_id,
         "consumerGroup": found.group,
         "eventType": found.event,
-        "traceNames": list(found.names),
+        "traceNames": found.names,
         "createdAt": time_text(found.created_at),
+        **_members("data", found.data),
     }
-    return _with_payload(members, "data", found.data)
 
 
-def _overall(states: Iterable[State]) -> str:
-    """The least settled state of all groups; without any group it is pending."""
+def _least_settled(states: Iterable[State]) -> State:
+    """Of all groups; without any group a message is pending."""
     order = (State.LEASED, State.PENDING, State.DEAD, State.COMPLETED)
     return min(states, key=order.index, default=State.PENDING)
 
 
-def _with_payload(members: Reply, name: str, payload: bytes) -> bytes:
-    return f"{_encode(members)[:-1]},{_carried(name, payload)}}}".encode()
+def _members(name: str, payload: bytes | None) -> Reply:
+    body, encoding = _carried(payload)
+    return {name: body} | ({f"{name}Encoding": encoding} if encoding else {})
 
 
-def _carried(name: str, payload: bytes) -> str:
-    """A member with the payload as it is; one that is not JSON goes in base64, and says so."""
-    text = json_text(payload)
-    if text is None:
-        return f'"{name}":"{base64.b64encode(payload).decode()}","{name}Encoding":"base64"'
-    return f'"{name}":{text}'
+def _carried(payload: bytes | None) -> tuple[Raw, str]:
+    """A payload as it stands in a reply, and its encoding where it is not its own JSON."""
+    if payload is None:
+        return NULL, "encrypted"
+    if is_json(payload):
+        return Raw(payload), ABSENT
+    return Raw(b'"%s"' % base64.b64encode(payload)), "base64"

@@ -13,7 +13,7 @@ import pytest
 
 from pump.clock import ManualClock
 from pump.errors import LeaseLost
-from pump.queue.client import Item, QueueClient, QueueMessage, Transaction, Verdict
+from pump.queue.client import Item, Outcome, QueueClient, QueueMessage, Transaction
 from pump.queue.client.awaiting import AsyncQueueClient
 from pump.queue.client.circuit_breaker import CircuitOpen
 from pump.queue.engine import Engine
@@ -43,7 +43,7 @@ class Blocked:
     def commit(self, transaction: Transaction) -> None:
         async def work() -> None:
             async with self.client.transaction() as begun:
-                begun.verdicts, begun.items = transaction.verdicts, transaction.items
+                begun.outcomes, begun.items = transaction.outcomes, transaction.items
 
         self.run(work())
 
@@ -75,7 +75,7 @@ def _awaited(handle: Callable[..., object]) -> Callable[..., object]:
 class Direct(QueueClient):
     def commit(self, transaction: Transaction) -> None:
         with self.transaction() as begun:
-            begun.verdicts, begun.items = transaction.verdicts, transaction.items
+            begun.outcomes, begun.items = transaction.outcomes, transaction.items
 
 
 @pytest.fixture(params=["blocking", "awaiting"])
@@ -336,11 +336,11 @@ def test_a_message_that_is_not_there_is_not_found(client: Any) -> None:
         client.ack(a_message(partition_id="00000000-0000-7000-8000-000000000000"))
 
 
-def test_several_verdicts_are_each_as_they_say(client: Any) -> None:
+def test_several_outcomes_are_each_as_they_say(client: Any) -> None:
     client.push_many([Item(queue="orders", data=number) for number in range(3)])
     first, second, third = client.pop("orders", limit=3)
 
-    results = client.settle([Verdict(first), Verdict(second, Status.DEAD, "no tea"), Verdict(third)])
+    results = client.settle([Outcome(first), Outcome(second, Status.DEAD, "no tea"), Outcome(third)])
 
     assert [result.success for result in results] == [True, True, True]
     assert client.dead_letters().total == 1
@@ -427,7 +427,7 @@ def test_after_five_failures_in_a_row_nothing_is_asked_for_a_minute(scripted: An
     assert len(script.requests) == 6
 
     clock.advance(60.0)
-    client.settle([Verdict(a_message())])
+    client.settle([Outcome(a_message())])
     with pytest.raises(QueueUnavailable, match="503"):
         client.pop("orders")  # one failure after a success opens nothing
     client.ack(a_message())
@@ -745,7 +745,7 @@ def test_the_server_pushes_a_dead_letter_again_once_for_ever(client: Any) -> Non
 
 def test_groups_are_listed_moved_and_forgotten(client: Any) -> None:
     client.push_many([Item(queue="orders", data=number) for number in range(3)])
-    client.settle([Verdict(message) for message in client.pop("orders", group="billing", limit=1)])
+    client.settle([Outcome(message) for message in client.pop("orders", group="billing", limit=1)])
 
     (group,) = client.groups()
     assert (group.name, group.queue, group.lag) == ("billing", "orders", 2)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from support.tree import modules
 
 BLOCKING: Mapping[str, str] = {
-    "return await _came(effect.call())": "return effect.call()",
-    "Callable[[Steps[int]], Awaitable[int]]": "Callable[[Steps[int]], int]",
+    "return await _awaited(effect.function())": "return effect.function()",
+    "Awaitable[object]": "object",
+    "= awaiting(": "= blocking(",
     "async def ": "def ",
     "await ": "",
     "__aenter__": "__enter__",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pump.queue.http.call import LARGEST_BODY_BYTES
+from pump.queue.http.request import LARGEST_BODY_BYTES
 from pump.queue.limits import LARGEST_PAYLOAD_BYTES, MOST_ITEMS
 from support.queue_http import InProcess, as_body, data, told
 

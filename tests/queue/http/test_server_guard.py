@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pump.errors import ConfigurationError
-from pump.queue.http.guard import Guard, Level, Refused, read_tokens
+from pump.queue.http.guard import Forbidden, Guard, Level, read_tokens
 from pump.queue.http.routes import ROUTES
 from support.queue_http import InProcess, data, told
 from support.queue_http_fixtures import Serving
@@ -118,10 +118,10 @@ def test_a_server_for_others_answers_to_addresses_and_to_names_that_it_was_given
     guard = Guard(bound_to=ANYWHERE, hosts=["Queue.example"], tokens=TOKENS)
 
     if is_ours:
-        guard.look({"host": host})
+        guard.check_origin({"host": host})
     else:
-        with pytest.raises(Refused):
-            guard.look({"host": host})
+        with pytest.raises(Forbidden):
+            guard.check_origin({"host": host})
 
 
 # -- tokens
@@ -172,10 +172,10 @@ def test_each_route_opens_at_its_level_and_not_below(entry: Any) -> None:
 
     for level, secret in SECRETS.items():
         if Level[level.upper()] >= entry.level:
-            assert guard.admit(f"Bearer {secret}", entry.level) == (None if not entry.level else f"the-{level}")
+            assert guard.check_token(f"Bearer {secret}", entry.level) == (None if not entry.level else f"the-{level}")
         else:
-            with pytest.raises(Refused, match="does not open this"):
-                guard.admit(f"Bearer {secret}", entry.level)
+            with pytest.raises(Forbidden, match="is not allowed here"):
+                guard.check_token(f"Bearer {secret}", entry.level)
 
 
 def test_to_pop_is_more_than_to_read(serving: Serving) -> None:
@@ -234,7 +234,7 @@ def test_tokens_stand_in_lines_with_remarks_between() -> None:
         ("name owner 0123456789abcdef", "write `name level token`"),
         ("na/me write 0123456789abcdef", "write `name level token`"),
         ("name write 0123456789", "at least 16 characters"),
-        ("the-read write 0123456789abcdef", "stands there twice"),
+        ("the-read write 0123456789abcdef", "is there twice"),
     ],
 )
 def test_a_wrong_line_is_named_and_not_shown(line: str, why: str) -> None:

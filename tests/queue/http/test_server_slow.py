@@ -14,8 +14,8 @@ import uvicorn
 
 from pump.clock import Clock, ManualClock, SystemClock
 from pump.queue.engine import Engine
-from pump.queue.http import call as server_call
-from pump.queue.http.call import BODY_SECONDS
+from pump.queue.http import request as server_request
+from pump.queue.http.request import BODY_SECONDS
 from pump.queue.http.server import Server
 from support.programs import DEADLINE
 from support.waiting import eventually
@@ -209,7 +209,7 @@ def test_many_slow_ones_hold_up_nobody(port: int, clock: ManualClock) -> None:
 
 @pytest.mark.requirement("Z-10")
 def test_the_time_is_that_of_the_clock_on_the_wall(file_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_call, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(server_request, "BODY_SECONDS", 0.3)
 
     with listening(file_engine, SystemClock()) as port, Peer(port) as peer:
         begun = time.monotonic()

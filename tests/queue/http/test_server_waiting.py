@@ -225,7 +225,7 @@ def test_those_who_wait_are_answered_when_the_server_closes(http: InProcess) -> 
     waiting = [http.begin("GET", f"/api/v1/pop/queue/{queue}?wait=true&timeout=60000") for queue in "ab"]
     eventually(lambda: parked(http) == 2)
 
-    http.on_loop(http.server.send_home)
+    http.on_loop(http.server.stop_waiting)
 
     assert [each.result(10).status for each in waiting] == [204, 204]
     assert http.get("/api/v1/pop/queue/a?wait=true&timeout=60000").status == 204

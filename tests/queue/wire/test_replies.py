@@ -1,4 +1,4 @@
-"""What the server writes by hand, because there is so much of it, is the JSON that it should be."""
+"""What the server writes is the JSON that it should be."""
 
 import base64
 import json
@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pump.queue.vocabulary import Leased, Taken, Want
-from pump.queue.wire.replies import popped, time_text
+from pump.queue.vocabulary import Leased, Pushed, Settled, Taken, Want
+from pump.queue.wire.replies import popped, pushed, settled
+from pump.queue.wire.times import time_text
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SECONDS = st.floats(0, 4e9)
@@ -92,3 +93,56 @@ def expected(message: Leased, want: Want) -> dict[str, object]:
 
 def is_json(payload: bytes) -> bool:
     return payload not in {b"", b"\xff", b'"\\ud800"'}
+
+
+@given(st.lists(st.builds(Pushed, *[TEXTS] * 5, st.booleans(), st.sampled_from(["", "queue is full"]), st.booleans())))
+def test_producers_are_told_what_became_of_each_message(results: list[Pushed]) -> None:
+    assert json.loads(pushed(results)) == [expected_push(index, each) for index, each in enumerate(results)]
+
+
+def expected_push(index: int, result: Pushed) -> dict[str, object]:
+    status = "failed" if result.refused else "duplicate" if result.duplicate else "queued"
+    found = {
+        "index": index,
+        "transaction_id": result.transaction_id,
+        "queueName": result.queue,
+        "status": status,
+    }
+    if status == "failed":
+        return {**found, "error": result.refused}
+    if status == "duplicate":
+        return {**found, "message_id": result.message_id}
+    stored = {
+        **found,
+        "message_id": result.message_id,
+        "partition_id": result.partition_id,
+        "trace_id": result.trace_id,
+    }
+    return {**stored, "scheduled": True} if result.scheduled else stored
+
+
+@given(
+    st.lists(
+        st.builds(
+            Settled, TEXTS, st.booleans(), st.sampled_from(["acknowledged", "invalid_lease"]), st.none() | TEXTS,
+            st.none() | TEXTS, st.none() | TEXTS, st.booleans(), st.booleans(),
+        )
+    )
+)  # fmt: skip
+def test_consumers_are_told_what_became_of_each_settlement(results: list[Settled]) -> None:
+    errors = {"acknowledged": "acknowledged", "invalid_lease": "Invalid or expired lease"}
+
+    assert json.loads(settled(results)) == [
+        {
+            "index": index,
+            "transactionId": each.transaction_id,
+            "success": each.success,
+            "message": each.message,
+            "error": None if each.success else each.error or errors[each.message],
+            "queueName": each.queue,
+            "partitionName": each.partition,
+            "leaseReleased": each.lease_released,
+            "dlq": each.dead,
+        }
+        for index, each in enumerate(results)
+    ]

@@ -1,0 +1,185 @@
+"""Bodies in JSON: read into structs and written from them. The payloads in them stay as they are, to the byte."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, ValidationError
+
+from pump.queue.errors import BadRequest
+
+DEEPEST: Final = 500
+"""Levels of a payload: whoever receives it, inside of something else, must be able to read it too."""
+LONGEST_NUMBER: Final = 4300
+"""Digits of a whole number in a payload: Python's own reader takes no longer one."""
+
+ABSENT: Final[Any] = UNSET
+"""Default of a member that may be missing; it is falsy, as null is, and is left out of what is written."""
+NULL: Final = Raw(b"null")
+
+Body = TypeVar("Body")
+
+encode: Final = msgspec.json.encode
+"""The JSON of structs, mappings and lists. A Raw stands in it as it is."""
+
+_decode_raw: Final = msgspec.json.Decoder(Raw).decode
+_PAYLOADS: Final = frozenset({"payload", "data"})
+_SHORTEST_DEEP: Final = 2 * DEEPEST
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET: Final = re.compile(rb"[\[\]{}]")
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (LONGEST_NUMBER + 1))
+_PLACE: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_MISSING: Final = re.compile(r"missing required field `(?P<name>\w+)`")
+_EXPECTED: Final = re.compile(r"^Expected `(?P<kind>\w+)[^`]*`(?: >= (?P<least>\d+))?")
+_KINDS: Final[Mapping[str, str]] = {
+    "array": "an array of strings",
+    "bool": "true or false",
+    "float": "a number of seconds, 0 or more",
+    "int": "a whole number",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+class Reader(Generic[Body]):
+    """Reads bodies of one kind. BadRequest says what is wrong, and where.
+
+    `wrong` has, for members by their names, what to say where one is missing or of another kind.
+    """
+
+    def __init__(
+        self, kind: type[Body], wrong: Mapping[str, str] = MappingProxyType({}), *, may_be_empty: bool = False
+    ) -> None:
+        self._decode: Final = msgspec.json.Decoder(kind).decode
+        self._may_be_empty: Final = may_be_empty
+        self._wrong: Final = wrong
+
+    def read(self, body: bytes) -> Body:
+        """The body. No name may stand twice in an object outside of the payloads."""
+        if not body or body.isspace():
+            if not self._may_be_empty:
+                raise BadRequest("Empty request body")
+            body = b"{}"
+        try:
+            if not body.isascii():
+                body.decode()  # what is skipped is not checked otherwise
+            found = self._decode(body)
+            if _may_repeat_a_name(body, found):
+                _refuse_repeated_names(body)
+        except ValidationError as error:
+            raise BadRequest(explained(error, self._wrong)) from None
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"Invalid JSON: not UTF-8 at byte {error.start}") from None
+        except ValueError as error:
+            raise BadRequest(f"Invalid JSON: {_reason(body, error)}") from None
+        except RecursionError:
+            raise BadRequest("Invalid JSON: nested too deeply") from None
+        return found
+
+
+def payload_of(raw: Raw) -> bytes:
+    """The bytes of a payload that has been read, or BadRequest where some reader could not read it."""
+    payload = bytes(raw)
+    if len(payload) >= _SHORTEST_DEEP:
+        _must_be_readable(payload)
+    return payload
+
+
+def read_tree(raw: Raw) -> object:
+    """A value that has been read, as objects; a number beyond the range of a float is infinite."""
+    return json.loads(bytes(raw), object_pairs_hook=_without_repetition)
+
+
+def is_json(body: bytes) -> bool:
+    """Whether the bytes can stand in a JSON text as they are."""
+    try:
+        if not body.isascii():
+            body.decode()
+        _decode_raw(body)
+        if len(body) > LONGEST_NUMBER:
+            _refuse_long_numbers(body)
+    except (BadRequest, ValueError, RecursionError):
+        return False
+    return True
+
+
+def explained(error: ValidationError, wrong: Mapping[str, str]) -> str:
+    """What is wrong with which member, in words for whoever wrote it."""
+    text = str(error)
+    place, missing, expected = _PLACE.search(text), _MISSING.search(text), _EXPECTED.match(text)
+    path = place["path"] if place else ""
+    kind = expected["kind"] if expected else ""
+    if missing:
+        path = f"{path}.{missing['name']}"
+    elif not path or (kind == "object" and path.endswith("]")):
+        return f"{path or 'the body'} must be an object"
+    where, _, name = re.sub(r"\[\d+\]$", "", path).rpartition(".")
+    least = f", {expected['least']} or more" if expected and expected["least"] and kind == "int" else ""
+    default = f"{name} must be {_KINDS.get(kind, _KINDS['float'])}{least}"
+    return f"{wrong.get(name, default)}{where and f' ({where})'}"
+
+
+def _may_repeat_a_name(body: bytes, found: object) -> bool:
+    """Whether the body holds more than was read from it: a repeated name, or something unknown.
+
+    Each name and each string has two quotes. What was read, written again, has as many, unless something was dropped;
+    a quote that is written as an escape is seen by the escape.
+    """
+    written = encode(found)
+    if written == body:
+        return False
+    if written.count(b'"') != body.count(b'"'):
+        return True
+    return b"\\u" in body and written.count(b"\\u") != body.count(b"\\u")
+
+
+def _reason(body: bytes, error: ValueError) -> str:
+    try:
+        json.dumps(json.loads(body, object_pairs_hook=list), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "a string holds half of a surrogate pair"
+    except (ValueError, RecursionError):
+        pass
+    return str(error)
+
+
+class _Members(list[tuple[str, object]]):
+    """An object with all of its members."""
+
+
+def _refuse_repeated_names(body: bytes) -> None:
+    waiting: list[object] = [json.loads(body, object_pairs_hook=_Members)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _Members):
+            members = _without_repetition(value)
+            waiting += [inner for name, inner in members.items() if name not in _PAYLOADS]
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _without_repetition(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"Invalid JSON: {repeated!r} stands twice in one object")
+    return members
+
+
+def _must_be_readable(payload: bytes) -> None:
+    if payload.count(b"[") + payload.count(b"{") > DEEPEST:
+        depth = 0
+        for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
+            depth += 1 if bracket in b"[{" else -1
+            if depth > DEEPEST:
+                raise BadRequest("Invalid JSON: nested too deeply")
+    _refuse_long_numbers(payload)
+
+
+def _refuse_long_numbers(payload: bytes) -> None:
+    if _LONG_NUMBER.search(_STRING.sub(b"", payload)):
+        raise BadRequest("Invalid JSON: a number has too many digits")

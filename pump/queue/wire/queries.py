@@ -1,0 +1,164 @@
+"""What the URLs of requests ask: the parts of a path, and what stands behind the question mark."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from msgspec import Meta, Struct, ValidationError, field
+
+from pump.queue import limits
+from pump.queue.errors import BadRequest
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Want
+from pump.queue.wire.json_body import explained
+from pump.queue.wire.times import moment
+
+LONGEST_WAIT_SECONDS: Final = 3600.0
+DEFAULT_WAIT_SECONDS: Final = 30.0
+MOST_LISTED: Final = 1000
+
+Number: TypeAlias = Annotated[int, Meta(ge=0)]
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Query = TypeVar("Query", bound=Struct)
+Row = TypeVar("Row")
+
+_MOST_FIELDS: Final = 50
+_WRONG: Final[Mapping[str, str]] = {
+    "subscriptionMode": "subscriptionMode must be all or new",
+    "status": f"status must be one of {', '.join(State)}",
+}
+
+
+class PopQuery(Struct, rename="camel"):
+    """`GET /api/v1/pop/…`."""
+
+    batch: Count = 1
+    wait: bool = False
+    timeout: Number = int(DEFAULT_WAIT_SECONDS * 1000)
+    auto_ack: bool = False
+    consumer_group: str = DEFAULT_GROUP
+    subscription_mode: Literal["all", "new", "new-only"] = "all"
+    subscription_from: str | None = None
+    partitions: Count = 1
+
+    def want(self, queue: str, partition: str | None, *, create_group: bool) -> Want:
+        """What the engine is asked for."""
+        return Want(
+            queue=queue,
+            partition=partition,
+            group=self.consumer_group,
+            limit=min(self.batch, limits.MOST_POPPED),
+            partitions=min(self.partitions, limits.MOST_POPPED),
+            auto_ack=self.auto_ack,
+            subscribe_from=self._start(),
+            create_group=create_group,
+        )
+
+    def wait_seconds(self) -> float:
+        """How long the consumer is willing to wait; 0 where it is not."""
+        return min(self.timeout / 1000, LONGEST_WAIT_SECONDS) if self.wait else 0.0
+
+    def _start(self) -> float | str:
+        if self.subscription_from is None:
+            return self.subscription_mode.removesuffix("-only")
+        return "new" if self.subscription_from == "now" else moment("subscriptionFrom", self.subscription_from)
+
+
+class PageQuery(Struct, rename="camel"):
+    """A page of a list."""
+
+    limit: Number = 100
+    offset: Number = 0
+
+    def page(self) -> tuple[int, int]:
+        """How many to list at most, and how many to skip."""
+        return min(self.limit, MOST_LISTED), self.offset
+
+    def part(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """This page of all the rows."""
+        return rows[self.offset : self.offset + self.limit]
+
+
+class QueuesQuery(PageQuery):
+    """`GET …/resources/queues`."""
+
+    limit: Number = MOST_LISTED
+    search: str = ""
+
+
+class QueueQuery(PageQuery):
+    """A page of what is of one queue, or of all."""
+
+    queue: str | None = None
+
+
+class DeadLettersQuery(QueueQuery):
+    """A page of dead letters."""
+
+    partition: str | None = None
+    consumer_group: str | None = None
+    status: State | None = None
+    since: str | None = field(name="from", default=None)
+    until: str | None = field(name="to", default=None)
+
+    def filter(self, queue: str | None = None) -> Filter:
+        """What the engine is asked for, of one queue where it is given."""
+        limit, offset = self.page()
+        return Filter(
+            queue=self.queue if queue is None else queue,
+            partition=self.partition,
+            group=self.consumer_group,
+            state=self.status,
+            since=None if self.since is None else moment("from", self.since),
+            until=None if self.until is None else moment("to", self.until),
+            limit=limit,
+            offset=offset,
+        )
+
+
+class MessagesQuery(DeadLettersQuery):
+    """A page of messages."""
+
+    limit: Number = 200
+
+
+class ClearQuery(Struct):
+    """`DELETE …/clear`."""
+
+    partition: str | None = None
+
+
+class LaggingQuery(Struct, rename="camel"):
+    """`GET …/consumer-groups/lagging`."""
+
+    min_lag_seconds: Number = 3600
+
+
+class DeleteGroupQuery(Struct, rename="camel"):
+    """`DELETE …/consumer-groups/…`."""
+
+    delete_metadata: bool = True
+
+
+def read_query(text: bytes, kind: type[Query]) -> Query:
+    """What stands behind the question mark; what is given without a value is absent."""
+    try:
+        pairs = parse_qsl(text.decode(), errors="strict", max_num_fields=_MOST_FIELDS)
+    except ValueError:  # a UnicodeDecodeError is one
+        raise BadRequest("the query is not UTF-8, or has too many fields") from None
+    for name, value in pairs:
+        limits.check_text(name[:40], value)
+    try:
+        return msgspec.convert(dict(pairs), kind, strict=False)
+    except ValidationError as error:
+        raise BadRequest(explained(error, _WRONG)) from None
+
+
+def path_part(text: str) -> str:
+    """One part of a path as it was meant."""
+    try:
+        decoded = unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        raise BadRequest("the path is not UTF-8") from None
+    limits.check_text("the path", decoded)
+    return decoded
