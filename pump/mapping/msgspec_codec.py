@@ -26,7 +26,7 @@ _NOT_FINITE: Final = re.compile(rb"NaN|Infinity")
 _MINUTE: Final = timedelta(minutes=1)
 
 _TEXT_IN_JSON: Final = (Decimal, UUID, datetime, date, time, timedelta, bytes, bytearray)
-"""Written as strings, so that they are read back as strings where the type does not name them."""
+"""Written as strings, and read back as strings where the type does not name them."""
 _PLAIN: Final[Mapping[type, Callable[[Any], object]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -36,7 +36,7 @@ _PLAIN: Final[Mapping[type, Callable[[Any], object]]] = {
     date: date.isoformat,
     Mapping: dict,
 }
-"""What is written for an instance of a subclass, which msgspec does not take for what it inherits from."""
+"""How instances of subclasses are written: msgspec knows only the exact types."""
 
 
 class _Missing:
@@ -65,7 +65,7 @@ class MsgspecCodec:
             body = self._write(request)
             read = self._read(body)
             if read != request or not self._equals_all or (self._has_decimals and _NOT_FINITE.search(body)):
-                self._check_kept(*self._trees(request, read))
+                self._check_kept(request, read)
         except Exception as error:
             raise_mapped(error, self._mapped)
         return body
@@ -73,8 +73,8 @@ class MsgspecCodec:
     def decode(self, body: bytes) -> Any:  # noqa: ANN401 - the caller knows the type
         """The request in the body.
 
-        A body that is just what msgspec would write, but for spaces, is sound. Any other is parsed once more, to
-        refuse what msgspec does not: a key twice, and bad UTF-8 or too large a number in a field that is not known.
+        A body that equals what msgspec would write, apart from spaces, is sound. Any other is parsed once more, to
+        refuse what msgspec accepts: a key twice, and bad UTF-8 or too large a number in an unknown field.
         """
         try:
             request = self._read(body)
@@ -82,7 +82,7 @@ class MsgspecCodec:
             if body != written != msgspec.json.format(body, indent=-1):
                 parse(body)
             if self._has_decimals and _NOT_FINITE.search(written):
-                self._check_kept(*self._trees(request, request))
+                self._check_kept(request, request)
         except Exception as error:
             self._raise_unread(error, body)
         return request
@@ -118,25 +118,24 @@ class MsgspecCodec:
     def _from_json(self, cls: type, tree: object) -> object:
         """The value of a type that msgspec does not know: a pydantic model, or any object."""
         model = self._facts.models.get(cls)
-        return tree if model is None else model.decode_sound(dump(tree))
+        return tree if model is None else model.decode(dump(tree))
 
-    def _trees(self, *values: object) -> list[object]:
-        """The values as dicts and lists of what JSON has, and of what is text in JSON."""
+    def _check_kept(self, request: object, read: object) -> None:
+        """Raise for the first value that is not finite, or that would be read back as something else."""
         tree = partial(msgspec.to_builtins, builtin_types=_TEXT_IN_JSON, enc_hook=self._to_plain)
         try:
-            return [tree(value, order="deterministic") for value in values]
-        except TypeError:  # equal sets of what has no order may be listed differently: only the first can be checked
-            return [tree(values[0])] * len(values)
+            self._compare(tree(request, order="deterministic"), tree(read, order="deterministic"), "")
+        except TypeError:  # a set of values without an order: two equal ones may be listed differently
+            self._compare(tree(request), tree(request), "")
 
-    def _check_kept(self, sent: object, read: object, path: str = "") -> None:
-        """Raise for the first value that is not finite, or that would be read back as something else."""
+    def _compare(self, sent: object, read: object, path: str) -> None:
         if isinstance(sent, dict) and isinstance(read, dict):
             for key, value in sent.items():
                 step = f".{key}" if key in self._facts.names else "[...]"  # a key may be as private as a value
-                self._check_kept(value, read.get(key, _MISSING), path + step)
+                self._compare(value, read.get(key, _MISSING), path + step)
         elif isinstance(sent, list | tuple) and isinstance(read, list | tuple):
             for index, (value, other) in enumerate(zip_longest(sent, read, fillvalue=_MISSING)):
-                self._check_kept(value, other, f"{path}[{index}]")
+                self._compare(value, other, f"{path}[{index}]")
         elif not _is_finite(sent):
             raise mapping_error("expected a finite number, found NaN or an infinity", path)
         elif read is _MISSING or (isinstance(sent, _TEXT_IN_JSON) and not isinstance(read, type(sent))):

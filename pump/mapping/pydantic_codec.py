@@ -63,10 +63,6 @@ class PydanticCodec:
     def decode(self, body: bytes) -> Any:  # noqa: ANN401 - the type is known to the caller
         """The request in the body, or a MappingError."""
         parse(body)
-        return self.decode_sound(body)
-
-    def decode_sound(self, body: bytes) -> object:
-        """The request in a body that is known to be JSON with no key twice."""
         try:
             return self._adapter.validate_json(body)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What is known of a type before the first message: whether it can be mapped, and what the codec has to look at."""
+"""What the codec has to know about a type, found out when the program starts: whether it can be mapped at all."""
 
 import dataclasses
 import inspect
@@ -17,14 +17,14 @@ _NO_KEYS: Final = (
     types.DictType, types.TypedDictType, types.NamedTupleType, types.DataclassType, types.StructType,
     types.CustomType, types.RawType,
 )  # fmt: skip
-"""What cannot be written as the key of an object, or not so that it is read back as what it was."""
+"""Types that cannot be the keys of an object, or would be read back as another type."""
 
 
 class TypeFacts:
-    """What the codec of a type has to know about it and all types in it; a ConfigurationError if one has no JSON form.
+    """The facts about a type and all types in it. Raises a ConfigurationError if one of them cannot be mapped.
 
-    msgspec itself refuses most types that cannot be mapped. Added is what it would first refuse in a message,
-    and what would lose something without an error.
+    msgspec itself refuses most such types. Refused here are those that it would accept and then fail on every message,
+    and those that would lose a value without an error.
     """
 
     def __init__(self, request_type: object) -> None:
@@ -32,12 +32,12 @@ class TypeFacts:
         self.cls: type | None = None
         """The exact class of the requests, where it is a dataclass or a struct."""
         self.names: Final[set[str]] = set()
-        """Of all fields, which a path may show; any other step of a path may be a key from a body."""
+        """The names of all fields. A path shows these; any other step of a path may be a key from a body."""
         self.models: Final[dict[type, PydanticCodec]] = {}
-        """The pydantic types that stand in it."""
+        """The codecs of the pydantic models in the type."""
         self.has_decimals = False
         self.equals_all = True
-        """Whether values that are equal are equal in every field."""
+        """Whether `==` compares all fields."""
         self._seen: Final[set[int]] = set()
         try:
             info = types.type_info(request_type)
@@ -94,7 +94,7 @@ class TypeFacts:
         self.equals_all &= getattr(code, "co_filename", "") == _GENERATED and all(field.compare for field in fields)
 
     def _check_typed_dict(self, cls: type, where: str) -> None:
-        """Type variables of a base are not filled in by msgspec: their keys would be read as any value."""
+        """Refuse a generic base: msgspec does not fill in its type variables, and would read those keys as Any."""
         if any(get_origin(base) not in (None, Generic) for base in getattr(cls, "__orig_bases__", ())):
             raise self._unmappable(where, f"{_shown(cls)} extends a generic TypedDict")
 
