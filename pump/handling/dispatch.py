@@ -11,7 +11,8 @@ from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Un
 from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.pipeline import Pipeline, build
 from pump.handling.registry import Registration
-from pump.mapping.mapper import Mapper, MappingError, wire_type
+from pump.mapping.errors import MappingError
+from pump.mapping.mapper import Mapper, wire_type
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel

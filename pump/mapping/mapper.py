@@ -5,81 +5,72 @@ import re
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pump.errors import ConfigurationError, PumpError
-from pump.mapping import json_form, json_tree
-from pump.mapping.json_tree import Mismatch
-from pump.mapping.library_codec import codec_for
+from pump.errors import ConfigurationError
+from pump.mapping.errors import MappingError, is_decision, mapping_error, refused
+from pump.mapping.msgspec_codec import MsgspecCodec
+from pump.mapping.pydantic_codec import PydanticCodec, is_pydantic
+from pump.mapping.strict_json import dump, parse
 from pump.message import Message
 
 T = TypeVar("T")
 
 Upcast: TypeAlias = Callable[[str, dict[str, object]], dict[str, object]]
-"""Turns the data of a message of another version, which it is told, into data of this version."""
+"""Called with the version and the data of a message of another version; returns the data of this version."""
 
 _JSON: Final = "application/json"
 _JSON_LIKE: Final = re.compile(r"\s*(?:(?:application|text)/json|[^\s/;]+/[^\s/;]+\+json)\s*(?:;.*)?", re.IGNORECASE)
 _LONGEST_NAME: Final = 80
 
 
-class MappingError(PumpError):
-    """A body is not a request of the type, or a request cannot be a body. Says where and why, never the value."""
-
-
 class Mapper(ABC, Generic[T]):
     """Turns requests into bodies and messages into requests. Inherit for a wire format of your own."""
 
     content_type: str = _JSON
-    """What the header says of the body."""
+    """What the header states about the body."""
     version: str = ""
-    """What the header says of the body's version."""
+    """What the header states about the body's version."""
 
     @abstractmethod
     def encode(self, request: T) -> bytes:
-        """The body of the request. What is raised here, the caller of `post` gets; nothing is sent."""
+        """Return the body of the request. An exception raised here reaches the caller of `post`; nothing is sent."""
 
     @abstractmethod
     def decode(self, message: Message) -> T:
-        """The request in the message. What is raised here makes the message invalid, but for a MessageAction."""
+        """Return the request in the message. An exception other than a MessageAction makes the message invalid."""
 
 
 class JsonMapper(Mapper[T]):
-    """The default mapper: JSON, in the same form whichever library does it.
+    """The default mapper: JSON by pydantic for pydantic's types, by msgspec for all others.
 
-    msgspec structs are msgspec's to map and pydantic models pydantic's; all else is mapped strictly here, with
-    msgspec's help where it is installed. Whatever the body is, it becomes a request of the type or a MappingError.
-    A message of another version than the type's is shown to `upcast` first; without one it is read as it stands.
+    Every body becomes a request of the type or a MappingError. A body of another version than the type's
+    is first passed to `upcast`; without one it is decoded as it is.
     """
 
     def __init__(self, request_type: type[T], *, upcast: Upcast | None = None) -> None:
         self.version = wire_version(request_type)
-        self._codec: Final = codec_for(request_type)
+        self._codec: Final = PydanticCodec(request_type) if is_pydantic(request_type) else MsgspecCodec(request_type)
         self._upcast: Final = upcast
 
     def encode(self, request: T) -> bytes:
-        """The body of the request, which can be read again; a MappingError if it does not hold what its type says."""
-        try:
-            return self._codec.encode(request)
-        except Mismatch as mismatch:
-            raise MappingError(str(mismatch)) from mismatch.__cause__
+        """Return the body of the request; raise a MappingError if it does not hold what its type says."""
+        return self._codec.encode(request)
 
     def decode(self, message: Message) -> T:
-        """The request in the message, or a MappingError; what the program itself decides comes out as it is."""
+        """Return the request in the message; raise a MappingError, or what the program itself decides."""
         header = message.header
         if header.content_type != _JSON:
             _check_content_type(header.content_type)
-        try:
-            body = message.body
-            if self._upcast is not None and header.version != self.version:
-                body = _upcasted(self._upcast, header.version, body)
-            return cast("T", self._codec.decode(body))
-        except Mismatch as mismatch:
-            raise MappingError(str(mismatch)) from mismatch.__cause__
+        body = message.body
+        if self._upcast is not None and header.version != self.version:
+            body = _upcasted(self._upcast, header.version, body)
+        request: T = self._codec.decode(body)
+        return request
 
 
 def mapper_for(request_type: type[T]) -> Mapper[T]:
-    """The default mapper of a type; a ConfigurationError if it needs one of its own, which says what to do."""
+    """Return the default mapper of a type; raise a ConfigurationError that says what to do if it can have none."""
     return JsonMapper(request_type)
 
 
@@ -89,15 +80,15 @@ def _check_content_type(content_type: str) -> None:
 
 
 def _upcasted(upcast: Upcast, version: str, body: bytes) -> bytes:
-    data = json_tree.parse(body)
+    data = parse(body)
     if not isinstance(data, dict):
-        raise Mismatch("expected an object of another version")
+        raise mapping_error("expected an object of another version")
     try:
-        return json_tree.dump(json_form.ANY.write(upcast(version, data)))
+        return dump(upcast(version, data))
     except Exception as error:
-        if json_tree.decides(error):
+        if isinstance(error, MappingError) or is_decision(error):
             raise
-        raise json_tree.refused("upcast", error) from error
+        raise refused("upcast", error) from error
 
 
 # --- the names that types travel under

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, StrEnum, auto
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import (
     Annotated,
     Any,
@@ -21,6 +21,7 @@ from typing import (
     Final,
     Generic,
     Literal,
+    NamedTuple,
     NewType,
     NotRequired,
     Optional,
@@ -36,8 +37,10 @@ import pydantic
 import pytest
 
 from pump.errors import ConfigurationError, DontAckAction, InvalidMessageAction, MessageAction
-from pump.mapping import json_tree, library_codec
-from pump.mapping.mapper import JsonMapper, Mapper, MappingError, mapper_for, wire_type, wire_version
+from pump.mapping import strict_json
+from pump.mapping.errors import MappingError
+from pump.mapping.mapper import JsonMapper, Mapper, mapper_for, wire_type, wire_version
+from pump.mapping.pydantic_codec import is_pydantic
 from pump.message import Header, Message
 from pump.request import Command, Event
 
@@ -70,6 +73,13 @@ class Line:
     quantity: int = 1
 
 
+@dataclass
+class Node:
+    name: str
+    children: "list[Node]" = field(default_factory=list)
+    parent: "Node | None" = None
+
+
 @dataclass(frozen=True)
 class PlaceOrder(Command):
     customer: str
@@ -100,29 +110,12 @@ def message(body: bytes, **header: Any) -> Message:
     return Message(Header("1", **header), body)
 
 
-def own(request_type: Any) -> JsonMapper[Any]:
-    """The mapper as it is where msgspec is not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library_codec, "_helped", lambda codec, _type: codec)
-        return JsonMapper(request_type)
-
-
-def both(request_type: Any) -> list[JsonMapper[Any]]:
-    return [own(request_type), JsonMapper(request_type)]
-
-
 def decode(request_type: Any, body: bytes | str) -> Any:
-    """What both mappers make of the body, which must be the same."""
-    data = body.encode() if isinstance(body, str) else body
-    outcomes = []
-    for mapper in both(request_type):
-        try:
-            outcomes.append(mapper.decode(message(data)))
-        except MappingError as error:
-            outcomes.append(str(error))
-    assert outcomes[0] == outcomes[1]
-    assert type(outcomes[0]) is type(outcomes[1])
-    return outcomes[0]
+    """What the mapper makes of the body: the request, or the words of the error."""
+    try:
+        return JsonMapper(request_type).decode(message(body.encode() if isinstance(body, str) else body))
+    except MappingError as error:
+        return str(error)
 
 
 def refusal(request_type: Any, body: bytes | str) -> str:
@@ -145,14 +138,14 @@ def unmappable(request_type: Any) -> str:
 
 
 def assert_round_trip(request_type: Any, value: object, wire: str | None = None) -> None:
-    for mapper in both(request_type):
-        body = mapper.encode(value)
-        back = mapper.decode(message(body))
+    mapper = JsonMapper[Any](request_type)
+    body = mapper.encode(value)
+    back = mapper.decode(message(body))
 
-        assert back == value
-        assert type(back) is type(value)
-        if wire is not None:
-            assert body.decode() == wire
+    assert back == value
+    assert type(back) is type(value)
+    if wire is not None:
+        assert body.decode() == wire
 
 
 class TestRequestsAndBodies:
@@ -206,8 +199,9 @@ class TestRequestsAndBodies:
             a: int
             later: int = field(init=False, compare=False, repr=False)
 
-        assert decode(Lazy, '{"a":1}') == Lazy(1)
-        assert encoding_refusal(Lazy, Lazy(1)) == "$.later: expected an integer, found nothing"
+        assert decode(Lazy, '{"a":1,"later":2}') == Lazy(1)
+        assert refusal(Lazy, '{"a":1}') == "$: Object missing required field `later`"
+        assert encoding_refusal(Lazy, Lazy(1)) == "$: Object missing required field `later`"
 
     def test_generic_dataclasses_are_filled_in_through_their_bases(self) -> None:
         @dataclass
@@ -222,49 +216,55 @@ class TestRequestsAndBodies:
         assert_round_trip(Box[Line], Box(Line("tea"), [Line("jam")]))
         assert_round_trip(Crate[int], Crate(date(2024, 2, 29), [], 3), '{"item":"2024-02-29","spare":[],"count":3}')
         assert decode(Box, '{"item":{"any":1},"spare":[1,"x"]}') == Box({"any": 1}, [1, "x"])
-        assert refusal(Crate, '{"item":"2024-02-29","spare":[],"count":"3"}').startswith("$.count: expected an integer")
+        assert refusal(Crate, '{"item":"2024-02-29","spare":[],"count":"3"}').startswith("$.count: Expected `int`")
 
-    def test_a_class_may_refer_to_itself_even_where_it_is_made(self) -> None:
-        @dataclass
-        class Node:
-            name: str
-            children: "list[Node]" = field(default_factory=list)
-            parent: "Node | None" = None
-
+    def test_a_class_may_refer_to_itself(self) -> None:
         assert_round_trip(Node, Node("a", [Node("b", [Node("c")])], Node("d")))
 
-    def test_names_are_found_in_the_function_that_makes_the_class_and_within_the_class(self) -> None:
-        @dataclass
-        class Inner:
-            x: int
-
+    def test_names_in_quotes_are_found_in_the_module_and_within_the_class(self) -> None:
         @dataclass
         class Outer:
             @dataclass
             class Nested:
                 y: int
 
-            inner: "Inner"
+            line: "Line"
             nested: "Nested"
             date: "date | None" = None
 
-        assert_round_trip(Outer, Outer(Inner(1), Outer.Nested(2), date(2024, 1, 1)))
+        assert_round_trip(Outer, Outer(Line("tea"), Outer.Nested(2), date(2024, 1, 1)))
 
-    def test_a_name_is_the_nearest_one_with_msgspec_too(self) -> None:
+    def test_names_in_quotes_that_only_a_function_knows_are_a_configuration_error(self) -> None:
         @dataclass
-        class Line:
-            sku: str
+        class Inner:
+            x: int
 
+        @dataclass
+        class Outer:
+            inner: "Inner"
+
+        @dataclass
+        class Own:
+            children: "list[Own]"
+
+        assert "Outer cannot be mapped: name 'Inner' is not defined, and an annotation in quotes" in unmappable(Outer)
+        assert "Own cannot be mapped: name 'Own' is not defined" in unmappable(Own)
+
+    def test_a_field_that_begins_with_an_underscore_is_a_field(self) -> None:
         @dataclass
         class Order:
-            line: "Line"
+            _number: int
 
-        class Key(TypedDict):
-            line: "Line"
+        assert_round_trip(Order, Order(1), '{"_number":1}')
 
-        assert_round_trip(Order, Order(Line("tea")))
-        for mapper in both(Key):
-            assert type(mapper.decode(message(b'{"line":{"sku":"tea"}}'))["line"]) is Line
+    def test_a_named_tuple_is_an_array_of_its_fields(self) -> None:
+        class Point(NamedTuple):
+            x: int
+            y: float = 0.0
+
+        assert_round_trip(Point, Point(1, 2.5), "[1,2.5]")
+        assert decode(Point, "[1]") == Point(1)
+        assert refusal(Point, '["1"]').startswith("$[0]: Expected `int`")
 
     def test_annotations_may_all_be_strings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType("shop")
@@ -302,7 +302,7 @@ class TestRequestsAndBodies:
         order = module.Order({"gift": True}, {"a": module.Page([{"gift": False, "card": "x"}], total=1)})
         assert_round_trip(module.Order, order)
         assert wire_type(module.Page) == "page"
-        assert refusal(module.Order, '{"options":{}}') == "$.options.gift: missing"
+        assert refusal(module.Order, '{"options":{}}') == "$.options: Object missing required field `gift`"
         assert "InitVar" in unmappable(module.Hidden)
 
     def test_every_other_form_of_type_may_be_a_request_too(self) -> None:
@@ -321,7 +321,7 @@ class TestForms:
             (bool, True, "true"),
             (float, 1.0, "1.0"),
             (float, -0.0, "-0.0"),
-            (float, 1e300, "1e+300"),
+            (float, 1e300, "1e300"),
             (None, None, "null"),
             (bytes, b"\xff\x00a", '"/wBh"'),
             (UUID, UUID(int=10), '"00000000-0000-0000-0000-00000000000a"'),
@@ -367,7 +367,6 @@ class TestForms:
             (Access, Access.READ | Access.WRITE, "3"),
             (Literal["a", 1, None], 1, "1"),  # noqa: PYI061 - users still write it
             (Literal[True, 0], True, "true"),
-            (Literal[Colour.RED], Colour.RED, '"red"'),
             (Any, {"a": [1, 1.5, True, None, "x"]}, '{"a":[1,1.5,true,null,"x"]}'),
             (object, [1], "[1]"),
             (int | str, 5, "5"),
@@ -410,8 +409,8 @@ class TestForms:
     def test_what_a_type_accepts_is_written_and_read_as_the_type_itself(
         self, hint: Any, value: object, read: object
     ) -> None:
-        for mapper in both(hint):
-            assert mapper.decode(message(mapper.encode(value))) == read
+        mapper = JsonMapper[Any](hint)
+        assert mapper.decode(message(mapper.encode(value))) == read
 
     @pytest.mark.parametrize(
         ("hint", "wire", "value"),
@@ -423,6 +422,7 @@ class TestForms:
             (Decimal, "1.10", Decimal("1.1")),
             (Decimal, '"1.10"', Decimal("1.10")),
             (Decimal, '"+.5e1"', Decimal(5)),
+            (Decimal, "0.12345678901234567", Decimal("0.12345678901234567")),
             (UUID, '"0000000000000000000000000000000A"', UUID(int=10)),
             (datetime, '"2024-01-02 03:04:05z"', datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)),
             (datetime, '"2024-01-02T03:04:05.5-00:00"', datetime(2024, 1, 2, 3, 4, 5, 500_000, UTC)),
@@ -453,10 +453,10 @@ class TestForms:
             *((None, wire) for wire in ("0", '""', "false")),
             *((bytes, f'"{text}"') for text in ("YQ", "Y===", "Y Q=", "-_-_", "é===", "YQ==\\n", "YWI=YWI=", "YWJj=")),
             *((UUID, f'"{text}"') for text in ("", "x", "{00000000-0000-0000-0000-000000000001}", "0" * 31)),
-            *((Decimal, f'"{text}"') for text in ("", "NaN", "Infinity", "-inf", "1_0", " 1", "\u0661", "1e", ".")),
-            *((Decimal, wire) for wire in ("0.12345678901234567", "true", "null", '"1e99999999999999999999"')),
+            *((Decimal, f'"{text}"') for text in ("", "NaN", "sNaN", "nan1", "Infinity", "-inf", "1e", ".")),
+            *((Decimal, wire) for wire in ("true", "null", '"1e99999999999999999999"')),
             *((date, f'"{text}"') for text in ("2024-02-30", "20240101", "2024-1-1", "2024-01-01T00:00:00")),
-            *((time, f'"{text}"') for text in ("24:00:00", "00:00", "23:59:59.9999999", "00:00:60")),
+            *((time, f'"{text}"') for text in ("24:00:00", "00:00", "00:00:60")),
             *(
                 (datetime, f'"{text}"')
                 for text in (
@@ -492,8 +492,6 @@ class TestForms:
             (tuple[int, str], "{}"),
             (dict[str, int], "[]"),
             *((dict[int, int], f'{{"{key}":1}}') for key in ("01", "+1", " 1", "1.0", "", "x", "1" * 5000)),
-            (dict[int, int], '{"0":1,"-0":2}'),
-            (dict[UUID, int], f'{{"{"A" * 32}":1,"{"a" * 32}":2}}'),
             (int | str, "1.5"),
             (int | None, "{}"),
             (Line, "[]"),
@@ -501,9 +499,9 @@ class TestForms:
         ],
     )
     def test_nothing_is_converted_that_is_not_meant_so(self, hint: Any, wire: str) -> None:
-        for mapper in both(hint):
-            with pytest.raises(MappingError, match=r"^\$"):
-                mapper.decode(message(wire.encode()))
+        mapper = JsonMapper[Any](hint)
+        with pytest.raises(MappingError, match=r"^\$"):
+            mapper.decode(message(wire.encode()))
 
     def test_a_typed_dict_says_which_of_its_keys_may_be_missing(self) -> None:
         class Base(TypedDict):
@@ -518,11 +516,11 @@ class TestForms:
 
         assert_round_trip(More, {"a": 1, "b": "x", "c": 1.5, "d": True})
         assert decode(More, '{"a":1,"b":"x","e":5}') == {"a": 1, "b": "x"}
-        assert refusal(More, '{"a":1}') == "$.b: missing"
-        assert encoding_refusal(More, {"a": 1}) == "$.b: missing"
-        assert encoding_refusal(More, {"a": "1", "b": ""}) == "$.a: expected an integer, found a string"
-        assert encoding_refusal(More, {"a": 1, "b": "", "z": 1}) == "$: expected only the keys that its type has"
-        assert encoding_refusal(More, []) == "$: expected a dict, found an array"
+        assert refusal(More, '{"a":1}') == "$: Object missing required field `b`"
+        assert encoding_refusal(More, {"a": 1}) == "$: Object missing required field `b`"
+        assert encoding_refusal(More, {"a": "1", "b": ""}) == "$.a: Expected `int`, got `str`"
+        assert encoding_refusal(More, {"a": 1, "b": "", "z": 1}) == "$[...]: int would be read back as nothing"
+        assert encoding_refusal(More, []) == "$: Expected `object`, got `array`"
 
     def test_an_enum_decides_about_values_it_does_not_list(self) -> None:
         class Status(Enum):
@@ -530,45 +528,38 @@ class TestForms:
 
             @classmethod
             def _missing_(cls, value: object) -> "Status | None":
-                if value == "later":
-                    raise DontAckAction("not yet known here")
                 return cls.OPEN if value == "OPEN" else None
 
         assert decode(Status, '"OPEN"') is Status.OPEN
-        assert refusal(Status, '"private"') == "$: expected one of Status, found another"
-        with pytest.raises(DontAckAction):
-            JsonMapper(Status).decode(message(b'"later"'))
+        assert refusal(Status, '"private"') == "$: Invalid enum value"
 
 
 class TestWhatIsNoRequest:
     @pytest.mark.parametrize(
         ("body", "words"),
         [
-            ('{"customer":"ann"}', "$.lines: missing"),
-            ('{"customer":5,"lines":[]}', "$.customer: expected a string, found an integer"),
-            ('{"customer":"ann","lines":{}}', "$.lines: expected an array, found an object"),
-            ('{"customer":"ann","lines":[{"sku":"a"},{}]}', "$.lines[1].sku: missing"),
+            ('{"customer":"ann"}', "$: Object missing required field `lines`"),
+            ('{"customer":5,"lines":[]}', "$.customer: Expected `str`, got `int`"),
+            ('{"customer":"ann","lines":{}}', "$.lines: Expected `array`, got `object`"),
+            ('{"customer":"ann","lines":[{"sku":"a"},{}]}', "$.lines[1]: Object missing required field `sku`"),
             (
                 '{"customer":"ann","lines":[{"sku":"a"},{"sku":"b"},{"sku":null}]}',
-                "$.lines[2].sku: expected a string, found null",
+                "$.lines[2].sku: Expected `str`, got `null`",
             ),
-            ('{"customer":"ann","lines":[],"rush":1}', "$.rush: expected a boolean, found an integer"),
+            ('{"customer":"ann","lines":[],"rush":1}', "$.rush: Expected `bool`, got `int`"),
             (
                 '{"customer":"ann","lines":[],"discount":"1"}',
-                "$.discount: expected a number or an integer or null, found a string",
+                "$.discount: Expected `float | null`, got `str`",
             ),
-            ("[]", "$: expected an object, found an array"),
-            ("5", "$: expected an object, found an integer"),
+            ("[]", "$: Expected `object`, got `array`"),
+            ("5", "$: Expected `object`, got `int`"),
         ],
     )
     def test_the_error_names_the_path_what_was_expected_and_what_was_found(self, body: str, words: str) -> None:
         assert refusal(PlaceOrder, body) == words
 
     def test_a_key_of_a_dict_is_not_shown(self) -> None:
-        assert (
-            refusal(dict[str, list[int]], '{"private":[1,"private"]}')
-            == "$[...][1]: expected an integer, found a string"
-        )
+        assert refusal(dict[str, list[int]], '{"private":[1,"private"]}') == "$[...][1]: Expected `int`, got `str`"
 
     @pytest.mark.parametrize(
         ("hint", "wire"),
@@ -591,11 +582,11 @@ class TestWhatIsNoRequest:
         ],
     )
     def test_no_value_is_shown_neither_in_the_error_nor_in_its_traceback(self, hint: Any, wire: str) -> None:
-        for mapper in both(hint):
-            with pytest.raises(MappingError) as raised:
-                mapper.decode(message(wire.encode()))
+        mapper = JsonMapper[Any](hint)
+        with pytest.raises(MappingError) as raised:
+            mapper.decode(message(wire.encode()))
 
-            assert "private" not in "".join(traceback.format_exception(raised.value))
+        assert "private" not in "".join(traceback.format_exception(raised.value))
 
     @pytest.mark.parametrize(
         ("body", "words"),
@@ -603,7 +594,7 @@ class TestWhatIsNoRequest:
             (b"", "$: empty"),
             (b" \n", "$: empty"),
             (b"{", "$: not JSON: Expecting property name enclosed in double quotes at character 1"),
-            (b'{"sku":"a"} x', "$: not JSON: it goes on after its end at character 11"),
+            (b'{"sku":"a"} x', "$: not JSON: text follows its end at character 11"),
             (b"\xef\xbb\xbf{}", "$: not JSON: Expecting value at character 0"),
             (b"\xff\xfe{\x00}\x00", "$: not UTF-8 at byte 0"),
             (b'{"sku":"\xed\xa0\x80"}', "$: not UTF-8 at byte 8"),
@@ -628,13 +619,13 @@ class TestWhatIsNoRequest:
 
     def test_nesting_that_only_the_type_makes_deep_is_refused_too(self) -> None:
         @dataclass
-        class Node:
-            next: "Node | None" = None
+        class Nested:
+            name: str
+            parent: "Node | None" = None
 
-        body = '{"next":' * 400 + "null" + "}" * 400
+        body = '{"name":"","parent":' * 100_000 + "null" + "}" * 100_000
 
-        with pytest.raises(MappingError, match="nested too deeply"):
-            own(Node).decode(message(body.encode()))
+        assert refusal(Nested, body) == "$: nested too deeply"
 
     def test_a_content_type_that_is_not_json_is_refused(self) -> None:
         for content_type in ("image/png", "application/jsonl", "json", "text/plain; x=application/json", "x" * 1000):
@@ -660,35 +651,35 @@ class TestWhatCannotBeWritten:
                 PlaceOrder("ann", [], discount=float("nan")),
                 "$.discount: expected a finite number, found NaN or an infinity",
             ),
-            (PlaceOrder, PlaceOrder("ann", [Line(5)]), "$.lines[0].sku: expected a string, found an integer"),  # type: ignore[arg-type] # the point
-            (PlaceOrder, PlaceOrder("ann", ()), "$.lines: expected a list, found tuple"),  # type: ignore[arg-type] # the point
+            (PlaceOrder, PlaceOrder("ann", [Line(5)]), "$.lines[0].sku: Expected `str`, got `int`"),  # type: ignore[arg-type] # the point
             (PlaceOrder, Line("tea"), "$: expected PlaceOrder, found Line"),
             (Any, {"a": [float("inf")]}, "$[...][0]: expected a finite number, found NaN or an infinity"),
-            (Any, {1: 2}, "$[...]: expected a string, found an integer"),
-            (Any, [UUID(int=1)], "$[0]: expected what JSON can say, found UUID"),
-            (int, True, "$: expected an integer, found a boolean"),
-            (bool, 1, "$: expected a boolean, found an integer"),
-            (float, True, "$: expected a number, found a boolean"),
-            (float, 10**400, "$: expected a number, found one that is too large"),
+            (Any, {1: 2}, "$[...]: int would be read back as nothing"),
+            (Any, [UUID(int=1)], "$[0]: UUID would be read back as str"),
+            (Any, [1, 1j], "$: complex has no JSON form"),
+            (int, True, "$: Expected `int`, got `bool`"),
+            (bool, 1, "$: Expected `bool`, got `int`"),
+            (float, True, "$: Expected `float`, got `bool`"),
+            (float, 10**400, "$: Number out of range"),
             (str, "\ud800", "$: a string holds half of a surrogate pair"),
-            (date, datetime(2024, 1, 1, tzinfo=UTC), "$: expected an RFC 3339 date, found datetime"),
+            (date, datetime(2024, 1, 1, tzinfo=UTC), "$: Invalid RFC3339 encoded date"),
             (
                 datetime,
                 datetime(2024, 1, 1, tzinfo=timezone(timedelta(seconds=30))),
-                "$: expected an RFC 3339 moment, found an offset that is not in whole minutes",
+                "$: expected an offset in whole minutes",
             ),
-            (Decimal, Decimal("NaN"), "$: expected a decimal, found not a finite number"),
-            (Decimal, 1.5, "$: expected a decimal, found a number"),
-            (Colour, "red", "$: expected one of 'red', 'blue', found a string"),
-            (Literal["a", 1], "b", "$: expected one of 'a', 1, found another"),
-            (Literal[Colour.RED], Colour.BLUE, "$: expected one of 'red', found another"),
-            (tuple[int, int], (1,), "$: expected an array of 2, found one of 1"),
-            (tuple[int, int], [1, 2], "$: expected a tuple, found an array"),
-            (tuple[int, date], (1, "x"), "$[1]: expected an RFC 3339 date, found a string"),
-            (set[int], [1], "$: expected a set, found an array"),
-            (dict[str, int], [], "$: expected a dict, found an array"),
-            (int | str, None, "$: expected a string or an integer, found null"),
+            (Decimal, Decimal("NaN"), "$: expected a finite number, found NaN or an infinity"),
+            (Decimal, Decimal("-Infinity"), "$: expected a finite number, found NaN or an infinity"),
+            (Colour, "green", "$: Invalid enum value"),
+            (Literal["a", 1], "b", "$: Invalid enum value"),
+            (tuple[int, int], (1,), "$: Expected `array` of length 2"),
+            (tuple[int, int], {1: 2}, "$: Expected `array`, got `object`"),
+            (tuple[int, date], (1, "x"), "$[1]: Invalid RFC3339 encoded date"),
+            (set[int], [1, 1], "$[1]: int would be read back as nothing"),
+            (dict[str, int], [], "$: Expected `object`, got `array`"),
+            (int | str, None, "$: Expected `int | str`, got `null`"),
             (OrderStruct, Line("a"), "$: expected OrderStruct, found Line"),
+            (OrderModel, Line("a"), "$: expected OrderModel, found Line"),
         ],
     )
     def test_a_request_that_does_not_hold_what_its_type_says_is_refused_before_it_is_sent(
@@ -696,18 +687,86 @@ class TestWhatCannotBeWritten:
     ) -> None:
         assert encoding_refusal(hint, value) == words
 
-    def test_a_time_in_a_zone_without_an_offset_is_refused(self) -> None:
-        class Somewhere(tzinfo):
-            def utcoffset(self, _moment: datetime | None) -> None:
-                return None
+    def test_a_moment_of_an_hour_that_comes_twice_is_written(self) -> None:
+        class Summer(tzinfo):
+            """Clocks go back at three: PEP 495 has such a moment equal to none of another zone."""
 
-            def dst(self, _moment: datetime | None) -> None:
-                return None
+            def utcoffset(self, moment: datetime | None) -> timedelta:
+                return timedelta(hours=1 if moment is None or moment.fold else 2)
 
-            def tzname(self, _moment: datetime | None) -> None:
-                return None
+            def dst(self, _moment: datetime | None) -> timedelta:
+                return timedelta()
 
-        assert encoding_refusal(time, time(1, tzinfo=Somewhere())).endswith("found a time zone without an offset")
+            def tzname(self, _moment: datetime | None) -> str:
+                return "summer"
+
+        moment = datetime(2024, 10, 27, 2, 30, tzinfo=Summer(), fold=1)
+
+        assert JsonMapper(datetime).encode(moment) == b'"2024-10-27T02:30:00+01:00"'
+
+    def test_an_instance_of_a_subclass_of_a_plain_type_is_written_as_that_type(self) -> None:
+        class Text(str):
+            __slots__ = ()
+
+        class Moment(datetime):
+            pass
+
+        class Price(float):
+            pass
+
+        values: list[tuple[Any, Any, str]] = [
+            (str, Text("tea"), '"tea"'),
+            (float, Price(1.5), "1.5"),
+            (datetime, Moment(2024, 1, 2, 3, tzinfo=UTC), '"2024-01-02T03:00:00+00:00"'),
+            (Mapping[str, int], MappingProxyType({"a": 1}), '{"a":1}'),
+        ]
+        for hint, value, wire in values:
+            body = JsonMapper[Any](hint).encode(value)
+
+            assert body.decode() == wire
+            assert decode(hint, body) == value
+
+    def test_what_a_nested_subclass_adds_is_not_lost_in_silence(self) -> None:
+        @dataclass(frozen=True)
+        class Gift(Line):
+            card: str = ""
+
+        order = PlaceOrder("ann", [Line("tea"), Gift("jam", card="x")])
+
+        assert encoding_refusal(PlaceOrder, order) == "$.lines[1][...]: str would be read back as nothing"
+
+    def test_a_set_of_what_has_no_order_is_written_beside_what_is_read_back_as_something_else(self) -> None:
+        @dataclass
+        class Basket:
+            lines: set[Line]
+            tags: Sequence[str] = ()
+            price: float | None = None
+
+        basket = Basket({Line("tea"), Line("jam")}, ("new",))
+
+        assert decode(Basket, JsonMapper(Basket).encode(basket)) == Basket(basket.lines, ["new"])
+        basket.price = float("nan")
+        assert encoding_refusal(Basket, basket) == "$.price: expected a finite number, found NaN or an infinity"
+
+    def test_nan_is_refused_in_a_field_that_no_comparison_looks_at(self) -> None:
+        @dataclass
+        class Priced:
+            sku: str
+            price: float | None = field(default=None, compare=False)
+
+        @dataclass
+        class Named:
+            sku: str
+            price: float | None = None
+
+            def __eq__(self, other: object) -> bool:
+                return isinstance(other, Named) and other.sku == self.sku
+
+            __hash__ = None  # type: ignore[assignment] # as Python has it for an own __eq__
+
+        for priced in (Priced("tea", float("nan")), Named("tea", float("inf"))):
+            assert encoding_refusal(type(priced), priced).startswith("$.price: expected a finite number")
+        assert_round_trip(Named, Named("tea"), '{"sku":"tea","price":null}')
 
     def test_a_subclass_is_not_written_as_what_it_extends(self) -> None:
         @dataclass(frozen=True)
@@ -717,16 +776,16 @@ class TestWhatCannotBeWritten:
         assert encoding_refusal(Line, Gift("tea")) == "$: expected Line, found Gift"
 
     def test_an_integer_that_could_not_be_read_back_is_refused(self) -> None:
-        assert encoding_refusal(int, 10**5000) == "$: a number is not finite, or has too many digits"
-        assert encoding_refusal(dict[int, int], {10**5000: 1}).startswith("$[...]: a number is not finite")
+        assert encoding_refusal(int, 10**5000).startswith("$: int refused it: ValueError: Exceeds the limit")
+        assert "Exceeds the limit" in encoding_refusal(dict[int, int], {10**5000: 1})
 
     def test_what_is_within_itself_is_refused(self) -> None:
         loop: list[Any] = []
         loop.append(loop)
 
-        assert encoding_refusal(list[Any], loop) == "$: nested too deeply, or within itself"
-        with pytest.raises(json_tree.Mismatch, match="nested too deeply"):
-            json_tree.dump(loop)
+        assert encoding_refusal(list[Any], loop) == "$: nested too deeply"
+        with pytest.raises(MappingError, match="nested too deeply"):
+            strict_json.dump(loop)
 
 
 class TestTheProgramsOwnCode:
@@ -746,7 +805,7 @@ class TestTheProgramsOwnCode:
         with pytest.raises(MappingError) as raised:
             JsonMapper(Cart).decode(message(b'{"orders":[{"quantity":1},{"quantity":0}]}'))
 
-        assert str(raised.value) == "$.orders[1]: Order refused it: ValueError: quantity must be positive"
+        assert str(raised.value) == "$.orders[1]: quantity must be positive"
         assert isinstance(raised.value.__cause__, ValueError)
 
     @pytest.mark.parametrize(
@@ -856,11 +915,9 @@ class TestLibraries:
 
     def test_nan_is_refused_in_their_types_too(self) -> None:
         assert encoding_refusal(OrderStruct, OrderStruct("a", price=float("nan"))).startswith(
-            "$[...]: expected a finite"
+            "$.price: expected a finite"
         )
-        assert encoding_refusal(OrderModel, OrderModel(sku="a", price=float("inf"))).startswith(
-            "$[...]: expected a finite"
-        )
+        assert "not finite" in encoding_refusal(OrderModel, OrderModel(sku="a", price=float("inf")))
         assert JsonMapper(OrderStruct).encode(OrderStruct("null")) == b'{"sku":"null","quantity":1,"price":null}'
         assert JsonMapper(OrderModel).encode(OrderModel(sku="a")) == b'{"sku":"a","quantity":1,"price":null}'
 
@@ -869,7 +926,7 @@ class TestLibraries:
             anything: Any = None
 
         assert encoding_refusal(OrderStruct, OrderStruct(5)) == "$.sku: Expected `str`, got `int`"  # type: ignore[arg-type] # the point
-        assert "surrogates" in encoding_refusal(OrderStruct, OrderStruct("\ud800"))
+        assert encoding_refusal(OrderStruct, OrderStruct("\ud800")) == "$: a string holds half of a surrogate pair"
         wrong = OrderModel.model_construct(sku=5, quantity=1)
         assert encoding_refusal(OrderModel, wrong).endswith(" does not hold the str that its type says")
         assert "pydantic refused it" in encoding_refusal(Loose, Loose(anything=object()))
@@ -959,29 +1016,37 @@ class TestLibraries:
         Waiting.model_rebuild()
         assert decode(Waiting, '{"later":{"a":1}}') == Waiting(later=Later(a=1))
 
-    def test_a_dataclass_means_the_same_where_msgspec_would_take_it_otherwise(self) -> None:
+    def test_a_dataclass_of_pydantic_cannot_stand_in_one_of_ours_which_would_skip_its_checks(self) -> None:
+        @pydantic.dataclasses.dataclass
+        class Coerced:
+            a: int
+
+        @dataclass
+        class Order:
+            coerced: Coerced
+
+        assert "Order.coerced cannot be mapped: " in unmappable(Order)
+        assert "only its models can stand here" in unmappable(Order)
+
+    def test_constraints_of_msgspec_hold_in_a_dataclass_too(self) -> None:
         @dataclass
         class Constrained:
             a: Annotated[int, msgspec.Meta(gt=0)]
 
-        @dataclass
-        class Described:
-            a: Annotated[int, msgspec.Meta(description="how many")]
+        assert_round_trip(Constrained, Constrained(1))
+        assert refusal(Constrained, '{"a":0}') == "$.a: Expected `int` >= 1"
+        assert encoding_refusal(Constrained, Constrained(0)) == "$.a: Expected `int` >= 1"
 
-        assert "msgspec.Meta constrains only" in unmappable(Constrained)
-        assert_round_trip(Described, Described(-1))
-
-    def test_neither_is_imported_with_the_mapping(self) -> None:
+    def test_pydantic_is_not_imported_with_the_mapping(self) -> None:
         program = (
-            "import sys, pump.mapping.mapper as m; assert not {'msgspec', 'pydantic'} & sys.modules.keys(); "
-            "from dataclasses import make_dataclass; m.mapper_for(make_dataclass('X', ['a'])); "
-            "assert 'pydantic' not in sys.modules"
+            "import sys, pump.mapping.mapper as m; from dataclasses import make_dataclass; "
+            "m.mapper_for(make_dataclass('X', [('a', int)])); assert 'pydantic' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", program], check=True)
 
-    def test_without_either_a_dataclass_is_mapped_all_the_same(self) -> None:
+    def test_without_pydantic_a_dataclass_is_mapped_all_the_same(self) -> None:
         program = (
-            "import sys; sys.modules['msgspec'] = sys.modules['pydantic'] = None\n"
+            "import sys; sys.modules['pydantic'] = None\n"
             "from dataclasses import make_dataclass\n"
             "from pump.mapping.mapper import mapper_for\n"
             "X = make_dataclass('X', [('a', int)])\n"
@@ -1015,30 +1080,34 @@ class TestWhatCannotBeMapped:
     @pytest.mark.parametrize(
         ("hint", "words"),
         [
-            (str | date, "two members of a union are both written as a string"),
-            (Line | PlaceOrder, "two members of a union are both written as an object"),
-            (list[int] | tuple[str, ...], "two members of a union are both written as an array"),
-            (Literal["a"] | str, "two members of a union are both written as a string"),  # noqa: PYI051 - the point
+            (str | date, "may not contain more than one str-like type"),
+            (Line | PlaceOrder, "may not contain more than one dataclass"),
+            (list[int] | tuple[str, ...], "may not contain more than one array-like"),
+            (Literal["a"] | Colour, "may not contain more than one str-like type"),
+            (Line | OrderModel, "may not contain any additional types"),
             (dict[float, int], "its keys are not strings"),
+            (dict[bool, int], "its keys are not strings"),
+            (dict[Line, int], "its keys are not strings"),
             (dict[int | str, int], "its keys are not strings"),
-            (Literal[b"x"], "only strings, integers, booleans and None"),
-            (Enum("Empty", []), "only strings"),
-            (Enum("Odd", {"A": 1.5}), "only strings"),
+            (Literal[b"x"], "only contain None/booleans/integers/strings"),
+            (Literal[Colour.RED], "only contain None/booleans/integers/strings"),
+            (Enum("Empty", []), "at least one item"),
+            (Enum("Odd", {"A": 1.5}), "all str or all int"),
             (complex, "complex is no dataclass"),
-            (Final, "JSON has no form for typing.Final"),
-            ([int], "is no annotation"),
-            ("int", "JSON has no form for int"),
+            (Final, "Type 'typing.Final' is not supported"),
+            ([int], "Type '[<class 'int'>]' is not supported"),
+            ("int", "Type ''int'' is not supported"),
         ],
     )
     def test_a_form_that_could_not_be_read_back_is_refused_at_once(self, hint: Any, words: str) -> None:
         assert words in unmappable(hint)
 
-    def test_a_name_that_cannot_be_resolved_is_named_with_its_field(self) -> None:
+    def test_a_name_that_cannot_be_resolved_is_named_with_its_class(self) -> None:
         @dataclass
         class Order:
             line: "Missing"  # type: ignore[name-defined] # noqa: F821 - the point
 
-        assert "Order.line cannot be mapped: its annotation cannot be resolved: name 'Missing'" in unmappable(Order)
+        assert "Order cannot be mapped: name 'Missing' is not defined" in unmappable(Order)
 
     def test_a_class_that_is_made_of_more_than_its_fields_is_refused(self) -> None:
         @dataclass
@@ -1046,18 +1115,10 @@ class TestWhatCannotBeMapped:
             a: int
             b: dataclasses.InitVar[int]
 
-        @dataclass
-        class Own:
-            a: int
-
-            def __init__(self, a: int, extra: int) -> None:
-                self.a = a + extra
-
         class Undecorated(Line):
             gift: bool = False
 
-        assert "is not made of its fields alone" in unmappable(Initial)
-        assert "is not made of its fields alone" in unmappable(Own)
+        assert "`InitVar` fields are not supported" in unmappable(Initial)
         assert "extends a dataclass but is not decorated" in unmappable(Undecorated)
 
     def test_a_class_that_only_renames_a_dataclass_is_not(self) -> None:
@@ -1076,13 +1137,13 @@ class TestWhatCannotBeMapped:
         assert_round_trip(Page[date], {"item": date(2024, 1, 1)})
         assert "extends a generic TypedDict" in unmappable(DatePage)
 
-    def test_code_of_its_own_keeps_a_class_from_msgspec(self) -> None:
+    def test_fields_come_back_as_they_were_whatever_the_constructor_does(self) -> None:
         @dataclass
         class Doubling:
             a: int
 
-            def __init__(self, a: int) -> None:
-                self.a = a * 2
+            def __init__(self, a: int, times: int) -> None:
+                self.a = a * times
 
         @dataclass
         class Watched:
@@ -1091,20 +1152,19 @@ class TestWhatCannotBeMapped:
             def __setattr__(self, name: str, value: object) -> None:
                 object.__setattr__(self, name, value * 2 if isinstance(value, int) else value)
 
-        assert decode(Doubling, '{"a":1}').a == 2
-        assert decode(Watched, '{"a":1}').a == 2
+        assert_round_trip(Doubling, Doubling(1, 2), '{"a":2}')
+        assert_round_trip(Watched, Watched(1), '{"a":2}')
 
     @pytest.mark.skipif(sys.version_info < (3, 12), reason="type statements came with Python 3.12")
-    def test_a_type_alias_is_what_it_stands_for_and_may_refer_to_itself(self) -> None:
+    def test_a_type_alias_is_what_it_stands_for_but_may_not_refer_to_itself(self) -> None:
         names: dict[str, Any] = {}
         exec(  # noqa: S102 - older Pythons cannot read it
-            "type Tree = list[Tree] | int\ntype Pair[A] = tuple[A, A]\ntype Endless = Endless | int\n",
+            "type Tree = list[Tree] | int\ntype Pair[A] = tuple[A, A]\n",
             names,
         )
 
-        assert_round_trip(names["Tree"], [1, [2, []]], "[1,[2,[]]]")
+        assert "Tree cannot be mapped: maximum recursion depth" in unmappable(names["Tree"])
         assert_round_trip(names["Pair"][date], (date(2024, 1, 1), date(2024, 1, 2)))
-        assert "a type that refers to itself" in unmappable(names["Endless"])
 
     def test_a_type_variable_stands_for_its_bound(self) -> None:
         assert_round_trip(B, 5)
@@ -1148,7 +1208,7 @@ class TestVersions:
             (b"[1]", "$: expected an object of another version"),
             (b"{", "$: not JSON"),
             (b"{}", "$: upcast refused it: KeyError: 'count'"),
-            (b'{"count":"x","sku":"a"}', "$.quantity: expected an integer, found a string"),
+            (b'{"count":"x","sku":"a"}', "$.quantity: Expected `int`, got `str`"),
         ],
     )
     def test_what_the_upcaster_cannot_do_is_a_mapping_error(self, body: bytes, words: str) -> None:
@@ -1166,7 +1226,7 @@ class TestVersions:
 
         with pytest.raises(MessageAction, match="too old"):
             JsonMapper(self.Order, upcast=decide).decode(message(b"{}"))
-        with pytest.raises(MappingError, match="expected what JSON can say, found date"):
+        with pytest.raises(MappingError, match="upcast refused it: TypeError: Object of type date"):
             JsonMapper(self.Order, upcast=odd).decode(message(b"{}"))
 
 
@@ -1286,13 +1346,7 @@ class TestMappersOfOnesOwn:
             Half()  # type: ignore[abstract] # the point
 
 
-def test_a_library_that_another_thread_is_just_importing_has_no_types_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass
-    class Priced:
-        price: Annotated[int, "in cents"]
+def test_a_pydantic_that_another_thread_is_just_importing_has_no_types_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", ModuleType("pydantic"))
 
-    for name in ("msgspec", "pydantic"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-
-    assert library_codec._library_codec(Priced) is None
-    assert not library_codec._constrains("in cents")
+    assert not is_pydantic(Line)
