@@ -1,4 +1,4 @@
-"""A consumer has lost its database for a while. What it leaves is taken over by others, at once; nothing is spent."""
+"""A consumer cannot reach its database. Other consumers get its messages at once, and no attempt is charged."""
 
 from dataclasses import dataclass
 from threading import Event
@@ -46,7 +46,7 @@ def consumer(name: str, *, has_database: bool) -> Dispatcher:
 if __name__ == "__main__":
     with consumer("the first", has_database=False) as first:
         first.post_many(Reserve(sku) for sku in SKUS)
-        assert first_has_failed.wait(10), "the first consumer leaves a message, and pauses"
+        assert first_has_failed.wait(10), "the first consumer does not acknowledge a message, and pauses"
         with consumer("the second", has_database=True):
             assert done.wait(4), "the second does not have to wait for that pause to end"
 

@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ from pump.command.workers import Supervisor, SupervisorLink
 from pump.describe import as_text, describe, without_credentials
 from pump.duration import seconds
 from pump.errors import ConfigurationError, SetupError, TransportError
+from pump.process_signals import handling
 from pump.program.dispatcher import Dispatcher
 from pump.program.validation import Problem
 from pump.queue.http.command import add_command as add_queue
@@ -202,7 +202,8 @@ def _run(options: argparse.Namespace) -> int:
     if supervisor is not None:
         supervisor.send_grace(max(seconds(each.grace) for each in dispatcher.subscriptions))
     log.info("starting %s: %s", options.target, _consumed(dispatcher))
-    with _interrupt_ends():
+    # At the first Ctrl-C the dispatcher restores what is set here, so that a second one ends the process like SIGTERM.
+    with handling(signal.SIG_DFL, signal.SIGINT):
         return dispatcher.run()
 
 
@@ -286,16 +287,3 @@ def _log(level: str | None) -> None:
     logging.basicConfig(level=(level or "info").upper(), format=_LOG_FORMAT)
     if level is not None:
         logging.getLogger("pump").setLevel(level.upper())
-
-
-@contextmanager
-def _interrupt_ends() -> Iterator[None]:
-    """Make a second Ctrl-C end the process at once: after the first, the dispatcher restores the handler set here."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

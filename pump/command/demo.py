@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, cast
 
 from pump.clock import Signal, SystemClock
 from pump.command.demo_shop import PRICES, SHIPPING, OrderFromOldTill, PlaceOrder, Shop, dispatcher
-from pump.command.signals import on_signals
 from pump.errors import DeferMessageAction, DontAckAction
 from pump.message import Message
+from pump.process_signals import handling
 from pump.request import Command
 
 _ORDERS_A_SECOND: Final = 4.0
@@ -184,7 +184,7 @@ def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
     display: _Lines | _Screen = _Screen() if live else _Lines()
     began = clock.monotonic()
     demo = Demo(seconds, speed, show=lambda text: display.show(clock.monotonic() - began, text))
-    with _without_log(), on_signals(lambda _: stop.set()), display:
+    with _without_log(), handling(lambda *_: stop.set()), display:
         with demo.dispatcher:
             began = clock.monotonic()
             while (elapsed := clock.monotonic() - began) < seconds and not stop.is_set():

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from types import FrameType
 from typing import Final, TypeAlias
 
 from pump.clock import Clock, Signal, SystemClock
-from pump.command.signals import on_signals
+from pump.process_signals import handling
 
 log: Final = logging.getLogger("pump.workers")
 
@@ -213,7 +214,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the exit status of the process: 0 after a signal, else the highest one of the workers."""
-        with on_signals(self._on_signal):
+        with handling(self._on_signal):
             while not self._over:
                 self._wake.clear()
                 self._turn()
@@ -254,7 +255,7 @@ class Supervisor:
         self._last_snapshot = now
         return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
-    def _on_signal(self, number: int) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None = None) -> None:
         self._signals.append(number)
         self._wake.set()
 

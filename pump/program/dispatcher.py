@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
@@ -18,6 +17,7 @@ from pump.handling.dispatch import Router
 from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper
+from pump.process_signals import ENDING, handling
 from pump.program.performer import Activity, PerformerState
 from pump.program.performer_group import PerformerGroup
 from pump.program.plan import Plan, plan
@@ -337,23 +337,13 @@ class Publishing:
         self._end()
 
 
-@contextmanager
-def _signals(stop: Signal, wake: Signal) -> Iterator[None]:
-    """SIGINT and SIGTERM ask to stop, once; a second one is what it was before. Only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def _signals(stop: Signal, wake: Signal) -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM ask to stop, once; a second one does what it did before. Only in the main thread."""
+    before = {number: signal.getsignal(number) for number in ENDING}
 
     def ask(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, before[signal.Signals(number)])
         stop.set()
         wake.set()
 
-    try:
-        for number in before:
-            signal.signal(number, ask)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling(ask)

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 import pump
-from support.tree import PACKAGES, ROOT, modules
+from support.tree import PACKAGES, ROOT, modules, tracked_files
 
 # fmt: off
 VENDORS = [
@@ -47,21 +47,24 @@ def metadata(wheel: ZipFile) -> Message:
 
 
 def installed_files() -> set[str]:
-    """Where each Python file of the tree belongs in an installation."""
-    files = {
+    """Where each file of the tree belongs in an installation: modules, and what they read."""
+    return {
         f"{package.replace('.', '/')}/{file.relative_to(folder).as_posix()}"
+        for file in tracked_files()
         for package, folder in PACKAGES.items()
-        for file in modules(package).values()
+        if file.is_relative_to(folder)
     }
-    return files | {"pump/py.typed"}
 
 
-def test_every_module_is_in_the_wheel(wheel: ZipFile) -> None:
-    assert installed_files() - set(wheel.namelist()) == set(), "a sub-package is listed in [tool.setuptools]"
+def test_every_file_is_in_the_wheel(wheel: ZipFile) -> None:
+    missing = installed_files() - set(wheel.namelist())
+
+    assert {Path(name).suffix for name in installed_files()} >= {".lua", ".py", ".sql", ".typed"}
+    assert missing == set(), "pyproject.toml: list a folder in packages, and files that are no modules in package-data"
 
 
-def test_no_other_module_is_in_the_wheel(wheel: ZipFile) -> None:
-    assert {name for name in wheel.namelist() if name.endswith((".py", ".typed"))} == installed_files()
+def test_no_other_file_is_in_the_wheel(wheel: ZipFile) -> None:
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == installed_files()
 
 
 def test_the_wheel_installs_pump_and_nothing_beside_it(wheel: ZipFile) -> None:
@@ -99,20 +102,6 @@ def test_every_folder_of_modules_is_listed_as_a_package() -> None:
 
     assert folders - set(listed) == set(), "[tool.setuptools] packages: what is not listed is left out of the wheel"
     assert set(listed) - folders == set(), "[tool.setuptools] packages lists a folder that is not there"
-
-
-def test_the_rules_of_the_queue_on_postgresql_are_in_the_wheel(wheel: ZipFile) -> None:
-    files = {file.name for file in (PACKAGES["pump"] / "queue" / "postgres" / "sql").iterdir()}
-
-    assert files
-    assert {name.rpartition("/")[2] for name in wheel.namelist() if name.endswith(".sql")} == files
-
-
-def test_the_functions_in_lua_are_in_the_wheel(wheel: ZipFile) -> None:
-    files = {file.name for file in (PACKAGES["pump.transports"] / "redis").glob("*.lua")}
-
-    assert files
-    assert {name.rpartition("/")[2] for name in wheel.namelist() if name.endswith(".lua")} == files
 
 
 def test_handlers_are_a_file_each() -> None:

@@ -18,6 +18,9 @@ _ROW: Final = re.compile(
 )
 _HOP: Final = re.compile(r"^ +(?P<function>[\w.<>]+) \((?P<module>[\w.]+)\)", re.MULTILINE)
 
+_UNIQUE: Final = re.compile(r"walk-[0-9a-f]{8}")
+"""The channel's name, which is another one each time."""
+
 _INTRODUCTION: Final = """\
 # The walk of one message
 
@@ -83,16 +86,16 @@ def _anchor(name: str) -> str:
 
 
 def _lines(walk: Walk) -> Iterator[str]:
-    threads: dict[str, str] = {}
     thread = ""
     for hop in walk.hops:
         if hop.thread != thread:
             thread = hop.thread
-            yield f"thread {threads.setdefault(thread, chr(ord('A') + len(threads)))}"
-        yield _line(hop)
+            yield f"thread {_UNIQUE.sub('orders', thread)}"
+        outermost = min(each.depth for each in walk.hops if each.thread == thread)
+        yield _line(hop, hop.depth - outermost)
 
 
-def _line(hop: Hop) -> str:
-    line = f"{'  ' * (hop.depth + 1)}{hop.name} ({hop.module.removeprefix('pump.')})"
+def _line(hop: Hop, depth: int) -> str:
+    line = f"{'  ' * (depth + 1)}{hop.name} ({hop.module.removeprefix('pump.')})"
     line = f"{line}: {hop.summary}" if hop.summary else line
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1].rstrip()}…"

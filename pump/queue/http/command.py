@@ -3,18 +3,16 @@
 import argparse
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from pump.errors import ConfigurationError, SetupError
+from pump.process_signals import handling
 from pump.queue.engine import Engine
 from pump.queue.http.guard import Guard, Token, read_tokens
 
@@ -145,22 +143,8 @@ def serve(server: "Server", listener: socket.socket) -> None:
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     serving = Serving(config)
-    with _signals_end(serving.handle_exit):
+    with handling(serving.handle_exit):  # a signal must not end the process before the server has started or ended
         serving.run([listener])
-
-
-@contextmanager
-def _signals_end(end: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let a signal end the server and not the process, also before the server has started and after it has ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _listening(host: str, port: int) -> socket.socket:
