@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx
 
 from pump.queue.engine import Engine
-from pump.queue.http.server import Server
+from pump.queue.http.server import QueueServer
 from pump.transport_kit.loop_thread import LoopThread
 from support.programs import DEADLINE, Program, pump
 
@@ -41,7 +41,7 @@ class InProcess:
     """A server on a loop of its own, asked without a socket by blocking callers."""
 
     def __init__(self, engine: Engine, **options: Any) -> None:
-        self.server = Server(engine, **options)
+        self.server = QueueServer(engine, **options)
         self._thread = LoopThread("queue-server")
         self._opened = self.server.opened()
         self._thread.run(self._opened.__aenter__())

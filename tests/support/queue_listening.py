@@ -7,14 +7,14 @@ from contextlib import contextmanager
 import uvicorn
 
 from pump.queue.engine import Engine
-from pump.queue.http.server import Server
+from pump.queue.http.server import QueueServer
 from support.waiting import eventually
 
 
 @contextmanager
 def serving(engine: Engine) -> Iterator[str]:
     """The server's URL, for as long as it is needed."""
-    app = Server(engine)
+    app = QueueServer(engine)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="queue-server", daemon=True)

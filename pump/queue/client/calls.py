@@ -226,7 +226,7 @@ class Calls:
         except (NotFound, Conflict) as error:
             message.lost = True
             raise LeaseLost(f"message {message.id} of {message.queue} is not ours any more: {error}") from error
-        return messages.lease_end(answer.body)
+        return messages.read(answer.body, messages.EXTENDED).expires_at or 0.0
 
     def commit(self, transaction: Transaction) -> Steps[None]:
         """Do all of it or nothing; what an earlier try did, whose reply was lost, is not taken for a refusal."""

@@ -1,6 +1,5 @@
 """What a client of the queue sends and receives. Payloads stay as they were, to the byte."""
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from pump.duration import Duration, seconds
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.limits import check_seconds
 from pump.queue.vocabulary import (
-    DEFAULT_GROUP,
     DEFAULT_PARTITION,
     DeadLetter,
     GroupInfo,
@@ -20,17 +18,19 @@ from pump.queue.vocabulary import (
     Settled,
     Status,
 )
-from pump.queue.wire.json_body import ABSENT, Reader, payload_of
+from pump.queue.wire.json_body import ABSENT, Reader
 from pump.queue.wire.replies import (
-    DeadLetterReply,
     DeadLettersReply,
-    MessageReply,
+    ExtendedReply,
+    GroupReply,
     PopReply,
     PushedReply,
     SettledReply,
+    carried,
+    copied,
 )
 from pump.queue.wire.requests import AckRequest, PushItem
-from pump.queue.wire.times import moment, time_text
+from pump.queue.wire.times import Time
 
 Ack = TypeVar("Ack", bound=AckRequest)
 Reply = TypeVar("Reply")
@@ -39,7 +39,8 @@ POPPED: Final = Reader(PopReply)
 PUSHED: Final = Reader(list[PushedReply])
 SETTLED: Final = Reader(list[SettledReply])
 DEAD_LETTERS: Final = Reader(DeadLettersReply)
-GROUPS: Final = Reader(list[dict[str, Any]])
+GROUPS: Final = Reader(list[GroupReply])
+EXTENDED: Final = Reader(ExtendedReply)
 MEMBERS: Final = Reader(dict[str, Any])
 
 _dumps: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -71,7 +72,7 @@ class Item:
             transaction_id,
             ABSENT if self.trace_id is None else self.trace_id,
             check_seconds("delay", self.delay) or ABSENT,
-            time_text(self.not_before) if self.not_before else ABSENT,
+            Time(self.not_before) if self.not_before else ABSENT,
             Raw(_dumps(self.data).encode() if self.payload is None else self.payload),
         )
 
@@ -185,27 +186,17 @@ def messages(body: bytes, group: str) -> list[QueueMessage]:
     if not body.strip():
         return []
     reply = read(body, POPPED)
-    return [_message(each, each.queue or reply.queue or "", group) for each in reply.messages or ()]
-
-
-def _message(reply: MessageReply, queue: str, group: str) -> QueueMessage:
-    return QueueMessage(
-        id=reply.id,
-        transaction_id=reply.transaction_id,
-        partition_id=reply.partition_id,
-        partition=reply.partition,
-        queue=queue,
-        group=group,
-        lease_id=reply.lease_id or "",
-        payload=_payload(reply) or b"null",
-        created_at=_seconds(reply.created_at) or 0.0,
-        sequence=reply.sequence,
-        deliveries=reply.deliveries,
-        retries=reply.retries,
-        crashes=reply.crashes,
-        trace_id=reply.trace_id or None,
-        producer=reply.producer_sub or None,
-    )
+    return [
+        copied(
+            QueueMessage,
+            each,
+            queue=each.queue or reply.queue or "",
+            group=group,
+            lease_id=each.lease_id or "",
+            payload=carried(each) or b"null",
+        )
+        for each in reply.messages or ()
+    ]
 
 
 def pushed(reply: PushedReply, item: Item) -> Pushed:
@@ -225,73 +216,15 @@ def pushed(reply: PushedReply, item: Item) -> Pushed:
 
 def settled(reply: SettledReply) -> Settled:
     """What became of a settlement."""
-    return Settled(
-        reply.transaction_id or "",
-        reply.success,
-        reply.message or "",
-        reply.error or None,
-        reply.queue_name or None,
-        reply.partition_name or None,
-        reply.lease_released,
-        reply.dlq,
-    )
+    return copied(Settled, reply)
 
 
 def dead_letters(body: bytes) -> DeadLetters:
     """A page of dead letters."""
     reply = read(body, DEAD_LETTERS)
-    letters = [_dead_letter(each) for each in reply.messages or ()]
-    return DeadLetters(letters, len(letters) if reply.total is None else reply.total)
+    return DeadLetters([copied(DeadLetter, each, payload=carried(each)) for each in reply.messages], reply.total)
 
 
-def _dead_letter(reply: DeadLetterReply) -> DeadLetter:
-    return DeadLetter(
-        id=reply.id,
-        message_id=reply.message_id or "",
-        transaction_id=reply.transaction_id,
-        partition_id=reply.partition_id or "",
-        partition=reply.partition,
-        queue=reply.queue,
-        group=reply.consumer_group or DEFAULT_GROUP,
-        payload=_payload(reply),
-        reason=reply.reason or "",
-        error=reply.error_message or "",
-        retries=reply.retry_count,
-        crashes=reply.crashes,
-        deliveries=reply.deliveries,
-        producer=reply.producer_sub or None,
-        created_at=_seconds(reply.created_at) or 0.0,
-        moved_at=_seconds(reply.moved_to_dlq_at) or 0.0,
-        redriven_at=_seconds(reply.redriven_at),
-    )
-
-
-def group(members: dict[str, Any]) -> GroupInfo:
+def group(reply: GroupReply) -> GroupInfo:
     """One consumer group of one queue."""
-    return GroupInfo(
-        name=members.get("name") or "",
-        queue=members.get("queueName") or "",
-        partitions=members.get("members") or 0,
-        partitions_with_lag=members.get("partitionsWithLag") or 0,
-        lag=members.get("totalLag") or 0,
-        lag_seconds=float(members.get("maxTimeLag") or 0.0),
-        subscription=members.get("subscriptionMode") or "",
-        subscription_from=_seconds(members.get("subscriptionTimestamp")),
-        created_at=_seconds(members.get("subscriptionCreatedAt")) or 0.0,
-    )
-
-
-def lease_end(body: bytes) -> float:
-    """When a lease that was renewed ends."""
-    return _seconds(read(body, MEMBERS).get("expiresAt")) or 0.0
-
-
-def _payload(reply: MessageReply | DeadLetterReply) -> bytes | None:
-    if reply.data_encoding == "encrypted":
-        return None
-    body = payload_of(reply.data)
-    return base64.b64decode(json.loads(body)) if reply.data_encoding == "base64" else body
-
-
-def _seconds(text: str | None) -> float | None:
-    return moment("a time", text) if text else None
+    return copied(GroupInfo, reply)

@@ -17,7 +17,7 @@ from pump.queue.engine import Engine
 from pump.queue.http.guard import Guard, Token, read_tokens
 
 if TYPE_CHECKING:
-    from pump.queue.http.server import Server
+    from pump.queue.http.server import QueueServer
     from pump.queue.sealing import Sealing
 
 log: Final = logging.getLogger("pump.queue")
@@ -112,15 +112,15 @@ def _runner() -> Callable[[Engine, Guard, argparse.Namespace], None]:
 
 
 def _run(engine: Engine, guard: Guard, options: argparse.Namespace) -> None:
-    from pump.queue.http.server import Server  # noqa: PLC0415 - needs an extra
+    from pump.queue.http.server import QueueServer  # noqa: PLC0415 - needs an extra
 
-    server = Server(engine, guard=guard, create_groups=not options.known_groups, origins=options.allow_origin)
+    server = QueueServer(engine, guard=guard, create_groups=not options.known_groups, origins=options.allow_origin)
     with _listening(options.host, options.port) as listener:
         log.info("listening on %s", _address(listener))
         serve(server, listener)
 
 
-def serve(server: "Server", listener: socket.socket) -> None:
+def serve(server: "QueueServer", listener: socket.socket) -> None:
     """Answer requests until SIGTERM or SIGINT; then finish those that have begun."""
     import uvicorn  # noqa: PLC0415 - an extra
 

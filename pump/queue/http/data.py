@@ -68,7 +68,7 @@ async def acknowledge_many(request: QueueRequest) -> Response:
     return reply(replies.settled(await _settle(request, items)))
 
 
-async def transaction(request: QueueRequest) -> Response:
+async def transaction(request: QueueRequest) -> object:
     """Settle and store together, or not at all."""
     body = await request.body()
     steps, places, leases = await _on_thread_if_large(len(body), partial(requests.transaction, body, request.producer))
@@ -76,7 +76,7 @@ async def transaction(request: QueueRequest) -> Response:
     if outcome.success:
         _count_pushed(request, [each for each in outcome.results if isinstance(each, Pushed)])
         _count_settled(request, [each for each in outcome.results if isinstance(each, Settled)])
-    return reply(replies.committed(str(uuid.uuid4()), outcome, places))
+    return replies.committed(str(uuid.uuid4()), outcome, places)
 
 
 async def extend(request: QueueRequest) -> Response:
@@ -87,23 +87,21 @@ async def extend(request: QueueRequest) -> Response:
     return reply(replies.extended(result), status)
 
 
-async def configure(request: QueueRequest) -> Response:
+async def configure(request: QueueRequest) -> object:
     """Create a queue, or replace all of its options."""
     asked = options.configuration(await request.body())
     info = await request.call(
         request.engine.configure, asked.queue, asked.options, namespace=asked.namespace, task=asked.task
     )
-    return reply(
-        {
-            "configured": True,
-            "queueId": info.id,
-            "partitionId": info.partitions[0].id if info.partitions else None,
-            "queue": info.name,
-            "namespace": info.namespace,
-            "task": info.task,
-            "options": options.options_written(asked.options),
-        }
-    )
+    return {
+        "configured": True,
+        "queueId": info.id,
+        "partitionId": info.partitions[0].id if info.partitions else None,
+        "queue": info.name,
+        "namespace": info.namespace,
+        "task": info.task,
+        "options": options.options_written(asked.options),
+    }
 
 
 async def _taken(request: QueueRequest, want: Want, wait_seconds: float) -> Taken:

@@ -26,9 +26,9 @@ async def health(request: QueueRequest) -> Response:
     )
 
 
-async def metrics(request: QueueRequest) -> Response:
+async def metrics(request: QueueRequest) -> object:
     """What was counted since the server started."""
-    return reply({"database": await _is_healthy(request), "counters": request.metrics.totals()})
+    return {"database": await _is_healthy(request), "counters": request.metrics.totals()}
 
 
 async def prometheus(request: QueueRequest) -> Response:

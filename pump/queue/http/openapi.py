@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
-from starlette.responses import Response
 
 from pump.queue.http.guard import Level
 from pump.queue.http.request import QueueRequest
+from pump.queue.wire.times import Time
 
 Schema: TypeAlias = Mapping[str, object]
 
@@ -44,7 +44,8 @@ class RouteSpec:
 
     method: str
     path: str
-    respond: Callable[[QueueRequest], Awaitable[Response]]
+    respond: Callable[[QueueRequest], Awaitable[object]]
+    """Returns a Response, or what stands in JSON in one of status 200."""
     level: Level
     statuses: Sequence[int] = (200,)
     query: type[Struct] | None = None
@@ -60,7 +61,7 @@ def document(routes: Sequence[RouteSpec]) -> Mapping[str, object]:
     """All routes as one OpenAPI document."""
     bodies = {each.body: None for each in routes if each.body is not None}
     schemas, components = msgspec.json.schema_components(
-        bodies, schema_hook=_any_json, ref_template="#/components/schemas/{name}"
+        bodies, schema_hook=_schema, ref_template="#/components/schemas/{name}"
     )
     described = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, dict[str, object]] = {}
@@ -80,8 +81,8 @@ def document(routes: Sequence[RouteSpec]) -> Mapping[str, object]:
     }
 
 
-def _any_json(_: type) -> dict[str, object]:
-    return {"description": "Any JSON."}
+def _schema(kind: type) -> dict[str, object]:
+    return {"type": "string", "format": "date-time"} if kind is Time else {"description": "Any JSON."}
 
 
 def _operation(route: RouteSpec) -> dict[str, object]:
@@ -100,7 +101,7 @@ def _operation(route: RouteSpec) -> dict[str, object]:
 def _query_parameters(query: type[Struct] | None) -> Sequence[Schema]:
     if query is None:
         return []
-    _, components = msgspec.json.schema_components([query])
+    _, components = msgspec.json.schema_components([query], schema_hook=_schema)
     properties = components[query.__name__]["properties"]
     return [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()]
 

@@ -22,6 +22,7 @@ from pump.queue.wire.queries import (
     QueueQuery,
     QueuesQuery,
 )
+from pump.queue.wire.requests import OptionsRequest
 from pump.queue.wire.times import time_text
 
 LARGEST_REPLY_BYTES: Final = 10_000_000
@@ -33,131 +34,127 @@ Tree = Mapping[str, object]
 # -- queues
 
 
-async def overview(request: QueueRequest) -> Response:
+async def overview(request: QueueRequest) -> object:
     """All queues together."""
     found = await _queues_with_partitions(request)
     _, dead = await request.call(request.engine.dead_letters, Filter(limit=1))
     stats = replies.stats(partition for queue in found for partition in queue.partitions)
-    return reply(
-        {
-            "queues": len(found),
-            "partitions": sum(len(queue.partitions) for queue in found),
-            "namespaces": len(_labels(found, lambda queue: queue.namespace)),
-            "tasks": len(_labels(found, lambda queue: queue.task)),
-            "messages": {**stats, "deadLetter": dead},
-        }
-    )
+    return {
+        "queues": len(found),
+        "partitions": sum(len(queue.partitions) for queue in found),
+        "namespaces": len(_labels(found, lambda queue: queue.namespace)),
+        "tasks": len(_labels(found, lambda queue: queue.task)),
+        "messages": {**stats, "deadLetter": dead},
+    }
 
 
-async def queues(request: QueueRequest) -> Response:
+async def queues(request: QueueRequest) -> object:
     """All queues, without their partitions."""
     query = request.query(QueuesQuery)
     found = [_queue(each) for each in await request.call(request.engine.queues) if query.search in each.name]
-    return reply({"queues": query.part(found), "total": len(found)})
+    return {"queues": query.part(found), "total": len(found)}
 
 
-async def queue(request: QueueRequest) -> Response:
+async def queue(request: QueueRequest) -> object:
     """One queue, with its options, its partitions and its groups."""
     name = request.names["queue"]
     options = await _options(request, name)
     found = await request.call(request.engine.queues, name)
     if not found:
         raise _no_queue(name)
-    return reply(
-        {
-            **_queue(found[0]),
-            "options": options,
-            "partitions": [replies.partition(each) for each in found[0].partitions],
-            "consumerGroups": [replies.group(each) for each in found[0].groups],
-            "stats": replies.stats(found[0].partitions),
-        }
-    )
+    return {
+        **_queue(found[0]),
+        "options": options,
+        "partitions": [replies.partition(each) for each in found[0].partitions],
+        "consumerGroups": [replies.group(each) for each in found[0].groups],
+        "stats": replies.stats(found[0].partitions),
+    }
 
 
-async def delete_queue(request: QueueRequest) -> Response:
+async def delete_queue(request: QueueRequest) -> object:
     """Remove a queue."""
     name = request.names["queue"]
     existed = await request.call(request.engine.delete_queue, name)
-    return reply({"deleted": True, "existed": existed, "queue": name})
+    return {"deleted": True, "existed": existed, "queue": name}
 
 
-async def clear_queue(request: QueueRequest) -> Response:
+async def clear_queue(request: QueueRequest) -> object:
     """Remove all messages of a queue or of one of its partitions."""
     name, partition = request.names["queue"], request.query(ClearQuery).partition
     await _options(request, name)
     removed = await request.call(request.engine.clear, name, partition)
-    return reply({"success": True, "queue": name, "partition": partition, "removed": removed})
+    return {"success": True, "queue": name, "partition": partition, "removed": removed}
 
 
-async def namespaces(request: QueueRequest) -> Response:
+async def namespaces(request: QueueRequest) -> object:
     """All namespaces, with their queues."""
-    return reply({"namespaces": await _labelled(request, "namespace", lambda queue: queue.namespace)})
+    return {"namespaces": await _labelled(request, "namespace", lambda queue: queue.namespace)}
 
 
-async def tasks(request: QueueRequest) -> Response:
+async def tasks(request: QueueRequest) -> object:
     """All tasks, with their queues."""
-    return reply({"tasks": await _labelled(request, "task", lambda queue: queue.task)})
+    return {"tasks": await _labelled(request, "task", lambda queue: queue.task)}
 
 
-async def partitions(request: QueueRequest) -> Response:
+async def partitions(request: QueueRequest) -> object:
     """Partitions of all queues or of one."""
     query = request.query(QueueQuery)
     found = await _queues_with_partitions(request, query.queue)
     every = [{**replies.partition(each), "queue": queue.name} for queue in found for each in queue.partitions]
-    return reply({"partitions": query.part(every), "total": len(every)})
+    return {"partitions": query.part(every), "total": len(every)}
 
 
 # -- messages and dead letters
 
 
-async def messages(request: QueueRequest) -> Response:
+async def messages(request: QueueRequest) -> object:
     """Stored messages, newest first."""
     found = await request.call(request.engine.stored, request.query(MessagesQuery).filter())
-    return reply({"messages": [replies.listed(each) for each in found], "mode": "queue"})
+    return {"messages": [replies.listed(each) for each in found], "mode": "queue"}
 
 
-async def queue_messages(request: QueueRequest) -> Response:
+async def queue_messages(request: QueueRequest) -> object:
     """Stored messages of one queue, newest first."""
     name = request.names["queue"]
     await _options(request, name)
     found = await request.call(request.engine.stored, request.query(MessagesQuery).filter(name))
-    return reply({"messages": [replies.listed(each) for each in found], "queue": name})
+    return {"messages": [replies.listed(each) for each in found], "queue": name}
 
 
-async def message(request: QueueRequest) -> Response:
+async def message(request: QueueRequest) -> object:
     """One message, with its payload."""
     found = await request.call(request.engine.message, *_message_ids(request))
     if found is None:
         raise NotFound("Message not found")
     options = await request.call(request.engine.options, found.queue)
-    return reply(replies.message(found, None if options is None else options_written(options)))
+    return replies.message(found, None if options is None else options_written(options))
 
 
-async def delete_message(request: QueueRequest) -> Response:
+async def delete_message(request: QueueRequest) -> object:
     """Remove a message for all groups."""
     partition_id, transaction_id = _message_ids(request)
     if not await request.call(request.engine.delete_message, partition_id, transaction_id):
         raise NotFound("Message not found")
-    return reply({"success": True, "deleted": True, "partitionId": partition_id, "transactionId": transaction_id})
+    return {"success": True, "deleted": True, "partitionId": partition_id, "transactionId": transaction_id}
 
 
-async def retry_message(request: QueueRequest) -> Response:
+async def retry_message(request: QueueRequest) -> object:
     """Make a dead message pending again."""
     partition_id, transaction_id = _message_ids(request)
     number = await request.call(request.engine.retry, partition_id, transaction_id)
     if not number:
         raise NotFound("No dead letter of this message can be retried")
-    return reply({"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id})
+    return {"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id}
 
 
-async def make_dead_letter(request: QueueRequest) -> Response:
+async def make_dead_letter(request: QueueRequest) -> object:
     """Make a dead letter of a message, for a group or for all that have not settled it."""
     partition_id, transaction_id = _message_ids(request)
     of_group, error = requests.dead_letter(await request.body())
     number = await request.call(request.engine.bury, partition_id, transaction_id, group=of_group, error=error)
     if not number:
         raise await _why_not_dead(request, of_group)
-    return reply({"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id})
+    return {"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id}
 
 
 async def _why_not_dead(request: QueueRequest, of_group: str | None) -> QueueError:
@@ -169,11 +166,11 @@ async def _why_not_dead(request: QueueRequest, of_group: str | None) -> QueueErr
     return Conflict("The message is settled already")
 
 
-async def dead_letters(request: QueueRequest) -> Response:
+async def dead_letters(request: QueueRequest) -> object:
     """A page of dead letters, newest first."""
     which = request.query(DeadLettersQuery).filter()
     found, total = await _dead_letters(request, which)
-    return reply(replies.dead_letters(found, total, which.limit, which.offset))
+    return replies.dead_letters(found, total, which.limit, which.offset)
 
 
 async def _dead_letters(request: QueueRequest, which: Filter) -> tuple[Sequence[DeadLetter], int]:
@@ -188,29 +185,29 @@ async def _dead_letters(request: QueueRequest, which: Filter) -> tuple[Sequence[
             return found, total
 
 
-async def redrive(request: QueueRequest) -> Response:
+async def redrive(request: QueueRequest) -> object:
     """Push dead letters again, each once."""
     ids = requests.redrive_ids(await request.body())
     results = await request.call(request.engine.redrive, ids)
-    return reply({"success": True, "results": list(map(replies.redriven, ids, results))})
+    return {"success": True, "results": list(map(replies.redriven, ids, results))}
 
 
 # -- consumer groups
 
 
-async def groups(request: QueueRequest) -> Response:
+async def groups(request: QueueRequest) -> object:
     """All groups of all queues."""
-    return reply([replies.group(each) for each in await request.call(request.engine.groups)])
+    return [replies.group(each) for each in await request.call(request.engine.groups)]
 
 
-async def lagging_groups(request: QueueRequest) -> Response:
+async def lagging_groups(request: QueueRequest) -> object:
     """Groups whose oldest message has waited too long."""
     least = request.query(LaggingQuery).min_lag_seconds
     found = await request.call(request.engine.groups)
-    return reply([replies.group(each) for each in found if each.lag and each.lag_seconds >= least])
+    return [replies.group(each) for each in found if each.lag and each.lag_seconds >= least]
 
 
-async def group(request: QueueRequest) -> Response:
+async def group(request: QueueRequest) -> object:
     """How far one group is in every partition of its queues."""
     name = request.names["group"]
     found = [
@@ -218,49 +215,45 @@ async def group(request: QueueRequest) -> Response:
         for each in await _known_group(request, name)
         for info in await request.call(request.engine.queues, each.queue)
     ]
-    return reply({queue.name: {"partitions": _progress(queue.partitions, name)} for queue in found})
+    return {queue.name: {"partitions": _progress(queue.partitions, name)} for queue in found}
 
 
-async def delete_group(request: QueueRequest) -> Response:
+async def delete_group(request: QueueRequest) -> object:
     """Forget a group's progress, in one queue or in all."""
     name, of_queue = request.names["group"], request.names.get("queue")
     request.query(DeleteGroupQuery)
     existed = await request.call(request.engine.delete_group, name, of_queue)
-    return reply({"success": True, "deleted": existed, "consumerGroup": name, "queueName": of_queue})
+    return {"success": True, "deleted": existed, "consumerGroup": name, "queueName": of_queue}
 
 
-async def subscription(request: QueueRequest) -> Response:
+async def subscription(request: QueueRequest) -> object:
     """Let a group begin again at a time, in all its queues."""
     name, to = request.names["group"], requests.subscription_time(await request.body())
     known = await _known_group(request, name)
     moved = [await request.call(request.engine.seek, name, each.queue, to) for each in known]
     log.warning("consumer group %s was moved to %s in %d queues", name, time_text(to), len(known))
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": name,
-            "subscriptionTimestamp": time_text(to),
-            "partitionsUpdated": sum(moved),
-        }
-    )
+    return {
+        "success": True,
+        "consumerGroup": name,
+        "subscriptionTimestamp": time_text(to),
+        "partitionsUpdated": sum(moved),
+    }
 
 
-async def seek(request: QueueRequest) -> Response:
+async def seek(request: QueueRequest) -> object:
     """Move a group in a queue, or in one of its partitions."""
     target = requests.seek_target(await request.body())
     name, of_queue, partition = request.names["group"], request.names["queue"], request.names.get("partition")
     moved = await request.call(request.engine.seek, name, of_queue, target, partition)
-    return reply(
-        {
-            "success": True,
-            "consumerGroup": name,
-            "queueName": of_queue,
-            "partition": partition,
-            "toEnd": target is None,
-            "timestamp": time_text(target),
-            "partitionsUpdated": moved,
-        }
-    )
+    return {
+        "success": True,
+        "consumerGroup": name,
+        "queueName": of_queue,
+        "partition": partition,
+        "toEnd": target is None,
+        "timestamp": time_text(target),
+        "partitionsUpdated": moved,
+    }
 
 
 # -- notes about messages
@@ -272,7 +265,7 @@ async def add_trace(request: QueueRequest) -> Response:
     return reply({"success": True, "traceId": await request.call(request.engine.add_trace, note)}, 201)
 
 
-async def traces(request: QueueRequest) -> Response:
+async def traces(request: QueueRequest) -> object:
     """Notes about one message, or under one name, oldest first."""
     limit, offset = request.query(PageQuery).page()
     found = await request.call(
@@ -283,43 +276,41 @@ async def traces(request: QueueRequest) -> Response:
         limit=limit,
         offset=offset,
     )
-    return reply(replies.traces(found))
+    return replies.traces(found)
 
 
-async def trace_names(request: QueueRequest) -> Response:
+async def trace_names(request: QueueRequest) -> object:
     """All names that notes were filed under."""
-    return reply({"traceNames": await request.call(request.engine.trace_names)})
+    return {"traceNames": await request.call(request.engine.trace_names)}
 
 
 # -- numbers
 
 
-async def status(request: QueueRequest) -> Response:
+async def status(request: QueueRequest) -> object:
     """All messages, queues and groups, as numbers."""
     found = await _queues_with_partitions(request, request.query(QueueQuery).queue)
     known = await request.call(request.engine.groups)
-    return reply(
-        {
-            "queues": len(found),
-            "messages": replies.stats(partition for queue in found for partition in queue.partitions),
-            "consumerGroups": len({each.name for each in known}),
-            "totalLag": sum(each.lag for each in known),
-            "counters": request.metrics.totals(),
-        }
-    )
+    return {
+        "queues": len(found),
+        "messages": replies.stats(partition for queue in found for partition in queue.partitions),
+        "consumerGroups": len({each.name for each in known}),
+        "totalLag": sum(each.lag for each in known),
+        "counters": request.metrics.totals(),
+    }
 
 
-async def status_of_queues(request: QueueRequest) -> Response:
+async def status_of_queues(request: QueueRequest) -> object:
     """Every queue with its numbers."""
     query = request.query(QueueQuery)
     found = await _queues_with_partitions(request, query.queue)
     rows = [{**_queue(each), "messages": replies.stats(each.partitions)} for each in found]
-    return reply({"queues": query.part(rows), "total": len(rows)})
+    return {"queues": query.part(rows), "total": len(rows)}
 
 
-async def refresh(_request: QueueRequest) -> Response:
+async def refresh(_request: QueueRequest) -> object:
     """Do nothing: numbers are counted when they are asked for."""
-    return reply({"success": True})
+    return {"success": True}
 
 
 # -- what several of them need
@@ -330,7 +321,7 @@ async def _queues_with_partitions(request: QueueRequest, name: str | None = None
     return [info for each in names for info in await request.call(request.engine.queues, each)]
 
 
-async def _options(request: QueueRequest, name: str) -> Tree:
+async def _options(request: QueueRequest, name: str) -> OptionsRequest:
     options = await request.call(request.engine.options, name)
     if options is None:
         raise _no_queue(name)

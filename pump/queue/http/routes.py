@@ -2,13 +2,10 @@
 
 from typing import Final
 
-from starlette.responses import Response
-
 from pump.queue.http import data, health, operators
 from pump.queue.http.guard import Level
 from pump.queue.http.openapi import RouteSpec, document
 from pump.queue.http.request import QueueRequest
-from pump.queue.http.responses import reply
 from pump.queue.wire import queries, requests
 
 _QUEUE: Final = "/api/v1/resources/queues/{queue}"
@@ -22,9 +19,9 @@ _FOUND: Final = (200, 404)
 _POPPED: Final = (200, 204, 404, 409)
 
 
-async def openapi(_request: QueueRequest) -> Response:
+async def openapi(_request: QueueRequest) -> object:
     """This description."""
-    return reply(document(ROUTES))
+    return document(ROUTES)
 
 
 _DATA: Final = (

@@ -24,7 +24,7 @@ from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull
 from pump.queue.http.guard import Forbidden, Guard
 from pump.queue.http.openapi import RouteSpec
 from pump.queue.http.request import BodyTooLarge, BodyTooSlow, QueueRequest, log
-from pump.queue.http.responses import nothing, refusal
+from pump.queue.http.responses import nothing, refusal, reply
 from pump.queue.http.routes import ROUTES
 from pump.queue.http.state import ClientDisconnected, ServerState
 from pump.queue.wire.queries import path_part
@@ -55,7 +55,7 @@ _POP: Final = "/api/v1/pop/"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
 
 
-class Server:
+class QueueServer:
     """The ASGI application. Whoever opened the engine closes it, after the application has ended."""
 
     def __init__(
@@ -178,9 +178,10 @@ class _Endpoint:
             _refuse_two_hosts(request)
             self._guard.check_origin(request.headers)
             producer = self._guard.check_token(request.headers.get("authorization"), self._spec.level)
-            return await self._spec.respond(QueueRequest(self._state, request, producer))
+            answer = await self._spec.respond(QueueRequest(self._state, request, producer))
         except Exception as error:
             return self._error_response(error)
+        return answer if isinstance(answer, Response) else reply(answer)
 
     def _error_response(self, error: Exception) -> Response:
         """The reply for an error; it never shows what the database says."""
@@ -219,4 +220,4 @@ async def _bad_path(_request: Request, error: Exception) -> Response:
     return refusal(str(error), 400)
 
 
-__all__ = ["Server"]
+__all__ = ["QueueServer"]

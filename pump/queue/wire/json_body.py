@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, ValidationError
 
 from pump.queue.errors import BadRequest
+from pump.queue.wire.times import A_TIME, Time, time_text
 
 DEEPEST: Final = 500
 """Levels of a payload: whoever receives it, inside of something else, must be able to read it too."""
@@ -22,7 +23,18 @@ NULL: Final = Raw(b"null")
 
 Body = TypeVar("Body")
 
-encode: Final = msgspec.json.encode
+
+def _read_value(kind: type, value: object) -> object:
+    return Time.read(value) if kind is Time else value
+
+
+def _written_value(value: object) -> object:
+    if isinstance(value, Time):
+        return time_text(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_written_value).encode
 """The JSON of structs, mappings and lists. A Raw stands in it as it is."""
 
 _decode_raw: Final = msgspec.json.Decoder(Raw).decode
@@ -33,6 +45,7 @@ _BRACKET: Final = re.compile(rb"[\[\]{}]")
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (LONGEST_NUMBER + 1))
 _PLACE: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>\w+)`")
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]{0,40})")
 _EXPECTED: Final = re.compile(r"^Expected `(?P<kind>\w+)[^`]*`(?: >= (?P<least>\d+))?")
 _KINDS: Final[Mapping[str, str]] = {
     "array": "an array of strings",
@@ -41,6 +54,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "int": "a whole number",
     "object": "an object",
     "str": "a string",
+    "time": A_TIME,
 }
 
 
@@ -53,7 +67,7 @@ class Reader(Generic[Body]):
     def __init__(
         self, kind: type[Body], wrong: Mapping[str, str] = MappingProxyType({}), *, may_be_empty: bool = False
     ) -> None:
-        self._decode: Final = msgspec.json.Decoder(kind).decode
+        self._decode: Final = msgspec.json.Decoder(kind, dec_hook=_read_value).decode
         self._may_be_empty: Final = may_be_empty
         self._wrong: Final = wrong
 
@@ -88,11 +102,6 @@ def payload_of(raw: Raw) -> bytes:
     return payload
 
 
-def read_tree(raw: Raw) -> object:
-    """A value that has been read, as objects; a number beyond the range of a float is infinite."""
-    return json.loads(bytes(raw), object_pairs_hook=_without_repetition)
-
-
 def is_json(body: bytes) -> bool:
     """Whether the bytes can stand in a JSON text as they are."""
     try:
@@ -106,9 +115,19 @@ def is_json(body: bytes) -> bool:
     return True
 
 
+def read_members(members: Mapping[str, str], kind: type[Body], wrong: Mapping[str, str]) -> Body:
+    """Members that are texts, such as those of a URL, as a struct."""
+    try:
+        return msgspec.convert(members, kind, strict=False, dec_hook=_read_value)
+    except ValidationError as error:
+        raise BadRequest(explained(error, wrong)) from None
+
+
 def explained(error: ValidationError, wrong: Mapping[str, str]) -> str:
     """What is wrong with which member, in words for whoever wrote it."""
     text = str(error)
+    if unknown := _UNKNOWN.search(text):
+        return f"there is no option {unknown['name']!r}"
     place, missing, expected = _PLACE.search(text), _MISSING.search(text), _EXPECTED.match(text)
     path = place["path"] if place else ""
     kind = expected["kind"] if expected else ""
@@ -118,7 +137,7 @@ def explained(error: ValidationError, wrong: Mapping[str, str]) -> str:
         return f"{path or 'the body'} must be an object"
     where, _, name = re.sub(r"\[\d+\]$", "", path).rpartition(".")
     least = f", {expected['least']} or more" if expected and expected["least"] and kind == "int" else ""
-    default = f"{name} must be {_KINDS.get(kind, _KINDS['float'])}{least}"
+    default = f"{name} must be {_KINDS.get(kind, 'a number in range')}{least}"
     return f"{wrong.get(name, default)}{where and f' ({where})'}"
 
 

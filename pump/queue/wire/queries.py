@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-import msgspec
-from msgspec import Meta, Struct, ValidationError, field
+from msgspec import Meta, Struct, field
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Want
-from pump.queue.wire.json_body import explained
-from pump.queue.wire.times import moment
+from pump.queue.wire.json_body import read_members
+from pump.queue.wire.times import A_TIME, Time
 
 LONGEST_WAIT_SECONDS: Final = 3600.0
 DEFAULT_WAIT_SECONDS: Final = 30.0
@@ -61,7 +60,12 @@ class PopQuery(Struct, rename="camel"):
     def _start(self) -> float | str:
         if self.subscription_from is None:
             return self.subscription_mode.removesuffix("-only")
-        return "new" if self.subscription_from == "now" else moment("subscriptionFrom", self.subscription_from)
+        if self.subscription_from == "now":
+            return "new"
+        try:
+            return Time.read(self.subscription_from)
+        except ValueError:
+            raise BadRequest(f"subscriptionFrom must be {A_TIME}") from None
 
 
 class PageQuery(Struct, rename="camel"):
@@ -98,8 +102,8 @@ class DeadLettersQuery(QueueQuery):
     partition: str | None = None
     consumer_group: str | None = None
     status: State | None = None
-    since: str | None = field(name="from", default=None)
-    until: str | None = field(name="to", default=None)
+    since: Time | None = field(name="from", default=None)
+    until: Time | None = field(name="to", default=None)
 
     def filter(self, queue: str | None = None) -> Filter:
         """What the engine is asked for, of one queue where it is given."""
@@ -109,8 +113,8 @@ class DeadLettersQuery(QueueQuery):
             partition=self.partition,
             group=self.consumer_group,
             state=self.status,
-            since=None if self.since is None else moment("from", self.since),
-            until=None if self.until is None else moment("to", self.until),
+            since=self.since,
+            until=self.until,
             limit=limit,
             offset=offset,
         )
@@ -148,10 +152,7 @@ def read_query(text: bytes, kind: type[Query]) -> Query:
         raise BadRequest("the query is not UTF-8, or has too many fields") from None
     for name, value in pairs:
         limits.check_text(name[:40], value)
-    try:
-        return msgspec.convert(dict(pairs), kind, strict=False)
-    except ValidationError as error:
-        raise BadRequest(explained(error, _WRONG)) from None
+    return read_members(dict(pairs), kind, _WRONG)
 
 
 def path_part(text: str) -> str:

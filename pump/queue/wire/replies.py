@@ -4,8 +4,9 @@ Members are in camelCase, but for those of a push, where the API has it so. Time
 """
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -27,9 +28,10 @@ from pump.queue.vocabulary import (
     Trace,
     Want,
 )
-from pump.queue.wire.json_body import ABSENT, NULL, encode, is_json
-from pump.queue.wire.times import time_text
+from pump.queue.wire.json_body import ABSENT, NULL, encode, is_json, payload_of
+from pump.queue.wire.times import Time, time_text
 
+Copy = TypeVar("Copy")
 Reply: TypeAlias = Mapping[str, object]
 
 LAGGING_SECONDS: Final = 300.0
@@ -45,7 +47,7 @@ class PushedReply(Struct, gc=False):
 
     index: int = 0
     transaction_id: str | None = None
-    queue_name: str | None = field(name="queueName", default=None)
+    queue: str | None = field(name="queueName", default=None)
     status: str = ""
     """ "queued", "duplicate" or "failed"."""
     message_id: str | None = ABSENT
@@ -61,13 +63,13 @@ class MessageReply(Struct, rename="camel", gc=False):
     id: str = ""
     transaction_id: str = ""
     trace_id: str | None = None
-    producer_sub: str | None = None
-    created_at: str | None = None
+    producer: str | None = field(name="producerSub", default=None)
+    created_at: Time = Time(0)
     queue: str | None = None
     partition_id: str = ""
     partition: str = ""
     lease_id: str | None = None
-    consumer_group: str | None = None
+    group: str | None = field(name="consumerGroup", default=None)
     sequence: int = 0
     deliveries: int = 1
     retries: int = 0
@@ -85,7 +87,7 @@ class PopReply(Struct, rename="camel", gc=False):
     partition: str | None = None
     partition_id: str | None = None
     lease_id: str | None = None
-    expires_at: str | None = None
+    expires_at: Time | None = None
     consumer_group: str | None = None
     partitions_claimed: int = 0
     messages: list[MessageReply] | None = None
@@ -99,32 +101,42 @@ class SettledReply(Struct, rename="camel", gc=False):
     success: bool = False
     message: str | None = None
     error: str | None = None
-    queue_name: str | None = None
-    partition_name: str | None = None
+    queue: str | None = field(name="queueName", default=None)
+    partition: str | None = field(name="partitionName", default=None)
     lease_released: bool = False
-    dlq: bool = False
+    dead: bool = field(name="dlq", default=False)
+
+
+class ExtendedReply(Struct, rename="camel"):
+    """What became of a lease that was to be renewed."""
+
+    success: bool
+    lease_id: str | None = None
+    error: str | None = None
+    expires_at: Time | None = None
+    new_expires_at: Time | None = None
 
 
 class DeadLetterReply(Struct, rename="camel"):
     """One dead letter."""
 
-    id: str = ""
-    message_id: str | None = None
-    transaction_id: str = ""
-    partition_id: str | None = None
-    queue: str = ""
-    partition: str = ""
-    consumer_group: str | None = None
-    reason: str | None = None
-    error_message: str | None = None
-    retry_count: int = 0
-    crashes: int = 0
-    deliveries: int = 0
-    producer_sub: str | None = None
-    created_at: str | None = None
-    failed_at: str | None = None
-    moved_to_dlq_at: str | None = None
-    redriven_at: str | None = None
+    id: str
+    message_id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    group: str = field(name="consumerGroup")
+    reason: str
+    error: str = field(name="errorMessage")
+    retries: int = field(name="retryCount")
+    crashes: int
+    deliveries: int
+    producer: str | None = field(name="producerSub")
+    created_at: Time
+    failed_at: Time
+    moved_at: Time = field(name="movedToDlqAt")
+    redriven_at: Time | None
     data: Raw = NULL
     data_encoding: str | None = ABSENT
     """ "base64", or "encrypted" where the server does not have the key."""
@@ -133,9 +145,39 @@ class DeadLetterReply(Struct, rename="camel"):
 class DeadLettersReply(Struct):
     """A page of dead letters."""
 
-    messages: list[DeadLetterReply] | None = None
-    total: int | None = None
-    pagination: object = None
+    messages: list[DeadLetterReply]
+    total: int
+    pagination: dict[str, int]
+
+
+class GroupReply(Struct, rename="camel"):
+    """One consumer group of one queue."""
+
+    name: str
+    queue: str = field(name="queueName")
+    topics: list[str]
+    partitions: int = field(name="members")
+    partitions_with_lag: int
+    lag: int = field(name="totalLag")
+    lag_seconds: float = field(name="maxTimeLag")
+    state: str
+    subscription: str = field(name="subscriptionMode")
+    subscription_from: Time | None = field(name="subscriptionTimestamp")
+    created_at: Time = field(name="subscriptionCreatedAt")
+
+
+def copied(kind: Callable[..., Copy], source: object, **others: object) -> Copy:
+    """A struct, dataclass or named tuple, made of the attributes that the source has by the same names."""
+    names = getattr(kind, "__match_args__", ())
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)} | others)
+
+
+def carried(reply: MessageReply | DeadLetterReply) -> bytes | None:
+    """The payload as it was pushed; None where it is encrypted."""
+    if reply.data_encoding == "encrypted":
+        return None
+    payload = payload_of(reply.data)
+    return base64.b64decode(json.loads(payload)) if reply.data_encoding == "base64" else payload
 
 
 # -- what producers and consumers are told
@@ -172,7 +214,7 @@ def popped(want: Want, taken: Taken) -> bytes:
             partition=first.partition,
             partition_id=first.partition_id,
             lease_id="" if want.auto_ack else taken.lease_id,
-            expires_at=None if want.auto_ack else time_text(taken.expires_at),
+            expires_at=None if want.auto_ack else Time(taken.expires_at),
             consumer_group=want.group,
             partitions_claimed=taken.partitions,
             messages=[_message(each, want) for each in taken.messages],
@@ -186,7 +228,7 @@ def _message(found: Leased, want: Want) -> MessageReply:
         found.transaction_id,
         found.trace_id,
         found.producer,
-        time_text(found.created_at),
+        Time(found.created_at),
         found.queue,
         found.partition_id,
         found.partition,
@@ -247,16 +289,10 @@ def _step(place: int, result: Result, *, committed: bool) -> Reply:
     }
 
 
-def extended(result: Extended) -> Reply:
+def extended(result: Extended) -> ExtendedReply:
     """What became of a lease that was to be renewed."""
-    expires_at = time_text(result.expires_at)
-    return {
-        "leaseId": result.lease_id,
-        "success": result.success,
-        "error": result.error or None,
-        "expiresAt": expires_at,
-        "newExpiresAt": expires_at,
-    }
+    expires_at = _time(result.expires_at)
+    return ExtendedReply(result.success, result.lease_id, result.error or None, expires_at, expires_at)
 
 
 # -- what operators are told
@@ -289,21 +325,11 @@ def stats(partitions: Iterable[PartitionInfo]) -> dict[str, int]:
     return total
 
 
-def group(found: GroupInfo) -> Reply:
+def group(found: GroupInfo) -> GroupReply:
     """One group of one queue."""
-    return {
-        "name": found.name,
-        "queueName": found.queue,
-        "topics": [found.queue],
-        "members": found.partitions,
-        "partitionsWithLag": found.partitions_with_lag,
-        "totalLag": found.lag,
-        "maxTimeLag": found.lag_seconds,
-        "state": "Lagging" if found.lag_seconds > LAGGING_SECONDS else "Stable",
-        "subscriptionMode": found.subscription,
-        "subscriptionTimestamp": time_text(found.subscription_from),
-        "subscriptionCreatedAt": time_text(found.created_at),
-    }
+    state = "Lagging" if found.lag_seconds > LAGGING_SECONDS else "Stable"
+    times = {"subscription_from": _time(found.subscription_from), "created_at": Time(found.created_at)}
+    return copied(GroupReply, found, topics=[found.queue], state=state, **times)
 
 
 def progress(name: str, found: ProgressInfo) -> Reply:
@@ -346,7 +372,7 @@ def listed(found: Stored) -> dict[str, object]:
     }
 
 
-def message(found: Stored, options: Reply | None) -> Reply:
+def message(found: Stored, options: object) -> Reply:
     """One message with all there is to know of it."""
     return {**listed(found), "queueConfig": options, **_members("payload", found.payload)}
 
@@ -357,27 +383,13 @@ def dead_letters(found: Sequence[DeadLetter], total: int, limit: int, offset: in
 
 
 def _dead_letter(found: DeadLetter) -> DeadLetterReply:
-    moved_at = time_text(found.moved_at)
-    return DeadLetterReply(
-        found.id,
-        found.message_id,
-        found.transaction_id,
-        found.partition_id,
-        found.queue,
-        found.partition,
-        found.group,
-        found.reason,
-        found.error,
-        found.retries,
-        found.crashes,
-        found.deliveries,
-        found.producer,
-        time_text(found.created_at),
-        moved_at,
-        moved_at,
-        time_text(found.redriven_at),
-        *_carried(found.payload),
-    )
+    times = {name: _time(getattr(found, name)) for name in ("created_at", "moved_at", "redriven_at")}
+    data, encoding = _carried(found.payload)
+    return copied(DeadLetterReply, found, **times, failed_at=times["moved_at"], data=data, data_encoding=encoding)
+
+
+def _time(seconds: float | None) -> Time | None:
+    return None if seconds is None else Time(seconds)
 
 
 def redriven(dead_letter_id: str, pushed: Pushed | None) -> Reply:

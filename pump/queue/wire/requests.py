@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
@@ -19,11 +19,14 @@ from pump.queue.vocabulary import (
     Trace,
 )
 from pump.queue.wire.json_body import ABSENT, NULL, Reader, payload_of
-from pump.queue.wire.times import moment
+from pump.queue.wire.times import Time
 
 Given = TypeVar("Given")
 
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=100 * 365 * 86_400)]
+_LONGEST_SECONDS: Final = 100 * 365 * 86_400
+
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
+Whole: TypeAlias = Annotated[int, Meta(ge=0, le=limits.LARGEST_NUMBER)]
 SettlementOrResult: TypeAlias = Settlement | Settled
 """A settlement to carry out, or the result of one that cannot be carried out."""
 
@@ -38,7 +41,7 @@ class PushItem(Struct, rename="camel", gc=False):
     transaction_id: str | None = ABSENT
     trace_id: str | None = ABSENT
     delay_seconds: Seconds | None = ABSENT
-    not_before: str | None = ABSENT
+    not_before: Time | None = ABSENT
     payload: Raw = ABSENT
     data: Raw = ABSENT
     """The payload under the name that some clients have for it."""
@@ -94,26 +97,47 @@ class ExtendRequest(Struct):
     seconds: float | None = ABSENT
 
 
+class OptionsRequest(Struct, rename="camel", forbid_unknown_fields=True):
+    """The options of a queue: `retryDelay` is in milliseconds, the other times are in seconds."""
+
+    ordered: bool | None = ABSENT
+    lease_time: Seconds | None = ABSENT
+    retry_limit: Whole | None = ABSENT
+    retry_delay: Annotated[float, Meta(ge=0, le=1000 * _LONGEST_SECONDS)] | None = ABSENT
+    max_size: Whole | None = ABSENT
+    ttl: Seconds | None = ABSENT
+    priority: Whole | None = ABSENT
+    dead_letter_queue: bool | None = ABSENT
+    dead_letter_after_max_retries: bool | None = field(name="dlqAfterMaxRetries", default=ABSENT)
+    delayed_processing: Seconds | None = ABSENT
+    window_buffer: Seconds | None = ABSENT
+    max_wait_time: Seconds | None = field(name="maxWaitTimeSeconds", default=ABSENT)
+    retention_enabled: bool | None = ABSENT
+    retention: Seconds | None = field(name="retentionSeconds", default=ABSENT)
+    completed_retention: Seconds | None = field(name="completedRetentionSeconds", default=ABSENT)
+    encryption: bool | None = field(name="encryptionEnabled", default=ABSENT)
+
+
 class ConfigureRequest(Struct):
     """`POST /api/v1/configure`."""
 
     queue: str
     namespace: str | None = ABSENT
     task: str | None = ABSENT
-    options: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = ABSENT
+    options: OptionsRequest | None = ABSENT
 
 
 class SeekRequest(Struct, rename="camel"):
     """`POST …/seek`."""
 
     to_end: bool | None = ABSENT
-    timestamp: str | None = ABSENT
+    timestamp: Time | None = ABSENT
 
 
 class SubscriptionRequest(Struct, rename="camel"):
     """`POST /api/v1/consumer-groups/:group/subscription`."""
 
-    subscription_timestamp: str
+    subscription_timestamp: Time
 
 
 class DeadLetterRequest(Struct, rename="camel"):
@@ -255,16 +279,14 @@ def lease_seconds(what: str, seconds: float) -> float:
 def seek_target(body: bytes) -> float | None:
     """Where a group is to go on: at a time, or with None at the end."""
     request = _SEEK.read(body)
-    if request.to_end:
-        return None
-    if not request.timestamp:
+    if not request.to_end and _given(request.timestamp) is None:
         raise BadRequest(_NO_TARGET)
-    return moment("timestamp", request.timestamp)
+    return None if request.to_end else request.timestamp
 
 
 def subscription_time(body: bytes) -> float:
     """Where a group is to begin again."""
-    return moment("subscriptionTimestamp", _SUBSCRIPTION.read(body).subscription_timestamp)
+    return _SUBSCRIPTION.read(body).subscription_timestamp
 
 
 def dead_letter(body: bytes) -> tuple[str | None, str]:
@@ -319,7 +341,7 @@ def _push(item: PushItem, producer: str | None) -> Push:
         item.partition or DEFAULT_PARTITION,
         item.transaction_id or "",
         _given(item.trace_id),
-        moment("notBefore", item.not_before) if item.not_before else 0.0,
+        item.not_before or 0.0,
         item.delay_seconds or 0.0,
         producer,
     )

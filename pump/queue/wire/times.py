@@ -3,22 +3,31 @@
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import modf
-from typing import Final, overload
+from typing import Final, Self, overload
 
-from pump.queue.errors import BadRequest
-from pump.queue.limits import check_seconds
+from pump.queue.limits import FARTHEST_SECONDS
+
+A_TIME: Final = "a time such as 2026-01-31T12:00:00Z"
 
 _MICROSECONDS: Final = 1_000_000
 
 
-def moment(what: str, text: str) -> float:
-    """The time that a text names, in seconds since the epoch; without an offset it is UTC."""
-    try:
-        read = datetime.fromisoformat(text)
-        found = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise BadRequest(f"{what} must be a time such as 2026-01-31T12:00:00Z") from None
-    return check_seconds(what, found)
+class Time(float):
+    """A time in seconds since the epoch, which stands in JSON as a text such as 2026-01-31T12:00:00Z."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, text: object) -> Self:
+        """The time that a text names; without an offset it is UTC. ValueError where it names none."""
+        try:
+            read = datetime.fromisoformat(text)  # type: ignore[arg-type]  # anything but a text is a TypeError
+            found = cls((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp())
+        except (TypeError, ValueError, OverflowError):
+            found = cls(-1.0)
+        if not 0 <= found <= FARTHEST_SECONDS:
+            raise ValueError("Expected `time`")
+        return found
 
 
 @overload

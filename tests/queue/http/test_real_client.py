@@ -573,13 +573,13 @@ def test_a_consumer_outlives_a_database_that_is_away(file_engine: Any, own_signa
     import httpx
     from queen import Queen
 
-    from pump.queue.http.server import Server
+    from pump.queue.http.server import QueueServer
 
     away = Away(file_engine)
     handled: list[Any] = []
 
     async def scenario() -> None:
-        server = Server(away)
+        server = QueueServer(away)
         async with server.opened(), Queen(url=LOOPBACK, retry_delay_millis=10) as queen, asyncio.timeout(LONG):
             await queen._http_client._client.aclose()
             queen._http_client._client = httpx.AsyncClient(transport=httpx.ASGITransport(server))

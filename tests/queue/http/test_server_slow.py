@@ -16,7 +16,7 @@ from pump.clock import Clock, ManualClock, SystemClock
 from pump.queue.engine import Engine
 from pump.queue.http import request as server_request
 from pump.queue.http.request import BODY_SECONDS
-from pump.queue.http.server import Server
+from pump.queue.http.server import QueueServer
 from support.programs import DEADLINE
 from support.waiting import eventually
 
@@ -30,7 +30,7 @@ OF_THE_SERVER = 1
 @contextmanager
 def listening(engine: Engine, clock: Clock) -> Iterator[int]:
     """A server at a port of its own, which it says, with the clock of a test."""
-    server = uvicorn.Server(uvicorn.Config(Server(engine, clock=clock), lifespan="on", log_config=None))
+    server = uvicorn.Server(uvicorn.Config(QueueServer(engine, clock=clock), lifespan="on", log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
