@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pump.queue.errors import BadRequest
-from pump.queue.vocabulary import Filter, Push, Settlement, Step, Trace, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, Settlement, Step, Trace
 
 LONGEST_NAME: Final = 255
 LONGEST_ID_BYTES: Final = 255
@@ -73,6 +73,11 @@ def check_trace_id(trace_id: str) -> str:
 def is_text(text: str) -> bool:
     """Whether a database could know the text at all: a lone surrogate is none."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def is_storable(text: str) -> bool:
+    """Whether the text can be stored by every database at all; what cannot be stored names nothing."""
+    return is_text(text) and "\0" not in text
 
 
 def uuid_or_none(text: str) -> str | None:
@@ -161,20 +166,20 @@ def check_settlement(settlement: Settlement) -> None:
         check_count("retries", settlement.retries)
 
 
-def check_want(want: Want) -> None:
-    """Refuse a Want that no queue could answer."""
-    check_name("Queue", want.queue)
-    check_name("Consumer group", want.group)
-    if want.partition is not None:
-        check_name("Partition", want.partition)
-    check_count("batch", want.limit, 1)
-    check_count("partitions", want.partitions, 1)
-    check_count("the largest reply", want.largest_reply)
-    if want.retry_limit is not None:
-        check_count("retry limit", want.retry_limit, -1)
-    if want.lease_time is not None:
-        check_seconds("lease time", want.lease_time)
-    check_start(want.subscribe_from)
+def check_pop(request: PopRequest) -> None:
+    """Refuse a PopRequest that no queue could answer."""
+    check_name("Queue", request.queue)
+    check_name("Consumer group", request.group)
+    if request.partition is not None:
+        check_name("Partition", request.partition)
+    check_count("batch", request.limit, 1)
+    check_count("partitions", request.partitions, 1)
+    check_count("the largest reply", request.largest_reply)
+    if request.retry_limit is not None:
+        check_count("retry limit", request.retry_limit, -1)
+    if request.lease_time is not None:
+        check_seconds("lease time", request.lease_time)
+    check_start(request.subscribe_from)
 
 
 def check_start(start: float | str) -> None:
@@ -208,3 +213,6 @@ def check_trace(trace: Trace) -> None:
         check_name("traceNames", name)
     if trace.group is not None:
         check_name("Consumer group", trace.group)
+
+
+check_want = check_pop

@@ -65,7 +65,7 @@ class Pushed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class PopRequest:
     """What a consumer asks for."""
 
     queue: str
@@ -110,8 +110,8 @@ class Leased(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The answer to a Want."""
+class PopResult:
+    """The answer to a PopRequest."""
 
     messages: Sequence[Leased] = ()
     lease_id: str = ""
@@ -312,3 +312,7 @@ class Trace:
     names: Sequence[str] = ()
     id: str = ""
     created_at: float = 0.0
+
+
+Want = PopRequest
+Taken = PopResult
