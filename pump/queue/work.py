@@ -96,7 +96,7 @@ class Work(ABC):
         """Remove a queue."""
 
     @abstractmethod
-    def clear(self, name: str, partition: str | None) -> int:
+    def clear(self, name: str, partition: str | None, /) -> int:
         """Remove all messages."""
 
     @abstractmethod
@@ -104,11 +104,11 @@ class Work(ABC):
         """All groups, or those of that name."""
 
     @abstractmethod
-    def delete_group(self, name: str, queue: str | None) -> bool:
+    def delete_group(self, name: str, queue: str | None, /) -> bool:
         """Delete a group's progress."""
 
     @abstractmethod
-    def seek(self, group: str, name: str, to: float | None, partition: str | None) -> int:
+    def seek(self, group: str, name: str, to: float | None, partition: str | None, /) -> int:
         """Move a group."""
 
     @abstractmethod
@@ -116,11 +116,11 @@ class Work(ABC):
         """Messages without their payloads."""
 
     @abstractmethod
-    def message(self, partition_id: str, transaction_id: str) -> Stored | None:
+    def message(self, partition_id: str, transaction_id: str, /) -> Stored | None:
         """One message with its payload."""
 
     @abstractmethod
-    def delete_message(self, partition_id: str, transaction_id: str) -> bool:
+    def delete_message(self, partition_id: str, transaction_id: str, /) -> bool:
         """Remove a message."""
 
     @abstractmethod
@@ -132,11 +132,11 @@ class Work(ABC):
         """Push dead letters again."""
 
     @abstractmethod
-    def retry(self, partition_id: str, transaction_id: str) -> int:
+    def retry(self, partition_id: str, transaction_id: str, /) -> int:
         """Make a dead message pending again."""
 
     @abstractmethod
-    def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str) -> int:
+    def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str, /) -> int:
         """Make a dead letter of a message."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Work(ABC):
 
     @abstractmethod
     def traces(
-        self, partition_id: str | None, transaction_id: str | None, name: str | None, *, limit: int, offset: int
+        self, partition_id: str | None, transaction_id: str | None, name: str | None, /, *, limit: int, offset: int
     ) -> list[Trace]:
         """Notes, oldest first."""
 

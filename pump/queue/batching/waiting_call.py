@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pump.errors import TransportError
 
@@ -39,7 +39,7 @@ class WaitingCall(ABC, Generic[Item, Answer]):
         """Raise the error in the caller."""
 
 
-AnyCall = TypeVar("AnyCall", bound=WaitingCall[object, object])
+AnyCall = TypeVar("AnyCall", bound=WaitingCall[Any, Any])
 
 
 def next_batch(waiting: deque[AnyCall]) -> list[AnyCall]:

@@ -190,7 +190,7 @@ def room_in(work: SqliteWork, queue: Queue) -> float:
     """How many more messages a queue takes: its limit less what its slowest group, or with no group all, has open."""
     if not queue.options.max_size:
         return float("inf")
-    (unsettled,) = work.execute(UNSETTLED, (queue.id,)).fetchone()
+    unsettled: int | None = work.execute(UNSETTLED, (queue.id,)).fetchone()[0]
     if unsettled is None:
         unsettled = work.number(STORED, queue.id)
     return queue.options.max_size - unsettled - work.number(SCHEDULED, queue.id)

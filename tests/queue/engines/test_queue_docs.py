@@ -13,7 +13,7 @@ import pytest
 from brokers.postgres import Postgres
 from pump.command.cli import main
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, State
 from pump.transports.postgres import _OPTIONS as POSTGRES_OPTIONS
 from pump.transports.sqlite import _OPTIONS as SQLITE_OPTIONS
 from support.programs import DEADLINE, Program
@@ -54,8 +54,8 @@ def test_the_queue_works_without_a_pump(programs: Mapping[str, Path]) -> None:
     subprocess.run([sys.executable, "embedded.py"], cwd=folder, check=True, timeout=DEADLINE)
 
     queue = SqliteEngine(folder / "shop.db")
-    assert [each.payload for each in queue.pop(Want(queue="invoices")).messages] == [b'{"order": 1}']
-    assert queue.pop(Want(queue="parcels", group="packing")).messages == ()
+    assert [each.payload for each in queue.pop(PopRequest(queue="invoices")).messages] == [b'{"order": 1}']
+    assert queue.pop(PopRequest(queue="parcels", group="packing")).messages == ()
     queue.close()
 
 
@@ -96,7 +96,7 @@ def test_the_client_works(programs: Mapping[str, Path], capsys: pytest.CaptureFi
         work(url)
 
     assert capsys.readouterr().out == "packing {'sku': 'tea'}\npacked {'sku': 'tea'}\n"
-    assert [each.payload for each in queue.pop(Want(queue="invoices")).messages] == [b'{"sku":"tea"}']
+    assert [each.payload for each in queue.pop(PopRequest(queue="invoices")).messages] == [b'{"sku":"tea"}']
     queue.close()
 
 

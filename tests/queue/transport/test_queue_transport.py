@@ -23,10 +23,10 @@ from pump.message import Header, Message
 from pump.queue.errors import QueueUnavailable
 from pump.queue.options import QueueOptions
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.transport import consumer as door_consumer
+from pump.queue.transport import consumer as queue_consumer
 from pump.queue.transport.consumer import QueueConsumer
 from pump.queue.transport.transport import LARGEST_BODY, LARGEST_HEADERS, QueueTransport
-from pump.queue.vocabulary import Filter, Push, State, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, State
 from pump.transport_kit import ack_batch
 from support.programs import DEADLINE, Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
@@ -248,7 +248,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[QueueConsumer]:
         found.append(consumer)
         return look(consumer, limit)[0], 60.0
 
-    monkeypatch.setattr(door_consumer, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(queue_consumer, "LOOK_SECONDS", 60.0)
     monkeypatch.setattr(QueueConsumer, "_look", counted)
     return found
 
@@ -530,7 +530,7 @@ def test_what_could_not_be_said_is_said_by_the_channels_next_consumer(
 
 
 def test_an_outage_keeps_what_goes_back_and_says_it_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_consumer, "SAY_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(queue_consumer, "RETRY_SECONDS", 0.05)
     consumer = bench.consumer(lease=60.0)
     bench.send("1")
     (message,) = consumer.receive(10, 5.0)
@@ -687,7 +687,7 @@ def test_a_message_of_others_is_all_body(bench: Bench) -> None:
 def test_others_can_read_ours(bench: Bench) -> None:
     bench.send('{"sku": "tea"}')
     with bench.door.engine() as engine:
-        (message,) = engine.pop(Want(queue=bench.topic)).messages
+        (message,) = engine.pop(PopRequest(queue=bench.topic)).messages
 
     import json
 
