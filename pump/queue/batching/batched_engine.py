@@ -124,7 +124,7 @@ class BatchedEngine:
 
     async def _wait(self, request: PopRequest, until: float, waiters: QueueWaiters, line: WaitLine) -> PopResult:
         result, ticket = PopResult(), line.ticket()
-        if not line.is_empty and not await line.wait(ticket, until):
+        if not line.is_empty and not await line.wait_turn(ticket, until):
             return result
         while not self._closing:
             result = await self._look(request, line)
@@ -133,7 +133,7 @@ class BatchedEngine:
                 break
             if await self._listen(request.queue, waiters) or line.missed(result.due_in):
                 continue
-            if not await line.wait(ticket, until):
+            if not await line.wait_turn(ticket, until):
                 break
         return result
 

@@ -3,31 +3,22 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic
+from typing import Final, Generic, TypeVar
 
-from pump.queue.batching.waiting_call import (
-    LARGE,
-    Answer,
-    Item,
-    WaitingCall,
-    items_of,
-    next_batch,
-    share_answers,
-    share_error,
-)
+from pump.queue.batching.waiting_call import LARGE, next_batch, share_answers, share_error
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
-class TaskCall(WaitingCall[Item, Answer]):
-    """A call of one task."""
+class TaskCall(Generic[Item, Answer]):
+    """A `WaitingCall` of one task."""
 
     def __init__(self, items: Sequence[Item], weight: int) -> None:
-        super().__init__(items, weight)
+        self.items = items
+        self.weight = weight
         self.answer: Final[asyncio.Future[Sequence[Answer]]] = asyncio.get_running_loop().create_future()
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether its task was cancelled."""
-        return self.answer.cancelled()
+        self.is_cancelled = self.answer.cancelled
 
     def done(self, answers: Sequence[Answer]) -> None:
         """Wake the task, unless it was cancelled."""
@@ -83,7 +74,7 @@ class TaskBatcher(Generic[Item, Answer]):
 
     async def _carry_out(self, batch: Sequence[TaskCall[Item, Answer]]) -> None:
         try:
-            share_answers(batch, await self._run(items_of(batch)))
+            share_answers(batch, await self._run([item for call in batch for item in call.items]))
         except Exception as error:
             for call in share_error(batch, error):
                 await self._carry_out([call])

@@ -6,26 +6,22 @@ There is no thread of its own: one of the waiting threads, the leader, carries o
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Generic
+from typing import Final, Generic, TypeVar
 
-from pump.queue.batching.waiting_call import (
-    LARGE,
-    Answer,
-    Item,
-    WaitingCall,
-    items_of,
-    next_batch,
-    share_answers,
-    share_error,
-)
+from pump.queue.batching.waiting_call import LARGE, next_batch, share_answers, share_error
 from pump.queue.errors import QueueUnavailable
 
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
-class ThreadCall(WaitingCall[Item, Answer]):
-    """A call of one thread."""
+
+class ThreadCall(Generic[Item, Answer]):
+    """A `WaitingCall` of one thread."""
 
     def __init__(self, items: Sequence[Item], weight: int) -> None:
-        super().__init__(items, weight)
+        self.items = items
+        self.weight = weight
+        self.is_cancelled: Final[Callable[[], bool]] = bool  # False: a thread cannot stop waiting
         self.answers: Sequence[Answer] | None = None
         self.error: Exception | None = None
         self.leads = False
@@ -120,7 +116,7 @@ class ThreadBatcher(Generic[Item, Answer]):
 
     def _carry_out(self, batch: Sequence[ThreadCall[Item, Answer]]) -> None:
         try:
-            share_answers(batch, self._run(items_of(batch)))
+            share_answers(batch, self._run([item for call in batch for item in call.items]))
         except Exception as error:
             for call in share_error(batch, error):
                 self._carry_out([call])

@@ -68,7 +68,7 @@ class WaitLine:
             self._look_in(delay)
         return again
 
-    async def wait(self, ticket: int, until: float) -> bool:
+    async def wait_turn(self, ticket: int, until: float) -> bool:
         """Wait to be woken; False when the time is over."""
         waiter = Waiter(ticket, Signal())
         insort(self._waiting, waiter, key=lambda each: each.ticket)

@@ -1,14 +1,10 @@
 """Small calls that wait to be carried out together: which go into one batch, and who gets which results."""
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from pump.errors import TransportError
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 LARGE: Final = 100
 """A call of so many items goes alone: it gains nothing from others, and would delay the small ones."""
@@ -18,28 +14,29 @@ HEAVIEST: Final = 4_000_000
 """Weight of one batch."""
 
 
-class WaitingCall(ABC, Generic[Item, Answer]):
+class WaitingCall(Protocol):
     """What one caller wants to have done."""
 
-    def __init__(self, items: Sequence[Item], weight: int) -> None:
-        self.items: Final = items
-        self.weight: Final = weight
+    @property
+    def items(self) -> Sequence[Any]:
+        """What it is about."""
 
     @property
-    def is_cancelled(self) -> bool:
+    def weight(self) -> int:
+        """Of all items together."""
+
+    @property
+    def is_cancelled(self) -> Callable[[], bool]:
         """Whether its caller does not wait any more."""
-        return False
 
-    @abstractmethod
-    def done(self, answers: Sequence[Answer]) -> None:
-        """Give the caller the results of its items."""
+    def done(self, answers: Sequence[Any]) -> None:
+        """Give the caller the answers to its items."""
 
-    @abstractmethod
     def failed(self, error: Exception) -> None:
         """Raise the error in the caller."""
 
 
-AnyCall = TypeVar("AnyCall", bound=WaitingCall[Any, Any])
+AnyCall = TypeVar("AnyCall", bound=WaitingCall)
 
 
 def next_batch(waiting: deque[AnyCall]) -> list[AnyCall]:
@@ -52,17 +49,12 @@ def next_batch(waiting: deque[AnyCall]) -> list[AnyCall]:
         if batch and (count > MOST or weight > HEAVIEST):
             break
         call = waiting.popleft()
-        if not call.is_cancelled:
+        if not call.is_cancelled():
             batch.append(call)
     return batch
 
 
-def items_of(batch: Sequence[WaitingCall[Item, Answer]]) -> list[Item]:
-    """The items of all calls, in order."""
-    return [item for call in batch for item in call.items]
-
-
-def share_answers(batch: Sequence[WaitingCall[Item, Answer]], answers: Sequence[Answer]) -> None:
+def share_answers(batch: Sequence[WaitingCall], answers: Sequence[object]) -> None:
     """Give each call the answers to its own items."""
     start = 0
     for call in batch:

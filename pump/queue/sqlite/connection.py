@@ -204,21 +204,16 @@ def begin(connection: sqlite3.Connection, clock: Clock) -> None:
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         until = clock.monotonic() + BUSY_MS / 1000
-        while not is_begun(connection, last=clock.monotonic() > until):
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or clock.monotonic() > until:
+                    raise
             clock.wait(Signal(), random.uniform(*RETRY_SECONDS))  # noqa: S311 - it keeps no secret
     finally:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-
-
-def is_begun(connection: sqlite3.Connection, *, last: bool) -> bool:
-    """Whether this connection is the writer now; the last attempt raises instead of returning False."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as error:
-        if last or not is_busy(error):
-            raise
-        return False
-    return True
 
 
 def is_busy(error: sqlite3.Error) -> bool:

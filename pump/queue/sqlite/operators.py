@@ -29,7 +29,7 @@ def configure_queue(
         (options.ordered, options_as_text(options), namespace, task, queue.id),
     )
     work.forget_queue(queue)
-    update_all_ready(work, queue._replace(mode=options.ordered, options=options))
+    update_all_ready(work, queue._replace(mode=options.ordered, ordered=options.ordered, options=options))
 
 
 def update_all_ready(work: SqliteWork, queue: Queue) -> None:

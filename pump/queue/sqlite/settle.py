@@ -59,14 +59,12 @@ def settle_messages(
     for each in settlers.values():
         if each:
             each.finish()
-    return [with_release(settler, settled) for settler, settled in outcomes]
-
-
-def with_release(settler: "PartitionSettler | None", settled: Settled) -> Settled:
-    """The result, which also says whether its lease ended in this call."""
-    if settler is None or not settler.released or not settled.success or settled.message == ALREADY_ACKNOWLEDGED:
-        return settled
-    return settled._replace(lease_released=True)
+    return [
+        settled._replace(lease_released=True)
+        if settler and settler.released and settled.success and settled.message != ALREADY_ACKNOWLEDGED
+        else settled
+        for settler, settled in outcomes
+    ]
 
 
 def refused(settlement: Settlement, why: str) -> Settled:

@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +45,8 @@ class Watch:
         self._now = now
         self._election = Election(connections.path)
         self._listeners = Listeners()
+        self.notify: Final = self._listeners.notify
+        """Calls the listeners of some queues."""
         self._awake = Signal()
         self._ended = Signal()
         self._thread: threading.Thread | None = None
@@ -73,10 +75,6 @@ class Watch:
         self._awake.set()
         self.ensure()
         return end
-
-    def notify(self, queues: Iterable[str]) -> None:
-        """Call the listeners of these queues."""
-        self._listeners.notify(queues)
 
     def close(self) -> None:
         """End the thread, and let another process make the checkpoints."""

@@ -23,12 +23,9 @@ class Queue(NamedTuple):
     name: str
     mode: bool | None
     """Whether it is ordered; None while nobody has consumed from it."""
+    ordered: bool
+    """Its mode, or the one that it gets by default."""
     options: QueueOptions
-
-    @property
-    def ordered(self) -> bool:
-        """Its mode, or the one that it gets by default."""
-        return self.mode is not False
 
 
 class Partition(NamedTuple):
@@ -116,7 +113,7 @@ class SqliteWork(Work):
     def set_mode(self, queue: Queue, ordered: bool) -> Queue:  # noqa: FBT001 - the column
         """The queue, from now on in that mode."""
         self.execute("UPDATE queue SET ordered = ? WHERE id = ?", (ordered, queue.id))
-        changed = queue._replace(mode=ordered, options=replace(queue.options, ordered=ordered))
+        changed = queue._replace(mode=ordered, ordered=ordered, options=replace(queue.options, ordered=ordered))
         self._queues[queue.id] = changed
         return changed
 
@@ -128,7 +125,8 @@ class SqliteWork(Work):
         if row is None:
             return None
         mode = None if row[3] is None else bool(row[3])
-        queue = Queue(row[0], row[1], row[2], mode, options_from_text(row[4], ordered=mode is not False))
+        ordered = mode is not False
+        queue = Queue(row[0], row[1], row[2], mode, ordered, options_from_text(row[4], ordered=ordered))
         self._queues[queue.id] = queue
         self._queue_ids[queue.name] = queue.id
         return queue

@@ -152,7 +152,7 @@ def test_a_bell_that_fails_harms_nobody(engine: SqliteEngine, caplog: pytest.Log
     assert engine.push([Push("jobs", b"")])
 
     assert rung.is_set()
-    assert "will look by itself" in caplog.text
+    assert "looks by itself later" in caplog.text
 
 
 def test_a_look_that_finds_nothing_writes_nothing(path: Path, engine: SqliteEngine) -> None:
@@ -280,7 +280,7 @@ def test_an_old_sqlite_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
             warn_of_old_sqlite(version)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "SQLite 3.40.1 has a defect that can corrupt a file written by several processes; 3.51.3 mends it"
+        "SQLite 3.40.1 has a defect that can corrupt a file written by several processes; 3.51.3 fixes it"
     ]
 
 
