@@ -213,6 +213,3 @@ def check_trace(trace: Trace) -> None:
         check_name("traceNames", name)
     if trace.group is not None:
         check_name("Consumer group", trace.group)
-
-
-check_want = check_pop

@@ -312,7 +312,3 @@ class Trace:
     names: Sequence[str] = ()
     id: str = ""
     created_at: float = 0.0
-
-
-Want = PopRequest
-Taken = PopResult

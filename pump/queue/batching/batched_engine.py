@@ -261,6 +261,3 @@ class BatchedEngine:
 
 def _call(end: Callable[[], None]) -> None:
     end()
-
-
-Desk = BatchedEngine

@@ -578,9 +578,12 @@ def test_what_is_being_handled_when_its_consumer_closes_stays_leased(bench: Benc
     assert second.receive(1, 0.2) == []
 
 
-@pytest.mark.parametrize("verdict", ["nack", "requeue", "reject", "bury", "extend"])
+@pytest.mark.parametrize("verdict", ["nack", "requeue", "reject", "dead_letter", "extend"])
 def test_a_late_verdict_is_refused_and_changes_nothing(bench: Bench, verdict: str) -> None:
-    options: dict[str, Any] = {"lease": 0.2, **({"dead_letter": f"{bench.topic}-dead"} if verdict == "bury" else {})}
+    options: dict[str, Any] = {
+        "lease": 0.2,
+        **({"dead_letter": f"{bench.topic}-dead"} if verdict == "dead_letter" else {}),
+    }
     first, second = bench.consumer(**options), bench.consumer()
     bench.send("1")
     (late,) = first.receive(1, 5.0)
@@ -589,7 +592,7 @@ def test_a_late_verdict_is_refused_and_changes_nothing(bench: Bench, verdict: st
         "nack": lambda: first.nack(late),
         "requeue": lambda: first.requeue(late, 0.0, 1),
         "reject": lambda: first.reject(late, GIVEN_UP),
-        "bury": lambda: first.reject(late, GIVEN_UP),
+        "dead_letter": lambda: first.reject(late, GIVEN_UP),
         "extend": lambda: first._extend(late, late.receipt.lease, 0.0),  # type: ignore[attr-defined]
     }
 
