@@ -13,7 +13,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of_queue: Final[dict[str, list[Callable[[], None]]]] = {}
+        self._of_queue: Final[dict[str, dict[object, Callable[[], None]]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._of_queue)
@@ -23,21 +23,18 @@ class Listeners:
         self._lock = threading.Lock()
 
     def add(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_ready` for that queue until the returned function is called, which may happen twice."""
-        ended = False
+        """Call `on_ready` for that queue until the returned function is called."""
+        key = object()
+        with self._lock:
+            self._of_queue.setdefault(queue, {})[key] = on_ready
 
         def end() -> None:
-            nonlocal ended
             with self._lock:
-                listeners = self._of_queue.get(queue, [])
-                if not ended:
-                    ended = True
-                    listeners.remove(on_ready)
+                listeners = self._of_queue.get(queue, {})
+                listeners.pop(key, None)
                 if not listeners:
                     self._of_queue.pop(queue, None)
 
-        with self._lock:
-            self._of_queue.setdefault(queue, []).append(on_ready)
         return end
 
     def queues(self) -> list[str]:
@@ -51,7 +48,7 @@ class Listeners:
             return
         for queue in queues:
             with self._lock:
-                listeners = list(self._of_queue.get(queue, ()))
+                listeners = list(self._of_queue.get(queue, {}).values())
             for on_ready in listeners:
                 try:
                     on_ready()

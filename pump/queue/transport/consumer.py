@@ -197,7 +197,8 @@ class QueueConsumer:
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """The same message comes again, to this channel only, with its number of attempts so far."""
-        self._settle(message, self._held.settlement(message, Status.FAILED, delay=delay, retries=attempts))
+        failed = self._held.settlement(message, Status.FAILED)
+        self._settle(message, failed._replace(delay=delay, retries=attempts))
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         """A dead letter is stored and the original is settled: both, or neither."""
@@ -238,7 +239,7 @@ class QueueConsumer:
         texts = provenance(message, rejection)
         first = texts.get("pump-error") or rejection.description or rejection.reason
         error = "\n".join((first, *(f"{name}: {text}" for name, text in texts.items() if name != "pump-error")))
-        return self._held.settlement(message, Status.DEAD, reason=rejection.reason, error=error)
+        return self._held.settlement(message, Status.DEAD)._replace(reason=rejection.reason, error=error)
 
     def _settle(self, message: Message, settlement: Settlement) -> None:
         self._carry_out(message, (settlement,))

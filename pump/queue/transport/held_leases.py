@@ -65,29 +65,10 @@ class HeldLeases:
         lease.open.add(receipt.key)
         return receipt
 
-    def settlement(
-        self,
-        message: Message,
-        status: Status,
-        *,
-        delay: float | None = None,
-        retries: int | None = None,
-        reason: str = "",
-        error: str | None = None,
-    ) -> Settlement:
+    def settlement(self, message: Message, status: Status) -> Settlement:
         """The settlement of a message under its lease."""
         receipt = receipt_of(message)
-        return Settlement(
-            receipt.transaction_id,
-            receipt.partition_id,
-            receipt.lease.id,
-            status,
-            self._group,
-            error=error,
-            delay=delay,
-            reason=reason,
-            retries=retries,
-        )
+        return Settlement(receipt.transaction_id, receipt.partition_id, receipt.lease.id, status, self._group)
 
     def close(self, message: Message) -> Sequence[Settlement]:
         """The message is settled; returns what of its lease goes back together with it."""
@@ -110,7 +91,7 @@ class HeldLeases:
     def _returned(self, message: Message, receipt: LeaseReceipt) -> Settlement:
         """Uncounted, unless it had attempts here while it was held: these must not be forgotten."""
         if message.attempts > receipt.retries:
-            return self.settlement(message, Status.FAILED, delay=0.0, retries=message.attempts)
+            return self.settlement(message, Status.FAILED)._replace(delay=0.0, retries=message.attempts)
         return self._back(receipt.key)
 
     def _ready(self, lease: Lease) -> Sequence[Settlement]:
