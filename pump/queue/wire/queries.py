@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, PopRequest
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, State
 from pump.queue.wire.json_body import read_members
 from pump.queue.wire.times import A_TIME, Time
 
