@@ -41,7 +41,7 @@ class SettleBatch(NamedTuple):
     completes: bool
 
 
-class Outcome(NamedTuple):
+class SettleOutcome(NamedTuple):
     """What became of one settlement."""
 
     message: str
@@ -54,7 +54,7 @@ def settle_messages(
     work: PostgresWork, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
 ) -> list[Settled]:
     """Carry out each; `benign` says whether completing a message that is completed already counts as a success."""
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, SettleOutcome] = {}
     batches = list(batches_of(settlements))
     if len(batches) == 1:
         outcomes.update(carried_out(work, settlements, batches[0], leases))
@@ -70,7 +70,7 @@ def settle_messages(
     ]
 
 
-NOWHERE: Final = Outcome(NOT_FOUND)
+NOWHERE: Final = SettleOutcome(NOT_FOUND)
 
 
 def batches_of(settlements: Sequence[Settlement]) -> Iterator[SettleBatch]:
@@ -100,7 +100,7 @@ def batches_of(settlements: Sequence[Settlement]) -> Iterator[SettleBatch]:
 
 def carried_out(
     work: PostgresWork, settlements: Sequence[Settlement], batch: SettleBatch, leases: frozenset[str]
-) -> dict[int, Outcome]:
+) -> dict[int, SettleOutcome]:
     """What became of each settlement of a batch, by index."""
     items = [settlements[index] for index in batch.indexes]
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
@@ -139,10 +139,10 @@ def columns(items: Sequence[Settlement]) -> tuple[object, ...]:
 
 def outcomes_of(
     work: PostgresWork, items: Sequence[Settlement], numbers: dict[str, int], row: Row | None
-) -> Iterator[Outcome]:
+) -> Iterator[SettleOutcome]:
     """What the database returns for each."""
     codes, queues, names = row or ([], [], [])
-    known: dict[tuple[int, int], Outcome] = {}  # most of a call are alike
+    known: dict[tuple[int, int], SettleOutcome] = {}  # most of a call are alike
     for item, code in zip(items, codes, strict=True):
         place = numbers[item.partition_id] - 1
         outcome = known.get((code, place))
@@ -153,13 +153,13 @@ def outcomes_of(
         yield outcome
 
 
-def outcome_of(code: int, queue: str | None, partition: str | None) -> Outcome:
+def outcome_of(code: int, queue: str | None, partition: str | None) -> SettleOutcome:
     """The same for one settlement."""
     message = MESSAGES[code % LEASE_ENDED]
-    return NOWHERE if message == NOT_FOUND else Outcome(message, code >= LEASE_ENDED, queue, partition)
+    return NOWHERE if message == NOT_FOUND else SettleOutcome(message, code >= LEASE_ENDED, queue, partition)
 
 
-def result(each: Settlement, outcome: Outcome, *, benign: bool, released: bool) -> Settled:
+def result(each: Settlement, outcome: SettleOutcome, *, benign: bool, released: bool) -> Settled:
     """An outcome as its caller sees it."""
     message = outcome.message
     if message == ALREADY_ACKNOWLEDGED and not benign:

@@ -26,7 +26,7 @@ AT_ONCE: Final = 0.0
 """A due time that has passed, whatever the clock says."""
 
 
-class Delivery(NamedTuple):
+class DeliveryRow(NamedTuple):
     """A message as one group has it; only `seq` is set if it was never handed out or is settled."""
 
     seq: int
@@ -111,7 +111,7 @@ class PartitionSettler:
         self._settled += 1
         return self._carry_out(settlement, row)
 
-    def _carry_out(self, settlement: Settlement, row: Delivery) -> Settled:
+    def _carry_out(self, settlement: Settlement, row: DeliveryRow) -> Settled:
         match settlement.status:
             case Status.COMPLETED:
                 return self._complete(settlement, row)
@@ -149,13 +149,13 @@ class PartitionSettler:
             settlement.transaction_id,
         )
 
-    def _delivery(self, transaction_id: str) -> Delivery | None:
+    def _delivery(self, transaction_id: str) -> DeliveryRow | None:
         if not is_text(transaction_id):
             return None
         found = self._work.execute(DELIVERY, (self._progress.group_id, self._partition.id, transaction_id)).fetchone()
-        return found and Delivery._make(found)
+        return found and DeliveryRow._make(found)
 
-    def _allows(self, row: Delivery, lease_id: str | None, leases: frozenset[str]) -> bool:
+    def _allows(self, row: DeliveryRow, lease_id: str | None, leases: frozenset[str]) -> bool:
         """Whether the settlement comes from the consumer that has the message leased."""
         if row.lease_id is None:
             return False
@@ -167,14 +167,14 @@ class PartitionSettler:
         named = leases if lease_id is None else {lease_id}
         return row.lease_id in named and self._work.lease_lives(until)
 
-    def _is_completed(self, row: Delivery) -> bool:
+    def _is_completed(self, row: DeliveryRow) -> bool:
         """Whether the group has completed the message, and did not give it up."""
         if row.delivered_seq is not None or row.seq > self._progress.claimed or not self._progress.group_id:
             return False
         dead = "SELECT 1 FROM dead WHERE part_id = ? AND seq = ? AND group_id = ?"
         return not self._work.exists(dead, self._partition.id, row.seq, self._progress.group_id)
 
-    def _complete(self, settlement: Settlement, row: Delivery) -> Settled:
+    def _complete(self, settlement: Settlement, row: DeliveryRow) -> Settled:
         self._completed += 1
         self._work.execute(
             "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?",
@@ -182,7 +182,7 @@ class PartitionSettler:
         )
         return self._result(settlement, ACKNOWLEDGED)
 
-    def _fail(self, settlement: Settlement, row: Delivery) -> Settled:
+    def _fail(self, settlement: Settlement, row: DeliveryRow) -> Settled:
         """It counts as a retry, and may have been the last attempt."""
         options = self._queue.options
         retries = row.retries + 1 if settlement.retries is None else settlement.retries
@@ -192,7 +192,7 @@ class PartitionSettler:
         delay = options.retry_delay if settlement.delay is None else settlement.delay
         return self._give_back(settlement, row, retries, delay, FAILED_RETRY)
 
-    def _give_back(self, settlement: Settlement, row: Delivery, retries: int, delay: float, message: str) -> Settled:
+    def _give_back(self, settlement: Settlement, row: DeliveryRow, retries: int, delay: float, message: str) -> Settled:
         self._gave_back = True
         due = self._work.now + delay if delay else AT_ONCE
         self._work.execute(
@@ -202,7 +202,7 @@ class PartitionSettler:
         )
         return self._result(settlement, message)
 
-    def _give_up(self, settlement: Settlement, row: Delivery, retries: int, reason: str) -> Settled:
+    def _give_up(self, settlement: Settlement, row: DeliveryRow, retries: int, reason: str) -> Settled:
         error = checked_text(settlement.error) or ""
         cause = Cause(reason, error, retries, row.crashes, row.deliveries)
         insert_dead(self._work, self._progress.group_id, self._partition.id, row.seq, cause)
