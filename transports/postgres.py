@@ -1,32 +1,26 @@
 """PostgreSQL: the durable queue in a database, for many machines. docs/queue.md says what it keeps and how."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Self
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from typing import Final, Self
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 from pump.capabilities import Capabilities
 from pump.duration import Duration
-from pump.errors import ConfigurationError
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
+from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport
+from pump.transport_kit.settings import Options, read_url
 
 SCHEMA: Final = "message_pump"
 POOL_SIZE: Final = 10
 
-_OPTIONS: Final[Mapping[str, Callable[[str], object]]] = {
-    "lease": float,
-    "keep": float,
-    "schema": str,
-    "pool_size": int,
-    "listen_url": str,
-}
+_FORM: Final = "postgres://user:password@host:port/database?option=value"
+_OPTIONS: Final[Options] = {"lease": float, "keep": float, "schema": str, "pool_size": int, "listen_url": str}
 
 
 class PostgresTransport(QueueTransport):
     """The queue in a schema of a database, for any number of processes and machines. Making one opens nothing.
 
-    `url` is the database's as psycopg takes it. Behind a pooler that shares sessions `listen_url` leads past it.
+    `url` is the database's as psycopg takes it. Behind a pooler that shares sessions, `listen_url` bypasses the pooler.
     """
 
     capabilities: Capabilities = replace(CAPABILITIES, system="postgresql")
@@ -51,18 +45,11 @@ class PostgresTransport(QueueTransport):
     def from_url(cls, url: str) -> Self:
         """The transport of postgres://user:password@host:port/database?schema=name; the constructor has the options.
 
-        What else stands in the query is the database client's, such as sslmode.
+        Other options in the query are the database client's, such as sslmode.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in {"postgres", "postgresql"} or parts.fragment:
-            raise ConfigurationError("a database's URL is postgres://user:password@host:port/database?option=value")
-        try:
-            given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        except ValueError:
-            raise ConfigurationError("postgres: the URL's options are name=value&name=value") from None
-        ours = {name: given.pop(name) for name in _OPTIONS if name in given}
-        options: Any = options_of(ours, _OPTIONS)
-        return cls(urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(given), "")), **options)
+        found = read_url(url, _FORM, _OPTIONS, schemes=["postgres", "postgresql"], takes_others=True)
+        query = urlencode(found.others)
+        return cls(urlunsplit(("postgresql", found.parts.netloc, found.parts.path, query, "")), **found.options)
 
     @property
     def place(self) -> str:

@@ -1,18 +1,17 @@
 """SQLite: the durable queue in a file, for one machine. docs/queue.md says what it keeps and how."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Final, Self
 
 from pump.capabilities import Capabilities
 from pump.duration import Duration
-from pump.errors import ConfigurationError
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport, options_of
+from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport
+from pump.transport_kit.settings import Options, read_url
 
-_OPTIONS: Final[Mapping[str, Callable[[str], object]]] = {"lease": float, "keep": float, "synchronous": str}
+_FORM: Final = "sqlite:///relative.db or sqlite:////absolute.db"
+_OPTIONS: Final[Options] = {"lease": float, "keep": float, "synchronous": str}
 
 
 class SqliteTransport(QueueTransport):
@@ -33,15 +32,10 @@ class SqliteTransport(QueueTransport):
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The transport of `sqlite:///relative.db` or `sqlite:////absolute.db`; the constructor has the options."""
-        parts = urlsplit(url)
-        if parts.scheme != "sqlite" or parts.netloc or parts.fragment or not parts.path.strip("/"):
-            raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
-        try:
-            given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        except ValueError:
-            raise ConfigurationError("sqlite: the URL's options are name=value&name=value") from None
-        options: Any = options_of(given, _OPTIONS)
-        return cls(unquote(parts.path[1:]), **options)
+        found = read_url(url, _FORM, _OPTIONS, schemes=["sqlite"])
+        if found.parts.netloc or not found.path.strip("/"):
+            raise found.error("it names no file")
+        return cls(found.path, **found.options)
 
     @property
     def place(self) -> str:

@@ -1,17 +1,30 @@
-"""What every engine of the queue promises. Two keep it: `sqlite_engine` and `postgres_engine`.
+"""What every engine of the queue promises, and the checks that each call passes first. `sqlite` and `postgres` keep it.
 
-Every pushed message is, for every group, in exactly one of pending (scheduled counts), leased, completed and
-dead-lettered. A group's progress never goes back and never passes a message that is not settled; a push that commits
-late is still delivered. An operator's delete and seek are the only exits, and are logged.
+For every consumer group, each pushed message is in exactly one state: pending (scheduled counts as pending), leased,
+completed or dead-lettered. A group's progress never goes back and never passes a message that is not settled; a push
+that commits late is still delivered. Only an operator's delete or seek breaks this rule, and both are logged.
 
-All calls block and may come from any thread; `postgres_async_engine` has the same ones, awaited. Each is one database
-transaction: what it returns is committed, what it raises (a QueueError, or QueueUnavailable) changed nothing, unless
-the connection broke at the commit itself. Whoever cannot know then asks again with the same transaction ids.
+All calls block and may come from any thread. A call is one database transaction, unless its docstring says otherwise:
+what it returns is committed, and what it raises (a QueueError or QueueUnavailable) changed nothing, unless the
+connection broke during the commit itself. A caller who cannot know repeats the call with the same transaction ids.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TypeVar
 
+from pump.queue.errors import QueueUnavailable
+from pump.queue.ids import ids_for
+from pump.queue.limits import (
+    check_filter,
+    check_name,
+    check_pop,
+    check_pushes,
+    check_seconds,
+    check_start,
+    check_steps,
+    check_trace,
+)
 from pump.queue.options import QueueOptions
 from pump.queue.vocabulary import (
     Committed,
@@ -19,6 +32,8 @@ from pump.queue.vocabulary import (
     Extended,
     Filter,
     GroupInfo,
+    PopRequest,
+    PopResult,
     Push,
     Pushed,
     QueueInfo,
@@ -26,120 +41,181 @@ from pump.queue.vocabulary import (
     Settlement,
     Step,
     Stored,
-    Taken,
     Trace,
-    Want,
 )
+from pump.queue.work import StepRefused, Work, pushes_of, transact
+
+T = TypeVar("T")
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """The queue on one database."""
 
+    clock_offset: float
+    """Seconds added to the database's time, for tests."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Let go of every connection and thread; leases stay until they end."""
+        """Close every connection and end every thread; leases stay until they expire."""
 
     def healthy(self) -> bool:
-        """Whether the database answers just now."""
+        """Whether the database answers now."""
+        try:
+            self._read(lambda work: work.ping())
+        except QueueUnavailable:
+            return False
+        return True
 
+    @abstractmethod
     def warnings(self) -> Sequence[str]:
-        """What an operator should see to before it does harm, each as a sentence; nothing that is secret."""
+        """What an operator should mend before it does harm, each as a sentence; no secrets."""
 
     # -- what producers and consumers do
 
     def push(self, items: Sequence[Push]) -> list[Pushed]:
-        """Store each, creating its queue and partition where needed; answers in the order of the items.
+        """Store each message, creating its queue and partition where needed; results in the order of the items.
 
-        A duplicate is not stored again; an item that its queue refuses does not hold back the others.
+        A duplicate is not stored again. An item that its queue refuses does not stop the others.
         """
+        check_pushes(items)
+        ids = ids_for(items)
+        return self._write(lambda work: work.push(items, ids)) if items else []
 
-    def pop(self, want: Want) -> Taken:
+    def pop(self, request: PopRequest) -> PopResult:
         """Lease what is ready; never waits."""
+        check_pop(request)
+        return self._pop(request)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Carry out each as it says; answers in order. One that is refused changes nothing, and not the others."""
+        """Carry out each settlement; results in order. One that is refused changes nothing and does not stop others."""
+        check_steps(settlements)
+        return self._write(lambda work: work.settle(settlements)) if settlements else []
 
     def extend(self, lease_id: str, seconds: float | None = None) -> Extended:
-        """Let a lease end no earlier than that from now; None is its queue's lease time."""
+        """Let a lease end no earlier than `seconds` from now; None is its queue's lease time."""
+        if seconds is not None:
+            check_seconds("seconds", seconds)
+        return self._write(lambda work: work.extend(lease_id, seconds))
 
     def transaction(self, steps: Sequence[Step], leases: frozenset[str] = frozenset()) -> Committed:
-        """All steps or none. A settlement without a lease id is covered by the live lease among `leases`.
+        """Carry out all steps or none. A settlement without a lease id is covered by the live lease among `leases`.
 
-        A message that was completed before, and a push that is a duplicate, each refuse the whole.
+        A message that was completed before, or a push that is a duplicate, refuses the whole transaction.
         """
+        check_steps(steps)
+        ids = ids_for(pushes_of(steps))
+        try:
+            return self._write(lambda work: transact(work, steps, leases, ids))
+        except StepRefused as refused:
+            return Committed(success=False, results=(), error=str(refused))
 
-    def listen(self, queue: str, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring`, from any thread, when something may have become ready in the queue, by any process.
+    def listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_ready`, from any thread, when something may have become ready in the queue, in any process.
 
-        One message may ring often, or the bell may fail: a listener looks by itself once a second as well. Returns
-        what ends it.
+        One message may cause several calls, and a call may be lost: a listener also looks by itself once a second.
+        Returns the function that ends the listening.
         """
+        return self._listen(check_name("Queue", queue), on_ready)
 
     # -- what operators do
 
     def configure(
         self, queue: str, options: QueueOptions, *, namespace: str | None = None, task: str | None = None
     ) -> QueueInfo:
-        """Replace all options of a queue, creating it where needed; a mode may not change while leases are open."""
+        """Replace all options of a queue, creating it where needed; the mode cannot change while leases are open."""
+        check_name("Queue", queue)
+
+        def act(work: Work) -> QueueInfo:
+            work.configure(queue, options, namespace, task)
+            return work.queues(queue)[0]
+
+        return self._write(act)
 
     def options(self, queue: str) -> QueueOptions | None:
-        """The options of a queue; None if there is none."""
+        """The options of a queue; None if there is no such queue."""
+        check_name("Queue", queue)
+        return self._read(lambda work: work.options(queue))
 
     def subscribe(self, queue: str, group: str, start: float | str = "all") -> None:
-        """Make the group known, beginning there; a group that exists keeps its place."""
+        """Create the group, starting there; a group that exists keeps its progress."""
+        check_name("Queue", queue)
+        check_name("Consumer group", group)
+        check_start(start)
+        self._write(lambda work: work.subscribe(queue, group, start))
 
     def queues(self, name: str | None = None) -> Sequence[QueueInfo]:
-        """All queues without their partitions, or the one of that name with all of them."""
+        """All queues without their partitions, or the one of that name with its partitions."""
+        return self._read(lambda work: work.queues(name))
 
     def delete_queue(self, queue: str) -> bool:
-        """Remove a queue and all it holds but its dead letters; False if there was none."""
+        """Remove a queue and all it holds except its dead letters; False if there was none."""
+        return self._write(lambda work: work.delete_queue(queue))
 
     def clear(self, queue: str, partition: str | None = None) -> int:
-        """Remove every message of a queue or of one partition; says how many."""
+        """Remove every message of a queue or of one partition; returns how many."""
+        return self._write(lambda work: work.clear(queue, partition))
 
     def groups(self, name: str | None = None) -> Sequence[GroupInfo]:
         """All groups of all queues, or those of that name."""
+        return self._read(lambda work: work.groups(name))
 
     def delete_group(self, group: str, queue: str | None = None) -> bool:
-        """Forget a group's progress, in one queue or all; named again it begins anew."""
+        """Delete a group's progress, in one queue or in all; a group of that name starts anew."""
+        return self._write(lambda work: work.delete_group(group, queue))
 
     def seek(self, group: str, queue: str, to: float | None, partition: str | None = None) -> int:
         """Move a group to the first message at or after a time, None to the end, and end its leases.
 
-        Says how many partitions that were.
+        Returns how many partitions were moved.
         """
+        return self._write(lambda work: work.seek(group, queue, to, partition))
 
     def purge(self, queue: str, group: str) -> int:
-        """Complete for a group all that nobody has leased, due or not; says how many messages that were.
+        """Complete for a group all that nobody has leased, due or not; returns how many messages that were.
 
-        Not all at one moment: each call of the database is about a bounded number of messages.
+        Several transactions: each is about a bounded number of messages.
         """
+        check_name("Queue", queue)
+        check_name("Consumer group", group)
+        return self._purge(queue, group)
 
     def stored(self, which: Filter) -> Sequence[Stored]:
         """Messages, newest first, without their payloads."""
+        check_filter(which)
+        return self._read(lambda work: work.stored(which))
 
     def message(self, partition_id: str, transaction_id: str) -> Stored | None:
         """One message, with its payload."""
+        return self._read(lambda work: work.message(partition_id, transaction_id))
 
     def delete_message(self, partition_id: str, transaction_id: str) -> bool:
         """Remove a message for all groups; False if there was none."""
+        return self._write(lambda work: work.delete_message(partition_id, transaction_id))
 
     def dead_letters(self, which: Filter) -> tuple[Sequence[DeadLetter], int]:
-        """A page of dead letters, newest first, and how many there are in all."""
+        """A page of dead letters, newest first, and how many there are in total."""
+        check_filter(which)
+        return self._read(lambda work: work.dead_letters(which))
 
     def redrive(self, dead_letter_ids: Sequence[str]) -> list[Pushed | None]:
-        """Push each again as `reprocess-<transaction id>`, once; None where there is none or it was done before."""
+        """Push each again as `reprocess-<transaction id>`, once; None for one that is unknown or already redriven."""
+        return self._write(lambda work: work.redrive(dead_letter_ids)) if dead_letter_ids else []
 
     def retry(self, partition_id: str, transaction_id: str) -> int:
-        """Make a dead message pending again in its place, for every group that gave it up; says for how many."""
+        """Make a dead message pending again in its old place, for every group that gave it up; returns for how many."""
+        return self._write(lambda work: work.retry(partition_id, transaction_id))
 
-    def bury(self, partition_id: str, transaction_id: str, *, group: str | None = None, error: str = "") -> int:
-        """Make a dead letter of a message, for the group or for each that has not settled it; says for how many.
+    def give_up(self, partition_id: str, transaction_id: str, *, group: str | None = None, error: str = "") -> int:
+        """Make a dead letter of a message, for one group or for each that has not settled it; returns for how many.
 
-        Whether it is pending, scheduled or leased: whoever has it, has it no more. It counts as no attempt.
+        The message may be pending, scheduled or leased; whoever has it leased loses it. It counts as no attempt.
         """
+        return self._write(lambda work: work.give_up(partition_id, transaction_id, group, error))
 
     def add_trace(self, trace: Trace) -> str:
-        """Note something about a message; returns the note's id."""
+        """Store a note about a message; returns the note's id."""
+        check_trace(trace)
+        return self._write(lambda work: work.add_trace(trace))
 
     def traces(
         self,
@@ -151,13 +227,37 @@ class Engine(Protocol):
         offset: int = 0,
     ) -> Sequence[Trace]:
         """Notes about one message, or under one name, oldest first."""
+        return self._read(lambda work: work.traces(partition_id, transaction_id, name, limit=limit, offset=offset))
 
     def trace_names(self) -> Sequence[str]:
-        """All names that notes were filed under."""
+        """All names that notes were stored under."""
+        return self._read(lambda work: work.trace_names())
 
     def maintain(self) -> float:
-        """Give due messages their place, apply maximum waiting times and retention.
+        """Number the scheduled messages that are due, apply maximum waiting times and retention.
 
-        Returns the seconds until there is more to do. `pop` sees to what is due by itself: without this, nothing is
-        lost and nothing comes late, but nothing is removed.
+        Returns the seconds until there is more to do. `pop` numbers what is due by itself: without this call nothing is
+        lost and nothing comes late, but nothing is removed either.
         """
+        return self._write(lambda work: work.maintain())
+
+    # -- what differs between the databases
+
+    @abstractmethod
+    def _write(self, act: Callable[[Work], T]) -> T:
+        """Do it, commit, then notify the listeners of the queues that it changed."""
+
+    @abstractmethod
+    def _read(self, act: Callable[[Work], T]) -> T:
+        """Do what changes nothing."""
+
+    def _pop(self, request: PopRequest) -> PopResult:
+        return self._write(lambda work: work.pop(request))
+
+    @abstractmethod
+    def _purge(self, queue: str, group: str) -> int:
+        """As `purge`."""
+
+    @abstractmethod
+    def _listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
+        """As `listen`."""

@@ -1,14 +1,14 @@
-"""What the queue refuses and what it cannot do just now, grouped by what its caller would do about it."""
+"""Errors of the queue, grouped by what the caller would do about them."""
 
 from pump.errors import PumpError, TransportError
 
 
 class QueueError(PumpError):
-    """The queue did not do what was asked, and nothing was changed."""
+    """The queue did not carry out the call; nothing was changed."""
 
 
 class BadRequest(QueueError):  # noqa: N818 - it says what was wrong
-    """What was asked makes no sense as it is: change it before asking again."""
+    """The request is wrong: change it before trying again."""
 
 
 class NotFound(QueueError):  # noqa: N818 - as HTTP calls it
@@ -16,12 +16,12 @@ class NotFound(QueueError):  # noqa: N818 - as HTTP calls it
 
 
 class Conflict(QueueError):  # noqa: N818 - as HTTP calls it
-    """It contradicts what is there: a mode that a queue does not have, a lease that has ended."""
+    """The request contradicts what is stored: another mode of the queue, a lease that has ended."""
 
 
 class QueueFull(QueueError):  # noqa: N818 - it says what is wrong
-    """The queue holds as many messages as its `max_size` allows; later there may be room."""
+    """The queue holds as many messages as its `max_size` allows; there may be room later."""
 
 
 class QueueUnavailable(TransportError):  # noqa: N818 - it says what is wrong
-    """The database cannot be reached or is too busy: the same call may succeed later."""
+    """The database cannot be reached, or is too busy: the same call may succeed later."""

@@ -3,43 +3,54 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
+
+from pump.queue.vocabulary import Push
 
 COUNTER_BITS: Final = 12
 
 
-class Minting:
-    """Mints ids; those of one process rise, also within a millisecond and when its clock is put back."""
+class IdGenerator:
+    """Makes ids; those of one process rise, also within a millisecond and when its clock is put back."""
 
     def __init__(self) -> None:
         self._last = 0
         self._lock = threading.Lock()
 
-    def many(self, number: int) -> list[str]:
-        """So many ids, in rising order."""
+    def many(self, count: int) -> list[str]:
+        """`count` ids, in rising order."""
         stamp = int(time.time() * 1000) << COUNTER_BITS
         with self._lock:
             first = max(stamp, self._last + 1)
-            self._last = first + number - 1
-        tails = os.urandom(8 * number).hex()
-        return [written(first + index, tails[16 * index : 16 * index + 16]) for index in range(number)]
+            self._last = first + count - 1
+        tails = os.urandom(8 * count).hex()
+        return [as_uuid(first + index, tails[16 * index : 16 * index + 16]) for index in range(count)]
 
 
-def written(stamp: int, tail: str) -> str:
+def as_uuid(stamp: int, tail: str) -> str:
     """Milliseconds and counter as the first half of a UUID, sixteen random digits as the second."""
     head = f"{stamp >> COUNTER_BITS:012x}"
     variant = "89ab"[int(tail[0], 16) & 3]
     return f"{head[:8]}-{head[8:]}-7{stamp & 0xFFF:03x}-{variant}{tail[1:4]}-{tail[4:]}"
 
 
-_minting = Minting()
+_generator = IdGenerator()
 
 
 def mint() -> str:
     """A new id."""
-    return _minting.many(1)[0]
+    return _generator.many(1)[0]
 
 
-def mint_many(number: int) -> list[str]:
-    """So many new ids, in rising order."""
-    return _minting.many(number)
+def mint_many(count: int) -> list[str]:
+    """`count` new ids, in rising order."""
+    return _generator.many(count)
+
+
+def ids_for(items: Sequence[Push]) -> list[str]:
+    """A message id for each push, then a transaction id for each that has none.
+
+    Made once, so that a call which is tried again stores nothing twice.
+    """
+    return mint_many(len(items) + sum(not item.transaction_id for item in items))

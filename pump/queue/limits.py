@@ -1,6 +1,6 @@
-"""What a queue, partition, group, transaction id, trace id or payload may be: both engines ask here first.
+"""What a queue, partition, group, transaction id, trace id or payload may be; every call is checked here first.
 
-Whatever passes is text that every database stores as it is, so that no item can fail later than here.
+Text that passes can be stored unchanged by every database, so that no item can fail later.
 """
 
 import unicodedata
@@ -9,28 +9,28 @@ from collections.abc import Sequence
 from typing import Final
 
 from pump.queue.errors import BadRequest
-from pump.queue.vocabulary import Filter, Push, Settlement, Step, Trace, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, Settlement, Step, Trace
 
 LONGEST_NAME: Final = 255
 LONGEST_ID_BYTES: Final = 255
 """Of a transaction id as UTF-8: an index must be able to hold it."""
 LONGEST_ERROR: Final = 8192
-"""Longer error texts are cut."""
+"""Longer error texts are cut off."""
 LARGEST_PAYLOAD_BYTES: Final = 1_000_000
 MOST_ITEMS: Final = 10_000
 MOST_POPPED: Final = 10_000
 MOST_PARTITIONS: Final = 100_000
 """Of one queue."""
 LARGEST_NUMBER: Final = 2**31 - 1
-"""Of what is counted."""
+"""Of counts."""
 FARTHEST_SECONDS: Final = 100_000_000_000.0
-"""No duration is longer, and no time since the epoch later: a database adds them up."""
+"""No duration is longer, and no time since the epoch later, so that a database can add them."""
 LONGEST_LEASE_SECONDS: Final = 7 * 86_400.0
-"""No lease is longer; one that ends later from now was made before the clock was put back, and counts as expired."""
+"""No lease is longer; one that ends later was made before the clock was put back, and counts as expired."""
 
 
 def check_name(what: str, name: str) -> str:
-    """The name, or BadRequest saying what is wrong with `what`."""
+    """The name; BadRequest, naming `what`, if it is wrong."""
     if not isinstance(name, str):
         raise BadRequest(f"{what} must be a string")
     if not name:
@@ -42,7 +42,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuse what not every database can store: control characters and lone surrogates."""
+    """Refuse text that not every database can store: control characters and lone surrogates."""
     if text.isascii() and text.isprintable():
         return
     if any(unicodedata.category(character) == "Cc" for character in text):
@@ -52,7 +52,7 @@ def check_text(what: str, text: str) -> None:
 
 
 def check_transaction_id(transaction_id: str) -> str:
-    """The transaction id, or BadRequest."""
+    """The transaction id; BadRequest if it is wrong."""
     if not isinstance(transaction_id, str):
         raise BadRequest("TransactionId must be a string")
     if not transaction_id:
@@ -64,19 +64,24 @@ def check_transaction_id(transaction_id: str) -> str:
 
 
 def check_trace_id(trace_id: str) -> str:
-    """The trace id, or BadRequest: it is a UUID."""
+    """The trace id; BadRequest if it is no UUID."""
     if uuid_or_none(trace_id) is None:
         raise BadRequest("TraceId must be a UUID")
     return trace_id
 
 
 def is_text(text: str) -> bool:
-    """Whether a database could know the text at all: a lone surrogate is none."""
+    """Whether the text can be encoded: it has no lone surrogates."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def is_storable(text: str) -> bool:
+    """Whether every database can store the text; a text that cannot be stored is the name of nothing."""
+    return is_text(text) and "\0" not in text
+
+
 def uuid_or_none(text: str) -> str | None:
-    """The text as a UUID is written; None where it is not one."""
+    """The text in the usual form of a UUID; None if it is no UUID."""
     try:
         return str(uuid.UUID(text))
     except (ValueError, AttributeError, TypeError):
@@ -84,14 +89,14 @@ def uuid_or_none(text: str) -> str | None:
 
 
 def checked_text(text: str | None) -> str | None:
-    """An error text that any database can store: cut, and without what cannot be stored."""
+    """An error text that every database can store: cut off, and without characters that cannot be stored."""
     if text is None:
         return None
     return text[:LONGEST_ERROR].replace("\0", "�").encode("utf-8", "replace").decode()
 
 
 def check_push(item: Push) -> None:
-    """Refuse a Push that no queue could take."""
+    """Refuse a Push that no queue can store."""
     check_name("Queue", item.queue)
     check_name("Partition", item.partition)
     if item.transaction_id:
@@ -109,21 +114,21 @@ def check_push(item: Push) -> None:
 
 
 def check_seconds(what: str, seconds: float) -> float:
-    """The number, or BadRequest where it is negative, none or beyond all calendars."""
+    """The number; BadRequest if it is negative, no number or too large."""
     if not 0 <= seconds <= FARTHEST_SECONDS:
         raise BadRequest(f"{what} must be a number of seconds, from 0 to {FARTHEST_SECONDS:.0f}")
     return seconds
 
 
 def check_count(what: str, number: int, least: int = 0) -> int:
-    """The number, or BadRequest where it is too small, or larger than a database counts."""
+    """The number; BadRequest if it is too small, or larger than a database can count."""
     if not least <= number <= LARGEST_NUMBER:
         raise BadRequest(f"{what} must be {least} or more, and at most {LARGEST_NUMBER}")
     return number
 
 
 def check_pushes(items: Sequence[Push]) -> None:
-    """Refuse the whole where one item could not be taken, naming it."""
+    """Refuse the whole call if one item is wrong; the error says which."""
     check_number(items)
     for index, item in enumerate(items):
         check_indexed(index, item)
@@ -137,13 +142,13 @@ def check_steps(steps: Sequence[Step]) -> None:
 
 
 def check_number(items: Sequence[object]) -> None:
-    """Refuse more at once than one transaction should carry."""
+    """Refuse more items than one transaction should have."""
     if len(items) > MOST_ITEMS:
         raise BadRequest(f"at most {MOST_ITEMS} items at once")
 
 
 def check_indexed(index: int, step: Step) -> None:
-    """Refuse a step, naming its place."""
+    """Refuse a step that is wrong; the error has its index."""
     try:
         if isinstance(step, Push):
             check_push(step)
@@ -154,40 +159,40 @@ def check_indexed(index: int, step: Step) -> None:
 
 
 def check_settlement(settlement: Settlement) -> None:
-    """Refuse numbers that are none; ids that name nothing are answered, not refused."""
+    """Refuse numbers that are wrong; ids of nothing get a result, and are not refused."""
     if settlement.delay is not None:
         check_seconds("delay", settlement.delay)
     if settlement.retries is not None:
         check_count("retries", settlement.retries)
 
 
-def check_want(want: Want) -> None:
-    """Refuse a Want that no queue could answer."""
-    check_name("Queue", want.queue)
-    check_name("Consumer group", want.group)
-    if want.partition is not None:
-        check_name("Partition", want.partition)
-    check_count("batch", want.limit, 1)
-    check_count("partitions", want.partitions, 1)
-    check_count("the largest reply", want.largest_reply)
-    if want.retry_limit is not None:
-        check_count("retry limit", want.retry_limit, -1)
-    if want.lease_time is not None:
-        check_seconds("lease time", want.lease_time)
-    check_start(want.subscribe_from)
+def check_pop(request: PopRequest) -> None:
+    """Refuse a PopRequest that no queue can answer."""
+    check_name("Queue", request.queue)
+    check_name("Consumer group", request.group)
+    if request.partition is not None:
+        check_name("Partition", request.partition)
+    check_count("batch", request.limit, 1)
+    check_count("partitions", request.partitions, 1)
+    check_count("the largest reply", request.largest_reply)
+    if request.retry_limit is not None:
+        check_count("retry limit", request.retry_limit, -1)
+    if request.lease_time is not None:
+        check_seconds("lease time", request.lease_time)
+    check_start(request.subscribe_from)
 
 
 def check_start(start: float | str) -> None:
-    """Refuse what is no beginning of a group."""
+    """Refuse what is no start of a group."""
     if isinstance(start, str):
         if start not in {"all", "new"}:
-            raise BadRequest('a group begins at "all", "new" or a time')
+            raise BadRequest('a group starts at "all", "new" or a time')
     else:
-        check_seconds("the time where a group begins", start)
+        check_seconds("the time where a group starts", start)
 
 
 def check_filter(which: Filter) -> None:
-    """Refuse a page that is none."""
+    """Refuse a page whose numbers are wrong."""
     check_count("limit", which.limit)
     check_count("offset", which.offset)
     for moment in (which.since, which.until):

@@ -1,6 +1,6 @@
-"""Payloads encrypted at rest: AES-256-GCM, with the id of the key in front so that keys can be changed.
+"""Payloads encrypted at rest with AES-256-GCM. The id of the key comes first, so that keys can be changed.
 
-A sealed payload opens only in the partition and under the transaction id that it was sealed for.
+A sealed payload can be opened only for the partition and transaction id that it was sealed for.
 """
 
 import os
@@ -15,10 +15,10 @@ LONGEST_KEY_ID: Final = 255
 
 
 class Sealing:
-    """Seals with one key, opens with any: an old key stays here until nothing is left that it sealed."""
+    """Seals with one key, opens with any of them: keep an old key until nothing is left that it sealed."""
 
     def __init__(self, keys: Mapping[str, bytes], use: str | None = None) -> None:
-        """`use` is the id of the key to seal with; the last of `keys` where it is not given."""
+        """`use` is the id of the key to seal with; by default the last of `keys`."""
         if not keys:
             raise ConfigurationError("sealing needs a key")
         self._use = next(reversed(list(keys))) if use is None else use
@@ -28,7 +28,7 @@ class Sealing:
 
     @property
     def key_ids(self) -> list[bytes]:
-        """Which keys there are, as each stands in front of what it sealed."""
+        """The ids of all keys, as they begin a sealed payload."""
         return [key_id.encode() for key_id in self._ciphers]
 
     def seal(self, payload: bytes, partition_id: str, transaction_id: str) -> bytes:
@@ -39,16 +39,16 @@ class Sealing:
         return bytes([len(key_id)]) + key_id + nonce + sealed
 
     def open(self, sealed: bytes, partition_id: str, transaction_id: str) -> bytes | None:
-        """The payload as it was pushed; None where its key is not here, or it was not sealed for this message."""
+        """The payload as it was pushed; None if its key is not here, or it was not sealed for this message."""
         length = sealed[0]
         key_id, rest = sealed[1 : 1 + length].decode(), sealed[1 + length :]
         if key_id not in self._ciphers:
             return None
-        return opened(self._ciphers[key_id], rest, bound_to(partition_id, transaction_id))
+        return decrypted(self._ciphers[key_id], rest, bound_to(partition_id, transaction_id))
 
 
-def opened(cipher: Any, rest: bytes, bound: bytes) -> bytes | None:  # noqa: ANN401 - a vendor's class, imported lazily
-    """What the cipher makes of nonce and text; None where they were tampered with."""
+def decrypted(cipher: Any, rest: bytes, bound: bytes) -> bytes | None:  # noqa: ANN401 - a vendor's class, imported lazily
+    """The decrypted text; None if it was changed."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
 
     try:
@@ -59,12 +59,12 @@ def opened(cipher: Any, rest: bytes, bound: bytes) -> bytes | None:  # noqa: ANN
 
 
 def bound_to(partition_id: str, transaction_id: str) -> bytes:
-    """What a sealed payload is tied to; partition ids are all of one length."""
+    """The associated data of a sealed payload; partition ids all have one length."""
     return f"{partition_id}{transaction_id}".encode()
 
 
 def cipher_of(key_id: str, key: bytes) -> Any:  # noqa: ANN401 - a vendor's class, imported lazily
-    """The cipher of a key that is one."""
+    """The cipher of a key, after checking both its id and the key."""
     if not 0 < len(key_id.encode()) <= LONGEST_KEY_ID:
         raise ConfigurationError(f"a key's id has 1 to {LONGEST_KEY_ID} bytes")
     if len(key) != KEY_BYTES:

@@ -1,4 +1,4 @@
-"""The words that callers and the engines of the queue exchange: plain values, no behaviour.
+"""The values that callers and the engines of the queue exchange; they have no behaviour.
 
 Times are seconds since the epoch by the database's clock. Ids are strings. Nothing here knows JSON or SQL.
 """
@@ -13,18 +13,18 @@ DEFAULT_GROUP: Final = "__QUEUE_MODE__"
 
 
 class Status(StrEnum):
-    """What a consumer says of a message that it has leased."""
+    """How a consumer settles a message that it has leased."""
 
     COMPLETED = "completed"
     FAILED = "failed"
-    """It counts as a retry; past the limit the message is a dead letter."""
+    """Counts as a retry; after the last one the message is a dead letter."""
     RETRY = "retry"
-    """Given back, uncounted: the pump's nack."""
+    """Given back, uncounted; the pump's nack."""
     DEAD = "dlq"
 
 
 class State(StrEnum):
-    """Where a message is, for one group; read off, never stored."""
+    """The state of a message for one group; computed, never stored."""
 
     PENDING = "pending"
     LEASED = "processing"
@@ -39,12 +39,12 @@ class Push(NamedTuple):
     payload: bytes
     partition: str = DEFAULT_PARTITION
     transaction_id: str = ""
-    """Minted where empty."""
+    """Generated if empty."""
     trace_id: str | None = None
     not_before: float = 0.0
-    """When it is due; until then it waits without a place in its partition."""
+    """When it is due; until then it is scheduled, and has no place in its partition."""
     delay: float = 0.0
-    """The same, from the database's now; the later of the two counts."""
+    """The same, as seconds from now by the database's clock; the later of the two counts."""
     producer: str | None = None
 
 
@@ -57,40 +57,40 @@ class Pushed(NamedTuple):
     message_id: str
     transaction_id: str
     duplicate: bool = False
-    """It was there already; `message_id` is the one that it has."""
+    """It was stored before; `message_id` is the id of the stored message."""
     refused: str = ""
-    """Why it was not stored, such as "queue is full"; then there is no message id."""
+    """Why it was not stored, such as "queue is full"; there is no message id then."""
     scheduled: bool = False
     trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class PopRequest:
     """What a consumer asks for."""
 
     queue: str
     partition: str | None = None
-    """None is whichever has waited longest."""
+    """None is the one that has waited longest."""
     group: str = DEFAULT_GROUP
     limit: int = 1
     partitions: int = 1
-    """From how many partitions at most, all under one lease; `limit` is for all together."""
+    """From at most so many partitions, all under one lease; `limit` is for all of them together."""
     lease_time: float | None = None
     """None is the queue's."""
     auto_ack: bool = False
     subscribe_from: float | str = "all"
-    """Where a group begins that is new: "all", "new", or a time. An old group keeps its place."""
+    """Where a new group starts: "all", "new", or a time. A group that exists keeps its progress."""
     ordered: bool | None = None
-    """The mode of a queue that this creates or is the first to consume; a contradiction is a Conflict."""
+    """The mode of a queue that this creates or is the first to consume from; a contradiction is a Conflict."""
     retry_limit: int | None = -1
-    """-1 is the queue's; None: this consumer decides itself when to give up."""
+    """-1 is the queue's; None: this consumer decides by itself when to give a message up."""
     create_group: bool = True
     largest_reply: int = 10_000_000
-    """In bytes of payload; one message comes in any case."""
+    """In bytes of payload; the first message may be larger."""
 
 
 class Leased(NamedTuple):
-    """One message in the hand of a consumer."""
+    """One message that a consumer has leased."""
 
     id: str
     transaction_id: str
@@ -110,8 +110,8 @@ class Leased(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The answer to a Want."""
+class PopResult:
+    """The answer to a PopRequest."""
 
     messages: Sequence[Leased] = ()
     lease_id: str = ""
@@ -120,25 +120,25 @@ class Taken:
     why_empty: str = ""
     """"no_available_partition", "lease_held", "partition_not_found" or "window_buffer"."""
     due_in: float | None = None
-    """Seconds until something of this group becomes ready by time alone, where nothing is now."""
+    """If nothing is ready: the seconds until time alone makes something ready for this group."""
 
 
 class Settlement(NamedTuple):
-    """What a consumer says of one message."""
+    """How a consumer settles one message."""
 
     transaction_id: str
     partition_id: str
     lease_id: str | None = None
-    """Required, unless the engine is lenient, or `leases` of the transaction covers it."""
+    """Required, unless the engine is lenient or one of the transaction's `leases` covers the message."""
     status: Status = Status.COMPLETED
     group: str = DEFAULT_GROUP
     error: str | None = None
     delay: float | None = None
     """For FAILED and RETRY: seconds until it is due again; None is the queue's retry delay, or at once for RETRY."""
     reason: str = ""
-    """For DEAD: the kind of reason, kept beside the error."""
+    """For DEAD: the kind of reason, stored beside the error."""
     retries: int | None = None
-    """For FAILED: the number of retries to store, where the consumer counts by itself."""
+    """For FAILED: the number of retries to store, if the consumer counts by itself."""
 
 
 class Settled(NamedTuple):
@@ -157,7 +157,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """What became of a wish to renew a lease."""
+    """What became of an attempt to renew a lease."""
 
     lease_id: str
     success: bool
@@ -181,14 +181,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One queue and where its messages are, for all groups together and for each."""
+    """One queue, its partitions and its groups."""
 
     id: str
     name: str
     namespace: str
     task: str
     ordered: bool | None
-    """None: not decided yet, since nobody has consumed from it."""
+    """None while nobody has consumed from it."""
     created_at: float
     partitions: Sequence["PartitionInfo"] = ()
     groups: Sequence["GroupInfo"] = ()
@@ -196,7 +196,7 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition: what it holds, and how far every group is in it."""
+    """One partition: what it holds, and the progress of every group in it."""
 
     id: str
     name: str
@@ -208,14 +208,14 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProgressInfo:
-    """How far one group is in one partition. `cursor` never passes a message that is not settled."""
+    """The progress of one group in one partition. `cursor` never passes a message that is not settled."""
 
     group: str
     cursor: int
     pending: int
     leased: int
     completed: int
-    """In all, also those that retention has removed."""
+    """In total, with those that retention has removed."""
     dead: int
     lag_seconds: float
     lease_id: str | None
@@ -249,7 +249,7 @@ class Stored:
     partition: str
     queue: str
     payload: bytes | None
-    """None in lists, and where it is encrypted with a key that is not here."""
+    """None in lists, and if it is encrypted with a key that is not here."""
     created_at: float
     sequence: int | None
     """None while it is scheduled."""
@@ -263,7 +263,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that one group has given up; it outlives its source."""
+    """A message that one group has given up; it outlives its queue."""
 
     id: str
     """The dead letter's own."""
@@ -301,7 +301,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What somebody noted about a message."""
+    """A note about a message."""
 
     transaction_id: str
     partition_id: str

@@ -28,7 +28,7 @@ from pump.queue.engine import Engine
 from pump.queue.http.command import open_engine
 from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Leased, Push, Settlement, Want
+from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement
 from support.queue_http import Served
 
 pytestmark = pytest.mark.requirement("Q-25", "Q-59")
@@ -94,7 +94,7 @@ class Bench(NamedTuple):
         return [[line[start : start + size] for start in range(0, len(line), size)] for line in every]
 
     def _leased(self, queue: str, partition: str) -> Sequence[Leased]:
-        return self.engine.pop(Want(queue=queue, partition=partition, limit=10_000)).messages
+        return self.engine.pop(PopRequest(queue=queue, partition=partition, limit=10_000)).messages
 
 
 def batches(queue: str, messages: int, size: int = BATCH, partition: str = "Default") -> list[list[Push]]:
@@ -236,7 +236,7 @@ def consume_engine(bench: Bench, *, ordered: bool) -> Round:
     queue = bench.filled(MESSAGES, ENGINE_CALLERS if ordered else 1, ordered=ordered)
 
     def turns(partition: str | None) -> Iterator[int]:
-        want = Want(queue=queue, partition=partition, limit=BATCH)
+        want = PopRequest(queue=queue, partition=partition, limit=BATCH)
         while messages := bench.engine.pop(want).messages:
             yield settled(bench, messages)
 

@@ -27,7 +27,7 @@ from brokers.postgres import Postgres
 from pump import Dispatcher, Publication, Subscription
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.vocabulary import Push, Settlement, Want
+from pump.queue.vocabulary import PopRequest, Push, Settlement
 
 AT_ONCE = 1000
 """So many are pushed with one call, by everybody."""
@@ -206,7 +206,7 @@ def run_engine(url: str, number: int = len(ORDERS), at_once: int = 100) -> Rates
         pushes = [Push("orders", body) for body in BODIES]
         pushed = timed(lambda first: engine.push(pushes[first : min(first + AT_ONCE, number)]), number)
         finish = Finish(url, number, OURS_LEFT.format(schema))
-        while messages := engine.pop(Want(queue="orders", limit=at_once)).messages:
+        while messages := engine.pop(PopRequest(queue="orders", limit=at_once)).messages:
             for each in messages:
                 decode(each.payload)
                 span.count()

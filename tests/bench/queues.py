@@ -12,11 +12,11 @@ from uuid import uuid4
 
 from bench.table import Row
 from bench.turns import SECONDS, Measured, measure, side_by_side
-from pump.queue.batching.batched_engine import Desk
+from pump.queue.batching.batched_engine import BatchedEngine
 from pump.queue.engine import Engine
 from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Leased, Push, Settlement, Want
+from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement
 
 BATCH = 100
 PAYLOAD = b'{"orderId": 12345, "customer": "abcdefgh", "note": "' + b"x" * 140 + b'"}'
@@ -49,7 +49,7 @@ class Bench:
             self.push(queue, partition, min(number, 1000))
 
     def pop(self, queue: str, limit: int = BATCH, partitions: int = 1) -> list[Leased]:
-        return list(self.engine.pop(Want(queue=queue, limit=limit, partitions=partitions)).messages)
+        return list(self.engine.pop(PopRequest(queue=queue, limit=limit, partitions=partitions)).messages)
 
     def ack(self, messages: list[Leased]) -> int:
         done = self.engine.settle([said_of(each) for each in messages])
@@ -136,7 +136,7 @@ def merged_acks(bench: Bench) -> Measured:
     """One message at a time by each, all of one lease of one ordered partition."""
     held = bench.held()
 
-    async def ack(desk: Desk) -> bool:
+    async def ack(desk: BatchedEngine) -> bool:
         if not held:
             return False
         (done,) = await desk.settle([said_of(held.pop())])
@@ -150,7 +150,7 @@ def merged_pushes(bench: Bench) -> Measured:
     """One message at a time by each, to one ordered partition."""
     queue = bench.queue(ordered=True)
 
-    async def push(desk: Desk) -> bool:
+    async def push(desk: BatchedEngine) -> bool:
         (pushed,) = await desk.push([Push(queue, PAYLOAD)])
         assert pushed.message_id
         return True
@@ -158,8 +158,8 @@ def merged_pushes(bench: Bench) -> Measured:
     return asyncio.run(_merged(bench.engine, push))
 
 
-async def _merged(engine: Engine, act: Callable[[Desk], Awaitable[bool]]) -> Measured:
-    desk = Desk(engine)
+async def _merged(engine: Engine, act: Callable[[BatchedEngine], Awaitable[bool]]) -> Measured:
+    desk = BatchedEngine(engine)
     waits: list[float] = []
     start = time.perf_counter()
 

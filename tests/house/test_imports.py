@@ -33,9 +33,10 @@ A module imports from its own layer and those below; a new one gets its place he
 """
 
 QUEUE_LAYERS: tuple[str, ...] = (
-    "errors forks ids vocabulary",
+    "errors forks ids listeners vocabulary",
     "limits",
-    "options sealing",
+    "options results sealing",
+    "work",
     "engine",
     "batching postgres sqlite wire",
     "client http transport",

@@ -1,6 +1,5 @@
 """The engines of the durable queue, for every test to ask for by name; each test has a database of its own."""
 
-import importlib
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,24 +8,20 @@ from typing import Any
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.sqlite.engine import SqliteEngine
-from support.queue_rig import Rig, TimedEngine
+from support.queue_rig import Rig
 
-EngineMaker = Callable[..., TimedEngine]
-
-MODULES = {
-    "postgres": "pump.queue.postgres.engine:PostgresEngine",
-    "postgres-async": "support.queue_async_engine:AwaitedEngine",
-}
+EngineMaker = Callable[..., Engine]
 
 
-@pytest.fixture(params=["sqlite", "postgres", "postgres-async"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineMaker]:
     """Makes engines on one database; they are closed after the test."""
-    open_engine = on_sqlite(tmp_path) if request.param == "sqlite" else on_postgres(request, MODULES[request.param])
+    open_engine = on_sqlite(tmp_path) if request.param == "sqlite" else on_postgres(request)
     with ExitStack() as stack:
 
-        def make(**options: Any) -> TimedEngine:
+        def make(**options: Any) -> Engine:
             engine = open_engine(options)
             stack.callback(engine.close)
             return engine
@@ -34,30 +29,29 @@ def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engi
         yield make
 
 
-def on_sqlite(folder: Path) -> Callable[[dict[str, Any]], TimedEngine]:
+def on_sqlite(folder: Path) -> Callable[[dict[str, Any]], Engine]:
     """The engine on a file."""
     return lambda options: SqliteEngine(folder / "queue.db", **options)
 
 
-def on_postgres(request: pytest.FixtureRequest, path: str) -> Callable[[dict[str, Any]], TimedEngine]:
+def on_postgres(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], Engine]:
     """An engine on a server, in a schema that nobody else has."""
-    module, _, name = path.partition(":")
     try:
-        engine = getattr(importlib.import_module(module), name)
+        from pump.queue.postgres.engine import PostgresEngine
     except ModuleNotFoundError as missing:
         pytest.skip(f"there is no {missing.name}")
     url: str = request.getfixturevalue("postgres_url")
     schema = f"test_{uuid.uuid4().hex[:16]}"
-    return lambda options: engine(url, schema=schema, **options)
+    return lambda options: PostgresEngine(url, schema=schema, **options)
 
 
 @pytest.fixture
-def engine(make_engine: EngineMaker) -> TimedEngine:
+def engine(make_engine: EngineMaker) -> Engine:
     return make_engine()
 
 
 @pytest.fixture
-def rig(engine: TimedEngine) -> Rig:
+def rig(engine: Engine) -> Rig:
     """An ordered queue, which gives back at once."""
     rig = Rig(engine)
     rig.configure()
@@ -65,7 +59,7 @@ def rig(engine: TimedEngine) -> Rig:
 
 
 @pytest.fixture
-def loose(engine: TimedEngine) -> Rig:
+def loose(engine: Engine) -> Rig:
     """A queue without order, which gives back at once."""
     rig = Rig(engine, ordered=False)
     rig.configure()
@@ -73,7 +67,7 @@ def loose(engine: TimedEngine) -> Rig:
 
 
 @pytest.fixture(params=[True, False], ids=["ordered", "unordered"])
-def either(request: pytest.FixtureRequest, engine: TimedEngine) -> Rig:
+def either(request: pytest.FixtureRequest, engine: Engine) -> Rig:
     """A queue of each kind, which gives back at once."""
     rig = Rig(engine, ordered=request.param)
     rig.configure()

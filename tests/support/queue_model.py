@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pump.queue.vocabulary import Leased, Settlement, State, Status, Taken
+from pump.queue.vocabulary import Leased, PopResult, Settlement, State, Status
 
 RETRY_LIMIT = 2
 MAX_WAIT_SECONDS = 5000.0
@@ -89,7 +89,7 @@ class Model:
     def push(self, key: Key, due: float) -> None:
         self.messages.setdefault(key, Message(due))
 
-    def taken(self, group: str, taken: Taken, until: float, now: float) -> None:
+    def taken(self, group: str, taken: PopResult, until: float, now: float) -> None:
         """Check a pop's answer and remember who has what."""
         for message in taken.messages:
             self.take(group, message, now)
@@ -198,7 +198,7 @@ class Model:
             if place in self.leases and standing.lease == self.leases[place][0]:
                 self.conclude(place, gave_back=False)
 
-    def bury(self, key: Key, only: str | None) -> int:
+    def give_up(self, key: Key, only: str | None) -> int:
         """Dead for whoever has not settled it; for how many groups that was."""
         wanted = [group for group in self.groups if only in {None, group}]
         buried = [group for group in wanted if self.messages[key].of(group).settled is None]

@@ -6,7 +6,7 @@ import sys
 
 from pump.queue.errors import QueueUnavailable
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import Push, Settlement, Want
+from pump.queue.vocabulary import PopRequest, Push, Settlement
 
 SMALL = 600_000
 
@@ -34,7 +34,7 @@ def main(path: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     engine = SqliteEngine(path)
     (early,) = (engine.push([Push("early", b"", transaction_id="early")]),)
-    held = engine.pop(Want(queue="early"))
+    held = engine.pop(PopRequest(queue="early"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, hard))
     refused = until_full(engine)
     assert engine.healthy(), "what is there can be read"

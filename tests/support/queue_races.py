@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pump.queue.engine import Engine
 from pump.queue.errors import QueueUnavailable
-from pump.queue.vocabulary import DEFAULT_GROUP, Leased, Settlement, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, Leased, PopRequest, Settlement
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def settlements(messages: Sequence[Leased], group: str = DEFAULT_GROUP, **fields
 def drained(engine: Engine, queue: str, group: str = DEFAULT_GROUP, **want: Any) -> list[Leased]:
     """All that is ready for a group, completed as it comes."""
     found: list[Leased] = []
-    while messages := engine.pop(Want(**{"queue": queue, "group": group, "limit": 100, **want})).messages:
+    while messages := engine.pop(PopRequest(**{"queue": queue, "group": group, "limit": 100, **want})).messages:
         found += messages
         assert all(each.success for each in engine.settle(settlements(messages, group)))
     return found

@@ -1,7 +1,7 @@
 """One engine of the durable queue in a test's hand: a queue, a clock that the test moves, and short words."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pump.queue.engine import Engine
 from pump.queue.options import QueueOptions
@@ -10,6 +10,8 @@ from pump.queue.vocabulary import (
     DeadLetter,
     Filter,
     Leased,
+    PopRequest,
+    PopResult,
     ProgressInfo,
     Push,
     Pushed,
@@ -17,8 +19,6 @@ from pump.queue.vocabulary import (
     Settlement,
     State,
     Status,
-    Taken,
-    Want,
 )
 
 OK = Status.COMPLETED
@@ -27,16 +27,10 @@ BACK = Status.RETRY
 DEAD = Status.DEAD
 
 
-class TimedEngine(Engine, Protocol):
-    """An engine whose time the test moves."""
-
-    clock_offset: float
-
-
 class Rig:
     """An engine and the queue that the test is about."""
 
-    def __init__(self, engine: TimedEngine, *, ordered: bool = True, queue: str = "orders") -> None:
+    def __init__(self, engine: Engine, *, ordered: bool = True, queue: str = "orders") -> None:
         self.engine = engine
         self.queue = queue
         self.ordered = ordered
@@ -51,8 +45,8 @@ class Rig:
     def pop(self, limit: int = 100, **want: Any) -> list[Leased]:
         return list(self.take(limit, **want).messages)
 
-    def take(self, limit: int = 100, **want: Any) -> Taken:
-        return self.engine.pop(Want(**{"queue": self.queue, "limit": limit, "ordered": self.ordered, **want}))
+    def take(self, limit: int = 100, **want: Any) -> PopResult:
+        return self.engine.pop(PopRequest(**{"queue": self.queue, "limit": limit, "ordered": self.ordered, **want}))
 
     def names(self, limit: int = 100, **want: Any) -> list[str]:
         """The names of the messages that a pop gets."""

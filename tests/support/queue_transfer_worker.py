@@ -4,13 +4,13 @@ import os
 import sys
 
 from pump.queue.http.command import open_engine
-from pump.queue.vocabulary import Push, Settlement, Want
+from pump.queue.vocabulary import PopRequest, Push, Settlement
 
 
 def main(database: str, source: str, target: str) -> None:
     engine = open_engine(database)
     while True:
-        taken = engine.pop(Want(queue=source, limit=4, partitions=2))
+        taken = engine.pop(PopRequest(queue=source, limit=4, partitions=2))
         for each in taken.messages:
             said = Settlement(each.transaction_id, each.partition_id)
             # A transaction id of its own every time: were it done twice, it would be there twice.

@@ -4,7 +4,7 @@ import os
 import sys
 
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import Push, Settlement, Want
+from pump.queue.vocabulary import PopRequest, Push, Settlement
 
 
 def push(engine: SqliteEngine, prefix: str) -> None:
@@ -18,7 +18,7 @@ def push(engine: SqliteEngine, prefix: str) -> None:
 
 def consume(engine: SqliteEngine, _prefix: str) -> None:
     while True:
-        taken = engine.pop(Want(queue="jobs", limit=7, ordered=False))
+        taken = engine.pop(PopRequest(queue="jobs", limit=7, ordered=False))
         said = [Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in taken.messages]
         settled = engine.settle(said)
         say([each.transaction_id for each in settled if each.success])

@@ -1,4 +1,4 @@
-"""The front of an engine for awaiting callers: what comes together goes in one call, and waiting costs no thread."""
+"""An engine for awaiting callers: small calls that arrive together go as one; waiting for messages needs no thread."""
 
 import asyncio
 import contextlib
@@ -10,23 +10,23 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from pump.clock import Clock, SystemClock
 from pump.errors import PumpError
-from pump.queue.batching.task_batcher import Merger
-from pump.queue.batching.wait_line import Line
+from pump.queue.batching.task_batcher import TaskBatcher
+from pump.queue.batching.wait_line import WaitLine
 from pump.queue.engine import Engine
 from pump.queue.errors import QueueUnavailable
-from pump.queue.vocabulary import Push, Pushed, Settled, Settlement, Status, Taken, Want
+from pump.queue.vocabulary import PopRequest, PopResult, Push, Pushed, Settled, Settlement, Status
 from pump.telemetry import log
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 THREADS: Final = 8
-MOST_BELLS: Final = 256
+MOST_LISTENED: Final = 256
 """So many queues are listened to even while nobody waits for their messages."""
 
 
-class _Kind(NamedTuple):
-    """What has to be alike in two wants that may wait in one line."""
+class LineKey(NamedTuple):
+    """What must be equal in two requests whose callers may wait in one line."""
 
     partition: str | None
     group: str
@@ -35,43 +35,46 @@ class _Kind(NamedTuple):
     subscribe_from: float | str
 
 
-def _kind(want: Want) -> _Kind:
-    return _Kind(want.partition, want.group, want.ordered, want.create_group, want.subscribe_from)
+def line_key(request: PopRequest) -> LineKey:
+    """The line for a request."""
+    return LineKey(request.partition, request.group, request.ordered, request.create_group, request.subscribe_from)
 
 
-class _Hall:
-    """All who wait for messages of one queue, and the bell that wakes them."""
+class QueueWaiters:
+    """All who wait for messages of one queue, and the listener that wakes them."""
 
     def __init__(self) -> None:
-        self.lines: Final[dict[_Kind, Line]] = {}
-        self.opening: Final = asyncio.Lock()
-        self.end: Callable[[], None] | None = None
+        self.lines: Final[dict[LineKey, WaitLine]] = {}
+        self.starting: Final = asyncio.Lock()
+        self.end_listening: Callable[[], None] | None = None
 
-    def ring(self) -> None:
+    def wake(self) -> None:
+        """Wake one task in each line."""
         for line in list(self.lines.values()):
-            line.ring()
+            line.wake()
 
 
-class Desk:
+class BatchedEngine:
     """One engine for many tasks of one loop. Its calls return and raise what the engine's do.
 
-    `threads` calls of the engine go on at a time, besides one merged push and one merged settlement.
+    `threads` calls of the engine run at a time, besides one batch of pushes and one of settlements.
     """
 
     def __init__(self, engine: Engine, *, threads: int = THREADS, clock: Clock | None = None) -> None:
         self._engine: Final = engine
         self._clock: Final = SystemClock() if clock is None else clock
-        self._threads: Final = ThreadPoolExecutor(threads, thread_name_prefix="queue-desk")
-        self._merged: Final = ThreadPoolExecutor(2, thread_name_prefix="queue-merged")
-        self._pushes: Final = Merger[Push, Pushed](
-            lambda items: self._on(self._merged, engine.push, items),
+        self._threads: Final = ThreadPoolExecutor(threads, thread_name_prefix="queue-engine")
+        self._batch_threads: Final = ThreadPoolExecutor(2, thread_name_prefix="queue-batch")
+        self._pushes: Final = TaskBatcher[Push, Pushed](
+            lambda items: self._on(self._batch_threads, engine.push, items),
             lambda items: self.call(engine.push, items),
             lambda push: len(push.payload),
         )
-        self._settlements: Final = Merger[Settlement, Settled](
-            lambda items: self._on(self._merged, engine.settle, items), lambda items: self.call(engine.settle, items)
+        self._settlements: Final = TaskBatcher[Settlement, Settled](
+            lambda items: self._on(self._batch_threads, engine.settle, items),
+            lambda items: self.call(engine.settle, items),
         )
-        self._halls: Final[dict[str, _Hall]] = {}
+        self._waiters: Final[dict[str, QueueWaiters]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._closed = False
@@ -79,127 +82,127 @@ class Desk:
     # -- what producers and consumers do
 
     async def push(self, items: Sequence[Push]) -> list[Pushed]:
-        """As the engine's; small ones that come together are stored together."""
+        """As the engine's; small pushes that arrive together are stored together."""
         return list(await self._pushes.do(items))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """As the engine's; small ones that come together are carried out together."""
+        """As the engine's; small settlements that arrive together are carried out together."""
         return list(await self._settlements.do(settlements))
 
-    async def pop(self, want: Want, wait_seconds: float = 0.0) -> Taken:
-        """As the engine's; where nothing is ready, wait so long for it. Cancelled, it gives back what it has taken."""
+    async def pop(self, request: PopRequest, wait_seconds: float = 0.0) -> PopResult:
+        """As the engine's; waits up to `wait_seconds` for a message. Cancelled, it gives back what it has taken."""
         if wait_seconds <= 0:
-            return await self._take(want)
+            return await self._take(request)
         until = self._clock.monotonic() + wait_seconds
-        async with self._line(want) as (hall, line):
-            return await self._wait(want, until, hall, line)
+        async with self._line(request) as (waiters, line):
+            return await self._wait(request, until, waiters, line)
 
-    async def release(self, want: Want, taken: Taken) -> None:
-        """Give back, uncounted, what was popped for somebody who is not there any more."""
-        await self.call(self._give_back, want, taken)
+    async def release(self, request: PopRequest, result: PopResult) -> None:
+        """Give back, uncounted, messages whose consumer has gone."""
+        await self.call(self._give_back, request, result)
 
     async def call(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
-        """What the function returns, which may block. Cancelled, it goes on to its end."""
+        """Call a function that blocks, on a thread. Cancelled, the function still runs to its end."""
         return await self._on(self._threads, function, *args, **options)
 
     async def close(self) -> None:
-        """Let those who wait return with nothing, finish what is under way, and end. The engine stays open."""
+        """Let those who wait return with nothing, finish what is running, and end. The engine stays open."""
         self._closing = True
-        for hall in self._halls.values():
-            for line in hall.lines.values():
+        for waiters in self._waiters.values():
+            for line in waiters.lines.values():
                 line.dismiss()
         await self._pushes.finish()
         await self._settlements.finish()
         self._closed = True
-        halls = list(self._halls.values())
-        self._halls.clear()
-        await asyncio.to_thread(self._end, halls)
+        ending = list(self._waiters.values())
+        self._waiters.clear()
+        await asyncio.to_thread(self._end, ending)
 
     # -- waiting for messages
 
-    async def _wait(self, want: Want, until: float, hall: _Hall, line: Line) -> Taken:
-        taken, ticket = Taken(), line.ticket()
-        if not line.is_empty and not await line.park(ticket, until):
-            return taken
+    async def _wait(self, request: PopRequest, until: float, waiters: QueueWaiters, line: WaitLine) -> PopResult:
+        result, ticket = PopResult(), line.ticket()
+        if not line.is_empty and not await line.wait_turn(ticket, until):
+            return result
         while not self._closing:
-            taken = await self._look(want, line)
-            if taken.messages:
+            result = await self._look(request, line)
+            if result.messages:
                 line.found()
                 break
-            if await self._listen(want.queue, hall) or line.missed(taken.due_in):
+            if await self._listen(request.queue, waiters) or line.missed(result.due_in):
                 continue
-            if not await line.park(ticket, until):
+            if not await line.wait_turn(ticket, until):
                 break
-        return taken
+        return result
 
-    async def _look(self, want: Want, line: Line) -> Taken:
+    async def _look(self, request: PopRequest, line: WaitLine) -> PopResult:
         try:
-            return await self._take(want)
+            return await self._take(request)
         except asyncio.CancelledError:
-            line.ring()
+            line.wake()
             raise
-        except Exception:  # an outage is told to everybody in turn, and not to all at once
+        except Exception:  # an outage is raised in each waiting task in turn, not in all at once
             line.missed(None)
             raise
 
-    async def _take(self, want: Want) -> Taken:
-        return await self._or_undo(partial(self._give_back, want), self._engine.pop, want)
+    async def _take(self, request: PopRequest) -> PopResult:
+        return await self._or_undo(partial(self._give_back, request), self._engine.pop, request)
 
-    def _give_back(self, want: Want, taken: Taken) -> None:
-        if want.auto_ack or not taken.messages:
+    def _give_back(self, request: PopRequest, result: PopResult) -> None:
+        if request.auto_ack or not result.messages:
             return
         settlements = [
-            Settlement(each.transaction_id, each.partition_id, each.lease_id, Status.RETRY, want.group)
-            for each in taken.messages
+            Settlement(each.transaction_id, each.partition_id, each.lease_id, Status.RETRY, request.group)
+            for each in result.messages
         ]
         try:
             self._engine.settle(settlements)
         except PumpError as error:
-            log.warning("queue %s: %d messages come again later: %s", want.queue, len(settlements), error)
+            log.warning("queue %s: %d messages come again later: %s", request.queue, len(settlements), error)
         else:
-            self._soon(lambda: self._ring(want.queue))
+            self._on_loop(lambda: self._wake(request.queue))
 
     @asynccontextmanager
-    async def _line(self, want: Want) -> AsyncIterator[tuple[_Hall, Line]]:
+    async def _line(self, request: PopRequest) -> AsyncIterator[tuple[QueueWaiters, WaitLine]]:
         self._loop = asyncio.get_running_loop()
-        hall = self._halls.setdefault(want.queue, _Hall())
-        line = hall.lines.setdefault(_kind(want), Line(self._clock, self._soon))
+        waiters = self._waiters.setdefault(request.queue, QueueWaiters())
+        line = waiters.lines.setdefault(line_key(request), WaitLine(self._clock, self._on_loop))
         line.users += 1
         try:
-            yield hall, line
+            yield waiters, line
         finally:
             line.users -= 1
             if not line.users:
                 line.end()
-                hall.lines.pop(_kind(want), None)
-                self._leave(want.queue, hall)
+                waiters.lines.pop(line_key(request), None)
+                self._leave(request.queue, waiters)
 
-    def _leave(self, queue: str, hall: _Hall) -> None:
-        """A bell is kept where there are not too many: whoever waited will soon wait again."""
-        if hall.lines or (hall.end is not None and len(self._halls) <= MOST_BELLS):
+    def _leave(self, queue: str, waiters: QueueWaiters) -> None:
+        """Keep listening unless there are too many listeners: a caller who waited will soon wait again."""
+        if waiters.lines or (waiters.end_listening is not None and len(self._waiters) <= MOST_LISTENED):
             return
-        self._halls.pop(queue, None)
-        if hall.end is not None:
-            self._threads.submit(hall.end)
+        self._waiters.pop(queue, None)
+        if waiters.end_listening is not None:
+            self._threads.submit(waiters.end_listening)
 
-    async def _listen(self, queue: str, hall: _Hall) -> bool:
-        """Whether the bell was hung up just now, so that what came before it was not heard."""
-        async with hall.opening:
-            if hall.end is not None:
+    async def _listen(self, queue: str, waiters: QueueWaiters) -> bool:
+        """Start listening; True if it was started now, so that a message may have come before it."""
+        async with waiters.starting:
+            if waiters.end_listening is not None:
                 return False
-            ring = partial(self._soon, hall.ring)
+            on_ready = partial(self._on_loop, waiters.wake)
             try:
-                hall.end = await self._or_undo(_call, self._engine.listen, queue, ring)
+                waiters.end_listening = await self._or_undo(_call, self._engine.listen, queue, on_ready)
             except PumpError as error:
-                log.warning("queue %s is looked at once a second, as its bell is out of order: %s", queue, error)
+                log.warning("queue %s is polled once a second, as listening failed: %s", queue, error)
                 return False
             return True
 
-    def _ring(self, queue: str) -> None:
-        if queue in self._halls:
-            self._halls[queue].ring()
+    def _wake(self, queue: str) -> None:
+        if queue in self._waiters:
+            self._waiters[queue].wake()
 
     # -- threads
 
@@ -221,7 +224,7 @@ class Desk:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> Result:
-        """As `call`; cancelled, what it returns to nobody is undone."""
+        """As `call`; if cancelled, the result that nobody gets is undone."""
         self._must_be_open()
         future = self._threads.submit(function, *args, **options)
         try:
@@ -235,24 +238,24 @@ class Desk:
             return
         try:
             self._threads.submit(undo, future.result())
-        except RuntimeError:  # the desk has closed meanwhile
+        except RuntimeError:  # the threads have ended meanwhile
             undo(future.result())
 
     def _must_be_open(self) -> None:
         if self._closed:
             raise QueueUnavailable("the queue is closing")
 
-    def _soon(self, act: Callable[[], None]) -> None:
-        """Do it on the loop, from whichever thread."""
+    def _on_loop(self, act: Callable[[], None]) -> None:
+        """Do it on the loop, from any thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits there any more
                 self._loop.call_soon_threadsafe(act)
 
-    def _end(self, halls: Sequence[_Hall]) -> None:
-        for hall in halls:
-            if hall.end is not None:
-                hall.end()
-        self._merged.shutdown()
+    def _end(self, ending: Sequence[QueueWaiters]) -> None:
+        for waiters in ending:
+            if waiters.end_listening is not None:
+                waiters.end_listening()
+        self._batch_threads.shutdown()
         self._threads.shutdown()
 
 

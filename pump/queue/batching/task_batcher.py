@@ -1,44 +1,38 @@
-"""Many small calls of one kind as few large ones: whoever comes while one is under way goes along with the next."""
+"""Carries out small calls of many tasks as few large ones: calls that arrive while one runs go together in the next."""
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from pump.errors import TransportError
+from pump.queue.batching.waiting_call import LARGE, next_batch, share_answers, share_error
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-LARGE: Final = 100
-"""So many items go by themselves: they gain nothing from company, and would hold up the small ones."""
-MOST: Final = 1000
-HEAVIEST: Final = 4_000_000
 
-
-class _Parcel(Generic[Item, Answer]):
-    """What one caller wants to have done."""
+class TaskCall(Generic[Item, Answer]):
+    """A `WaitingCall` of one task."""
 
     def __init__(self, items: Sequence[Item], weight: int) -> None:
-        self.items: Final = items
-        self.weight: Final = weight
+        self.items = items
+        self.weight = weight
         self.answer: Final[asyncio.Future[Sequence[Answer]]] = asyncio.get_running_loop().create_future()
+        self.is_cancelled = self.answer.cancelled
 
     def done(self, answers: Sequence[Answer]) -> None:
-        if not self.answer.done():  # its caller may have been cancelled
+        """Wake the task, unless it was cancelled."""
+        if not self.answer.done():
             self.answer.set_result(answers)
 
     def failed(self, error: Exception) -> None:
+        """Wake the task with an error, unless it was cancelled."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
-class Merger(Generic[Item, Answer]):
-    """One call at a time, with all that has gathered since the last one. For one loop.
-
-    Everybody gets the answers to his own items, in their order. What a merged call raises is nobody's in particular:
-    where it says that what was asked is wrong, everybody's items are tried by themselves.
-    """
+class TaskBatcher(Generic[Item, Answer]):
+    """One call at a time, with all that has arrived since the last one. For one loop."""
 
     def __init__(
         self,
@@ -49,66 +43,38 @@ class Merger(Generic[Item, Answer]):
         self._run: Final = run
         self._run_alone: Final = run_alone
         self._weigh: Final = weigh
-        self._waiting: Final[deque[_Parcel[Item, Answer]]] = deque()
-        self._work: asyncio.Task[None] | None = None
+        self._waiting: Final[deque[TaskCall[Item, Answer]]] = deque()
+        self._task: asyncio.Task[None] | None = None
 
     async def do(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """Have these done, with others or alone."""
+        """The answers to these items, in order."""
         if not items:
             return ()
         if len(items) >= LARGE:
             return await self._run_alone(items)
-        parcel = _Parcel[Item, Answer](items, sum(map(self._weigh, items)))
-        self._waiting.append(parcel)
-        if self._work is None:
-            self._work = asyncio.get_running_loop().create_task(self._work_off(), name="queue-desk")
-        return await parcel.answer
+        call = TaskCall[Item, Answer](items, sum(map(self._weigh, items)))
+        self._waiting.append(call)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run_all(), name="queue-batcher")
+        return await call.answer
 
     async def finish(self) -> None:
-        """Wait until all that has gathered is done."""
-        while self._work is not None:
-            await asyncio.shield(self._work)
+        """Wait until everything that has arrived is done."""
+        while self._task is not None:
+            await asyncio.shield(self._task)
 
-    async def _work_off(self) -> None:
+    async def _run_all(self) -> None:
         try:
-            while batch := self._next():
+            while batch := next_batch(self._waiting):
                 await self._carry_out(batch)
         finally:
-            self._work = None
-            for parcel in self._waiting:  # only where the loop itself ends
-                parcel.answer.cancel()
+            self._task = None
+            for call in self._waiting:  # only if the loop itself ends
+                call.answer.cancel()
 
-    def _next(self) -> Sequence[_Parcel[Item, Answer]]:
-        batch: list[_Parcel[Item, Answer]] = []
-        number = weight = 0
-        while self._waiting:
-            parcel = self._waiting[0]
-            number += len(parcel.items)
-            weight += parcel.weight
-            if batch and (number > MOST or weight > HEAVIEST):
-                break
-            self._waiting.popleft()
-            if not parcel.answer.cancelled():
-                batch.append(parcel)
-        return batch
-
-    async def _carry_out(self, batch: Sequence[_Parcel[Item, Answer]]) -> None:
-        items = [item for parcel in batch for item in parcel.items]
+    async def _carry_out(self, batch: Sequence[TaskCall[Item, Answer]]) -> None:
         try:
-            answers = await self._run(items)
+            share_answers(batch, await self._run([item for call in batch for item in call.items]))
         except Exception as error:
-            await self._recover(batch, error)
-            return
-        start = 0
-        for parcel in batch:
-            end = start + len(parcel.items)
-            parcel.done(answers[start:end])
-            start = end
-
-    async def _recover(self, batch: Sequence[_Parcel[Item, Answer]], error: Exception) -> None:
-        if len(batch) == 1 or isinstance(error, TransportError):  # an outage is everybody's
-            for parcel in batch:
-                parcel.failed(error)
-            return
-        for parcel in batch:
-            await self._carry_out([parcel])
+            for call in share_error(batch, error):
+                await self._carry_out([call])

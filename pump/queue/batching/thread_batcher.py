@@ -1,49 +1,58 @@
-"""Small calls of many threads as few large ones: whoever comes while one is under way goes along with the next."""
+"""Carries out small calls of many threads as few large ones: calls that arrive while one runs go together in the next.
+
+There is no thread of its own: one of the waiting threads, the leader, carries out the batch for all.
+"""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from pump.errors import TransportError
-from pump.queue.batching.task_batcher import HEAVIEST, LARGE, MOST
+from pump.queue.batching.waiting_call import LARGE, next_batch, share_answers, share_error
 from pump.queue.errors import QueueUnavailable
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class _Parcel(Generic[Item, Answer]):
-    """What one thread wants to have done, and what came of it."""
+class ThreadCall(Generic[Item, Answer]):
+    """A `WaitingCall` of one thread."""
 
     def __init__(self, items: Sequence[Item], weight: int) -> None:
-        self.items: Final = items
-        self.weight: Final = weight
+        self.items = items
+        self.weight = weight
+        self.is_cancelled: Final[Callable[[], bool]] = bool  # False: a thread cannot stop waiting
         self.answers: Sequence[Answer] | None = None
         self.error: Exception | None = None
         self.leads = False
-        """Whether it is for its thread to carry out what has gathered."""
-        self.turn: Final = threading.Lock()
-        """Held until it leads, or until it is over."""
-        self.turn.acquire()
+        """Whether its thread has to carry out the next batch."""
+        self.woken: Final = threading.Lock()
+        """Held until the call leads, or is over."""
+        self.woken.acquire()
 
     @property
     def is_over(self) -> bool:
+        """Whether there is a result."""
         return self.answers is not None or self.error is not None
 
+    def done(self, answers: Sequence[Answer]) -> None:
+        """Store the results; the leader wakes the thread."""
+        self.answers = answers
+
+    def failed(self, error: Exception) -> None:
+        """Store the error; the leader wakes the thread."""
+        self.error = error
+
     def result(self) -> Sequence[Answer]:
+        """The results of a call that is over."""
         if self.error is not None:
             raise self.error
-        assert self.answers is not None  # noqa: S101 - whoever carries it out says what came of it
+        assert self.answers is not None  # noqa: S101 - its leader stores one of the two
         return self.answers
 
 
-class Gathering(Generic[Item, Answer]):
-    """One call at a time, carried out by one of those who wait for it. From any thread.
-
-    Everybody gets the answers to his own items, in their order. An outage is everybody's; where a call says that what
-    was asked is wrong, everybody's items are tried by themselves.
-    """
+class ThreadBatcher(Generic[Item, Answer]):
+    """One call at a time, with all that has arrived since the last one. From any thread."""
 
     def __init__(
         self, run: Callable[[Sequence[Item]], Sequence[Answer]], weigh: Callable[[Item], int] = lambda _: 0
@@ -51,43 +60,44 @@ class Gathering(Generic[Item, Answer]):
         self._run: Final = run
         self._weigh: Final = weigh
         self._lock: Final = threading.Lock()
-        self._waiting: Final[deque[_Parcel[Item, Answer]]] = deque()
+        self._waiting: Final[deque[ThreadCall[Item, Answer]]] = deque()
         self._busy = False
 
     def do(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """Have these done, with others or alone."""
+        """The answers to these items, in order."""
         if len(items) >= LARGE:
             return self._run(items)
-        parcel = _Parcel[Item, Answer](items, sum(map(self._weigh, items)))
+        call = ThreadCall[Item, Answer](items, sum(map(self._weigh, items)))
         try:
-            if not self._leads(parcel):
-                parcel.turn.acquire()
-            if not parcel.is_over:
+            if not self._leads(call):
+                call.woken.acquire()
+            if not call.is_over:
                 self._lead()
-        except BaseException:  # such as an interrupt from the keyboard: the others go on without this thread
-            self._desert(parcel)
+        except BaseException:  # such as KeyboardInterrupt: the others go on without this thread
+            self._abandon(call)
             raise
-        return parcel.result()
+        return call.result()
 
-    def _leads(self, parcel: _Parcel[Item, Answer]) -> bool:
-        """Whether nothing is under way, so that the parcel need not wait for company."""
+    def _leads(self, call: ThreadCall[Item, Answer]) -> bool:
+        """Whether nothing is running, so that the call need not wait for others."""
         with self._lock:
-            self._waiting.append(parcel)
+            self._waiting.append(call)
             if not self._busy:
-                self._busy = parcel.leads = True
-        return parcel.leads
+                self._busy = call.leads = True
+        return call.leads
 
     def _lead(self) -> None:
-        """Carry out what has gathered; whoever came first meanwhile leads next."""
-        batch = self._gathered()
+        """Carry out what has arrived; the first call that arrived meanwhile leads next."""
+        with self._lock:
+            batch = next_batch(self._waiting)
         try:
             self._carry_out(batch)
         finally:
-            for parcel in batch:
-                if not parcel.is_over:
-                    parcel.error = QueueUnavailable("the call was broken off: nobody knows what came of it")
-                parcel.leads = False
-                parcel.turn.release()
+            for call in batch:
+                if not call.is_over:
+                    call.error = QueueUnavailable("the call was interrupted: nobody knows whether it was carried out")
+                call.leads = False
+                call.woken.release()
             with self._lock:
                 self._hand_over()
 
@@ -95,41 +105,18 @@ class Gathering(Generic[Item, Answer]):
         self._busy = bool(self._waiting)
         if self._waiting:
             self._waiting[0].leads = True
-            self._waiting[0].turn.release()
+            self._waiting[0].woken.release()
 
-    def _desert(self, parcel: _Parcel[Item, Answer]) -> None:
+    def _abandon(self, call: ThreadCall[Item, Answer]) -> None:
         with self._lock:
-            if parcel in self._waiting:
-                self._waiting.remove(parcel)
-            if parcel.leads:
+            if call in self._waiting:
+                self._waiting.remove(call)
+            if call.leads:
                 self._hand_over()
 
-    def _gathered(self) -> Sequence[_Parcel[Item, Answer]]:
-        with self._lock:
-            batch = [self._waiting.popleft()]
-            number, weight = len(batch[0].items), batch[0].weight
-            while self._waiting:
-                number += len(self._waiting[0].items)
-                weight += self._waiting[0].weight
-                if number > MOST or weight > HEAVIEST:
-                    break
-                batch.append(self._waiting.popleft())
-        return batch
-
-    def _carry_out(self, batch: Sequence[_Parcel[Item, Answer]]) -> None:
+    def _carry_out(self, batch: Sequence[ThreadCall[Item, Answer]]) -> None:
         try:
-            answers = self._run([item for parcel in batch for item in parcel.items])
+            share_answers(batch, self._run([item for call in batch for item in call.items]))
         except Exception as error:
-            self._recover(batch, error)
-            return
-        start = 0
-        for parcel in batch:
-            parcel.answers = answers[start : start + len(parcel.items)]
-            start += len(parcel.items)
-
-    def _recover(self, batch: Sequence[_Parcel[Item, Answer]], error: Exception) -> None:
-        for parcel in batch:
-            if len(batch) == 1 or isinstance(error, TransportError):
-                parcel.error = error
-            else:
-                self._carry_out([parcel])
+            for call in share_error(batch, error):
+                self._carry_out([call])

@@ -1,4 +1,4 @@
-"""Those who wait for messages of one kind: who looks next, and when. It never asks the queue itself."""
+"""Tasks that wait for the same messages: who looks next, and when. It never asks the queue itself."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -9,104 +9,107 @@ from typing import Final, NamedTuple
 from pump.clock import Clock, Signal
 
 POLL_SECONDS: Final = 1.0
-"""How often somebody looks even if no bell rings."""
+"""How often somebody looks even without a notification."""
 SOONEST_SECONDS: Final = 0.005
 
 
-class _Parked(NamedTuple):
+class Waiter(NamedTuple):
+    """A task that waits in line."""
+
     ticket: int
     signal: Signal
 
 
-class Line:
-    """All who wait for the same, first come, first served. One is woken for a message, not all. For one loop.
+class WaitLine:
+    """Tasks that wait for the same, first come, first served. For one loop.
 
-    Whoever was woken looks, and says what came of it: `found`, `missed`, or `ring` where he could not look.
+    Each notification wakes one task, not all. A task that was woken looks, and reports what it found with `found`,
+    `missed`, or, if it could not look, `wake`.
     """
 
-    def __init__(self, clock: Clock, soon: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, clock: Clock, on_loop: Callable[[Callable[[], None]], None]) -> None:
         self.users = 0
-        """How many are here, parked or looking."""
+        """How many tasks are here, waiting or looking."""
         self._clock: Final = clock
-        self._soon: Final = soon
+        self._on_loop: Final = on_loop
         self._tickets: Final = count()
-        self._parked: Final[list[_Parked]] = []
-        self._owed = False
-        """A bell rang when everybody was looking already, perhaps too early: whoever finds nothing looks once more."""
+        self._waiting: Final[list[Waiter]] = []
+        self._missed_wake = False
+        """A notification came while everybody was looking, perhaps too early: a task that finds nothing looks again."""
         self._look_at = inf
         self._cancel_alarm: Callable[[], None] = lambda: None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is parked here: who comes now may look at once."""
-        return not self._parked
+        """Whether nobody waits here: a task that comes now may look at once."""
+        return not self._waiting
 
     def ticket(self) -> int:
-        """A place in the line, which its holder keeps however often he looks in vain."""
+        """A place in the line, which its task keeps however often it looks in vain."""
         return next(self._tickets)
 
-    def ring(self) -> None:
-        """Something may have become ready: the first one looks."""
-        if self._parked:
-            self._parked.pop(0).signal.set()
+    def wake(self) -> None:
+        """Something may have become ready: the first task looks."""
+        if self._waiting:
+            self._waiting.pop(0).signal.set()
         else:
-            self._owed = True
+            self._missed_wake = True
 
     def found(self) -> None:
-        """Somebody got something; there may be more, so that the next one looks."""
-        if self._parked:
-            self.ring()
+        """A task got something; there may be more, so the next one looks."""
+        if self._waiting:
+            self.wake()
 
     def missed(self, due_in: float | None) -> bool:
-        """Somebody found nothing, and nothing will be due before that time; whether he has to look again at once."""
-        owed, self._owed = self._owed, False
-        if not owed:
+        """A task found nothing, and nothing is due for `due_in` seconds; returns whether it must look again at once."""
+        again, self._missed_wake = self._missed_wake, False
+        if not again:
             delay = POLL_SECONDS if due_in is None else min(POLL_SECONDS, max(due_in, SOONEST_SECONDS))
             self._look_in(delay)
-        return owed
+        return again
 
-    async def park(self, ticket: int, until: float) -> bool:
+    async def wait_turn(self, ticket: int, until: float) -> bool:
         """Wait to be woken; False when the time is over."""
-        parked = _Parked(ticket, Signal())
-        insort(self._parked, parked, key=lambda each: each.ticket)
+        waiter = Waiter(ticket, Signal())
+        insort(self._waiting, waiter, key=lambda each: each.ticket)
         self._look_in(POLL_SECONDS)
         woken = False
         try:
-            woken = await self._clock.wait_async(parked.signal, until - self._clock.monotonic())
+            woken = await self._clock.wait_async(waiter.signal, until - self._clock.monotonic())
         finally:
             if not woken:
-                self._leave(parked)
+                self._leave(waiter)
         return woken
 
     def dismiss(self) -> None:
         """Nobody is to wait any longer."""
-        while self._parked:
-            self.ring()
+        while self._waiting:
+            self.wake()
         self.end()
 
     def end(self) -> None:
-        """Nobody is here any more."""
+        """The last task has left."""
         self._look_at = inf
         self._cancel_alarm()
 
-    def _leave(self, parked: _Parked) -> None:
-        if parked.signal.is_set():
-            self.ring()  # the wake-up came too late for this one
+    def _leave(self, waiter: Waiter) -> None:
+        if waiter.signal.is_set():
+            self.wake()  # it was woken too late: another looks
         else:
-            self._parked.remove(parked)
+            self._waiting.remove(waiter)
 
     def _look_in(self, delay: float) -> None:
-        """Somebody looks after the delay, or before."""
+        """Let a task look after the delay, or before."""
         due = self._clock.monotonic() + delay
         if due < self._look_at:
             self._cancel_alarm()
             self._look_at = due
-            self._cancel_alarm = self._clock.alarm(delay, lambda: self._soon(self._look))
+            self._cancel_alarm = self._clock.alarm(delay, lambda: self._on_loop(self._look))
 
     def _look(self) -> None:
         if self._clock.monotonic() < self._look_at:
             return  # the alarm was put off meanwhile
         self._look_at = inf
-        if self._parked:
-            self.ring()
+        if self._waiting:
+            self.wake()
             self._look_in(POLL_SECONDS)

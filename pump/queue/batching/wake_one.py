@@ -1,4 +1,4 @@
-"""Whose turn it is to look when a bell rings: one of all who wait for a channel's messages in this process."""
+"""Which consumer looks when a channel's queue has changed: one of all that wait for its messages in this process."""
 
 import threading
 from collections import deque
@@ -7,10 +7,11 @@ from typing import Final
 from pump.clock import Signal
 
 
-class Turns:
-    """Those who look for messages, in the order in which they came. From any thread.
+class WakeOne:
+    """Consumers that look for messages, in the order in which they came. From any thread.
 
-    Whoever enters does so before he looks, so that a ring in between is not lost: it makes him, or another, look again.
+    A consumer enters before it looks, so that no notification in between is lost: it makes this consumer, or another,
+    look again.
     """
 
     def __init__(self) -> None:
@@ -18,23 +19,23 @@ class Turns:
         self._line: Final[deque[Signal]] = deque()
 
     def enter(self, woken: Signal) -> None:
-        """Stand in line; once rung for, one has to enter again."""
+        """Stand in line; a consumer that was woken has to enter again."""
         with self._lock:
             if woken not in self._line:
                 self._line.append(woken)
 
-    def ring(self) -> None:
-        """There may be something: whoever came first looks."""
+    def wake(self) -> None:
+        """There may be a message: the consumer that came first looks."""
         with self._lock:
             woken = self._line.popleft() if self._line else None
         if woken is not None:
             woken.set()
 
     def leave(self, woken: Signal, *, found: bool) -> None:
-        """Look no longer. Where something was found there may be more, and a ring that is not heeded is passed on."""
+        """Look no longer. Wakes the next one if something was found, as there may be more, or if it was just woken."""
         with self._lock:
-            heard = woken not in self._line
-            if not heard:
+            was_woken = woken not in self._line
+            if not was_woken:
                 self._line.remove(woken)
-        if heard or found:
-            self.ring()
+        if was_woken or found:
+            self.wake()

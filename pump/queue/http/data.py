@@ -13,7 +13,7 @@ from pump.queue.errors import QueueFull
 from pump.queue.http.request import QueueRequest, log
 from pump.queue.http.responses import PopResponse, nothing, reply
 from pump.queue.http.state import ClientDisconnected
-from pump.queue.vocabulary import Pushed, Settled, Settlement, Taken, Want
+from pump.queue.vocabulary import PopRequest, PopResult, Pushed, Settled, Settlement
 from pump.queue.wire import options, replies, requests
 from pump.queue.wire.queries import PopQuery
 
@@ -104,18 +104,18 @@ async def configure(request: QueueRequest) -> object:
     }
 
 
-async def _taken(request: QueueRequest, want: Want, wait_seconds: float) -> Taken:
+async def _taken(request: QueueRequest, want: PopRequest, wait_seconds: float) -> PopResult:
     if wait_seconds <= 0 or request.state.closing:
         return await request.batched.pop(want)
     request.metrics.park(want.queue)
     try:
         popping = request.batched.pop(want, wait_seconds)
-        return await request.state.wait_for(popping, request.wait_until_disconnected()) or Taken()
+        return await request.state.wait_for(popping, request.wait_until_disconnected()) or PopResult()
     finally:
         request.metrics.unpark(want.queue)
 
 
-async def _take_back(request: QueueRequest, want: Want, taken: Taken) -> None:
+async def _take_back(request: QueueRequest, want: PopRequest, taken: PopResult) -> None:
     """Nobody has received these messages: give them back, uncounted."""
     request.metrics.count("returned_messages", len(taken.messages), queue=want.queue)
     log.info("queue %s: a consumer disconnected before it had its %d messages", want.queue, len(taken.messages))

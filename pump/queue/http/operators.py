@@ -151,7 +151,7 @@ async def make_dead_letter(request: QueueRequest) -> object:
     """Make a dead letter of a message, for a group or for all that have not settled it."""
     partition_id, transaction_id = _message_ids(request)
     of_group, error = requests.dead_letter(await request.body())
-    number = await request.call(request.engine.bury, partition_id, transaction_id, group=of_group, error=error)
+    number = await request.call(request.engine.give_up, partition_id, transaction_id, group=of_group, error=error)
     if not number:
         raise await _why_not_dead(request, of_group)
     return {"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id}

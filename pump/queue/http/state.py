@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from pump.clock import Clock
-from pump.queue.batching.batched_engine import Desk
+from pump.queue.batching.batched_engine import BatchedEngine
 from pump.queue.engine import Engine
 from pump.queue.http.metrics import Metrics
 
@@ -23,7 +23,7 @@ class ServerState:
     def __init__(self, engine: Engine, *, clock: Clock, create_groups: bool = True) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
-        self.batched: Final = Desk(engine)
+        self.batched: Final = BatchedEngine(engine)
         self.metrics: Final = Metrics()
         self.create_groups: Final = create_groups
         self.closing = False

@@ -1,84 +1,68 @@
-"""Dead letters: looked at, pushed again, made pending again."""
+"""Dead letters: listed, pushed again, made pending again."""
 
 import logging
 from collections.abc import Sequence
 from typing import Final
 
-from pump.queue.errors import Conflict
-from pump.queue.limits import checked_text, is_text, uuid_or_none
-from pump.queue.postgres.push import ids_for, push
-from pump.queue.postgres.session import Row
-from pump.queue.postgres.work import Work
-from pump.queue.vocabulary import DeadLetter, Filter, Push, Pushed
-
-REDRIVEN: Final = "reprocess-"
+from pump.queue.ids import ids_for
+from pump.queue.limits import checked_text, is_storable, uuid_or_none
+from pump.queue.postgres.connection import Row
+from pump.queue.postgres.work import PostgresWork
+from pump.queue.results import push_of
+from pump.queue.vocabulary import DeadLetter, Filter, Pushed
 
 log: Final = logging.getLogger("pump.queue")
 
 
-async def dead_letters(work: Work, which: Filter) -> tuple[list[DeadLetter], int]:
-    """A page of dead letters, newest first, and how many there are in all."""
+def list_dead_letters(work: PostgresWork, which: Filter) -> tuple[list[DeadLetter], int]:
+    """A page of dead letters, newest first, and how many there are in total."""
     values = {
         "queue": which.queue, "partition": which.partition, "group": which.group, "since": which.since,
         "until": which.until, "limit": which.limit, "skip": which.offset,
     }  # fmt: skip
-    async with work.together():
-        found = [letter(work, row) for row in await work.rows(PAGE, values)]
-        return found, await work.value(COUNT, values)
+    with work.together():
+        return [letter(work, row) for row in work.rows(PAGE, values)], work.value(COUNT, values)
 
 
-def letter(work: Work, row: Row) -> DeadLetter:
-    """A row as what it says."""
+def letter(work: PostgresWork, row: Row) -> DeadLetter:
+    """A row as a dead letter."""
     *head, sealed, payload = row[:9]
     opened = work.opened(payload, row[3], row[2], sealed=sealed)
     return DeadLetter(*(*head, opened, *row[9:18]))
 
 
-async def redrive(work: Work, ids: Sequence[str]) -> list[Pushed | None]:
-    """Push each again, once; None where there is none or it was done before."""
+def redrive_letters(work: PostgresWork, ids: Sequence[str]) -> list[Pushed | None]:
+    """Push each again, once; None for one that is unknown or already redriven."""
     wanted = list(dict.fromkeys(found for found in map(uuid_or_none, ids) if found))
-    async with work.together():
-        rows = {row[0]: row for row in await work.rows(CLAIM, wanted)}
+    with work.together():
+        rows = {row[0]: row for row in work.rows(CLAIM, wanted)}
         letters = [letter(work, rows[dead_id]) for dead_id in wanted if dead_id in rows]
-        items = [again(each, rows[each.id][18]) for each in letters]
-        done = await push(work, items, ids_for(items))
+        items = [push_of(each, rows[each.id][18]) for each in letters]
+        done = work.push(items, ids_for(items))
         pushed = dict(zip((each.id for each in letters), done, strict=True))
-        await work.act(REDRIVE, work.offset, [dead_id for dead_id, each in pushed.items() if not each.refused])
+        work.execute(REDRIVE, work.offset, [dead_id for dead_id, each in pushed.items() if not each.refused])
     return [pushed.pop(uuid_or_none(dead_id) or "", None) for dead_id in ids]
 
 
-def again(dead: DeadLetter, trace_id: str | None) -> Push:
-    """The message, to be pushed another time."""
-    if dead.payload is None:
-        raise Conflict(f"dead letter {dead.id} is encrypted with a key that is not here")
-    name = REDRIVEN + dead.transaction_id
-    return Push(dead.queue, dead.payload, dead.partition, name, trace_id=trace_id, producer=dead.producer)
-
-
-async def retry(work: Work, partition_uid: str, transaction_id: str) -> int:
-    """Make a dead message pending again in its place, for every group that gave it up."""
+def retry_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> int:
+    """Make a dead message pending again in its old place, for every group that gave it up."""
     if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
         return 0
-    count: int = await work.value(RETRY, partition_uid, transaction_id, work.offset)
+    count: int = work.value(RETRY, partition_uid, transaction_id, work.offset)
     if count:
         log.info("message %s of partition %s was made pending again", transaction_id, partition_uid)
-        work.rung.update(queue for (queue,) in await work.rows(QUEUE_OF, partition_uid))
+        work.changed.update(queue for (queue,) in work.rows(QUEUE_OF, partition_uid))
     return count
 
 
-def is_storable(text: str) -> bool:
-    """Whether the database could know the text at all."""
-    return is_text(text) and "\0" not in text
-
-
-async def bury(work: Work, partition_uid: str, transaction_id: str, group: str | None, error: str) -> int:
-    """Make a dead letter of a message for each group that has not settled it, or for one of them."""
+def give_up_message(work: PostgresWork, partition_uid: str, transaction_id: str, group: str | None, error: str) -> int:
+    """Make a dead letter of a message for one group, or for each that has not settled it; returns for how many."""
     if uuid_or_none(partition_uid) is None or not (is_storable(transaction_id) and is_storable(group or "")):
         return 0
-    count: int = await work.value(BURY, partition_uid, transaction_id, group, checked_text(error), work.offset)
+    count: int = work.value(GIVE_UP, partition_uid, transaction_id, group, checked_text(error), work.offset)
     if count:
         log.info("message %s of partition %s was given up for %d groups", transaction_id, partition_uid, count)
-        work.rung.update(queue for (queue,) in await work.rows(QUEUE_OF, partition_uid))
+        work.changed.update(queue for (queue,) in work.rows(QUEUE_OF, partition_uid))
     return count
 
 
@@ -105,7 +89,7 @@ REDRIVE: Final = (
     "update message_pump.dead x set redriven_at = message_pump.now_at(%s::float8) where x.id = any (%s::text[]::uuid[])"
 )
 RETRY: Final = "select message_pump.retry(%s::text::uuid, %s::text, %s::float8)"
-BURY: Final = "select message_pump.give_up(%s::text::uuid, %s::text, %s::text, %s::text, %s::float8)"
+GIVE_UP: Final = "select message_pump.give_up(%s::text::uuid, %s::text, %s::text, %s::text, %s::float8)"
 QUEUE_OF: Final = (
     "select q.name from message_pump.partition p join message_pump.queue q on q.id = p.queue_id"
     " where p.uid = %s::text::uuid"

@@ -1,226 +1,229 @@
 """The queue in PostgreSQL: for any number of processes and machines.
 
-Every call is one transaction, most of them one statement: the rules are functions in the schema (the numbered SQL files
-beside this one), and what is here asks them. `postgres_async_engine` is the same, awaiting.
+Most calls are one statement: the rules are functions in the database (the numbered files in `sql`), and the files
+beside this one call them.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import ClassVar
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, TypeVar
 
-from pump.queue.limits import (
-    check_filter,
-    check_name,
-    check_pushes,
-    check_seconds,
-    check_start,
-    check_steps,
-    check_trace,
-    check_want,
+import psycopg
+
+from pump.clock import Clock, SystemClock
+from pump.queue.engine import Engine
+from pump.queue.errors import BadRequest, Conflict, QueueUnavailable
+from pump.queue.ids import ids_for
+from pump.queue.limits import check_steps
+from pump.queue.postgres.connection import Connection, checked_address, connect
+from pump.queue.postgres.dead_letters import give_up_message, list_dead_letters, redrive_letters, retry_message
+from pump.queue.postgres.errors import STALE, TRANSIENT, as_ours
+from pump.queue.postgres.infos import list_groups, list_queues
+from pump.queue.postgres.migrations import checked_schema, migrate
+from pump.queue.postgres.notifier import Notifier
+from pump.queue.postgres.operators import (
+    clear_queue,
+    configure_queue,
+    maintain_queues,
+    options_of,
+    purge,
+    remove_group,
+    remove_message,
+    remove_queue,
+    seek_group,
+    subscribe_group,
 )
-from pump.queue.options import QueueOptions
-from pump.queue.postgres import dead_letters as dead
-from pump.queue.postgres import operators
-from pump.queue.postgres.base import PostgresBase
-from pump.queue.postgres.infos import group_infos, infos
-from pump.queue.postgres.pop import pop
-from pump.queue.postgres.push import ids_for, push
-from pump.queue.postgres.session import BlockingSession, Connection, Finishing, Session, finished
-from pump.queue.postgres.settle import extend, settle
-from pump.queue.postgres.stored import message, stored
-from pump.queue.postgres.traces import add_trace, trace_names, traces
-from pump.queue.postgres.warnings import OLD_SECONDS
-from pump.queue.vocabulary import (
-    Committed,
-    DeadLetter,
-    Extended,
-    Filter,
-    GroupInfo,
-    Push,
-    Pushed,
-    QueueInfo,
-    Settled,
-    Settlement,
-    Step,
-    Stored,
-    Taken,
-    Trace,
-    Want,
-)
+from pump.queue.postgres.pool import Pool
+from pump.queue.postgres.pop import pop_messages
+from pump.queue.postgres.push import push_messages
+from pump.queue.postgres.settle import extend_lease, settle_messages
+from pump.queue.postgres.stored import find_message, list_stored
+from pump.queue.postgres.traces import insert_trace, list_trace_names, list_traces
+from pump.queue.postgres.vacuum import Vacuum
+from pump.queue.postgres.warnings import OLD_SECONDS, SnapshotHolders
+from pump.queue.postgres.work import LookupCache, PostgresWork
+from pump.queue.sealing import Sealing
+from pump.queue.vocabulary import Step
+from pump.queue.work import StepRefused, Work, pushes_of, transact
+
+T = TypeVar("T")
+
+TRIES: Final = 6
+"""Of a call that the database rolled back in favour of another, or that used out-of-date lookups."""
+
+log: Final = logging.getLogger("pump.queue")
 
 
-class PostgresEngine(PostgresBase):
-    """Keeps every promise of `Engine`, from the moment it is made: QueueUnavailable where there is no database."""
+class PostgresOperations(PostgresWork):
+    """All that can be done in one call on PostgreSQL."""
 
-    _sessions: ClassVar[type[Session]] = BlockingSession
+    push = push_messages
+    pop = pop_messages
+    settle = settle_messages
+    extend = extend_lease
+    configure = configure_queue
+    options = options_of
+    subscribe = subscribe_group
+    queues = list_queues
+    delete_queue = remove_queue
+    clear = clear_queue
+    groups = list_groups
+    delete_group = remove_group
+    seek = seek_group
+    stored = list_stored
+    message = find_message
+    delete_message = remove_message
+    dead_letters = list_dead_letters
+    redrive = redrive_letters
+    retry = retry_message
+    give_up = give_up_message
+    add_trace = insert_trace
+    traces = list_traces
+    trace_names = list_trace_names
+    maintain = maintain_queues
 
-    def _begin(self) -> None:
+
+class PostgresEngine(Engine):
+    """`Engine` on PostgreSQL. Making one brings the schema up to date; QueueUnavailable if there is no database."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "message_pump",
+        clock_offset: float = 0.0,
+        lenient: bool = False,
+        keys: Sealing | None = None,
+        pool_size: int = 10,
+        pool_wait: float = 5.0,
+        statement_timeout: float = 30.0,
+        prepare_threshold: int | None = 1,
+        listen_url: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Behind a pooler that shares sessions, `prepare_threshold` is None and `listen_url` bypasses the pooler.
+
+        A call waits at most `pool_wait` seconds for one of `pool_size` connections.
+        """
+        self.clock_offset = clock_offset
+        self._schema: Final = checked_schema(schema)
+        address = checked_address(url)
+        listen_address = checked_address(listen_url) if listen_url else address
+        self._lenient: Final = lenient
+        self._keys: Final = keys
+        clock = clock or SystemClock()
+        self._cache: Final = LookupCache()
+        self._holders: Final = SnapshotHolders()
+        self._vacuum: Final = Vacuum()
+        new = partial(connect, prepare_threshold=prepare_threshold, statement_timeout=statement_timeout)
+        self._pool: Final = Pool(partial(new, address), clock, size=pool_size, wait_seconds=pool_wait)
+        self._notifier: Final = Notifier(partial(new, address), partial(new, listen_address), self._schema, clock)
         try:
-            finished(self._open())
+            with our_errors(), self._pool.connection() as connection:
+                migrate(connection, self._schema)
         except BaseException:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Let go of every connection and thread; leases stay until they end."""
-        finished(self._close())
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self._schema!r})"
 
-    def healthy(self) -> bool:
-        """Whether the database answers just now."""
-        return finished(self._healthy())
+    def close(self) -> None:
+        """Close every connection and end every thread; leases stay until they expire."""
+        try:
+            self._notifier.close()
+        finally:
+            self._pool.close()
 
     def warnings(self, *, older_than: float = OLD_SECONDS) -> Sequence[str]:
-        """What should be seen to before it does harm, such as a snapshot that is older than so many seconds."""
-        return finished(self._call(lambda work: self._holders.warnings(work, older_than)))
-
-    # -- what producers and consumers do
-
-    def push(self, items: Sequence[Push]) -> list[Pushed]:
-        """Store each, creating its queue and partition where needed; answers in the order of the items."""
-        check_pushes(items)
-        ids = ids_for(items)
-        return finished(self._call(lambda work: push(work, items, ids))) if items else []
-
-    def pop(self, want: Want) -> Taken:
-        """Lease what is ready; never waits."""
-        check_want(want)
-        return finished(self._call(lambda work: pop(work, want)))
-
-    def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Carry out each as it says; answers in order."""
-        check_steps(settlements)
-        return finished(self._call(lambda work: settle(work, settlements))) if settlements else []
-
-    def extend(self, lease_id: str, seconds: float | None = None) -> Extended:
-        """Let a lease end no earlier than that from now; None is its queue's lease time."""
-        if seconds is not None:
-            check_seconds("seconds", seconds)
-        return finished(self._call(lambda work: extend(work, lease_id, seconds)))
-
-    def transaction(self, steps: Sequence[Step], leases: frozenset[str] = frozenset()) -> Committed:
-        """All steps or none. A settlement without a lease id is covered by the live lease among `leases`."""
-        check_steps(steps)
-        return finished(self._transact(steps, leases))
-
-    def transaction_on(
-        self, connection: Connection, leases: frozenset[str] = frozenset()
-    ) -> AbstractContextManager[list[Step]]:
-        """Steps and the caller's own statements as one transaction on the caller's connection.
-
-        What is put into the list is carried out at the end of the block, which then commits, unless the connection was
-        in a transaction before: it goes on, and the queue's statements should be its last. Locks of partitions are held
-        no longer than that. A step that is refused raises Conflict, and QueueUnavailable means: all of it again.
-        """
-        return Finishing(self._transaction_on(BlockingSession(connection), leases))
-
-    def listen(self, queue: str, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring`, from any thread, when something may have become ready in the queue, by any process."""
-        return self._bell.listen(check_name("Queue", queue), ring)
-
-    # -- what operators do
-
-    def configure(
-        self, queue: str, options: QueueOptions, *, namespace: str | None = None, task: str | None = None
-    ) -> QueueInfo:
-        """Replace all options of a queue, creating it where needed; a mode may not change while leases are open."""
-        check_name("Queue", queue)
-        return finished(self._call(lambda work: operators.configure(work, queue, options, namespace, task)))
-
-    def options(self, queue: str) -> QueueOptions | None:
-        """The options of a queue; None if there is none."""
-        check_name("Queue", queue)
-        return finished(self._call(lambda work: operators.known_options(work, queue)))
-
-    def subscribe(self, queue: str, group: str, start: float | str = "all") -> None:
-        """Make the group known, beginning there; a group that exists keeps its place."""
-        check_name("Queue", queue)
-        check_name("Consumer group", group)
-        check_start(start)
-        finished(self._call(lambda work: operators.subscribe(work, queue, group, start)))
-
-    def queues(self, name: str | None = None) -> Sequence[QueueInfo]:
-        """All queues without their partitions, or the one of that name with all of them."""
-        return finished(self._call(lambda work: infos(work, name)))
-
-    def delete_queue(self, queue: str) -> bool:
-        """Remove a queue and all it holds but its dead letters; False if there was none."""
-        return finished(self._call(lambda work: operators.delete_queue(work, queue)))
-
-    def clear(self, queue: str, partition: str | None = None) -> int:
-        """Remove every message of a queue or of one partition; says how many."""
-        return finished(self._call(lambda work: operators.clear(work, queue, partition)))
-
-    def groups(self, name: str | None = None) -> Sequence[GroupInfo]:
-        """All groups of all queues, or those of that name."""
-        return finished(self._call(lambda work: group_infos(work, name)))
-
-    def delete_group(self, group: str, queue: str | None = None) -> bool:
-        """Forget a group's progress, in one queue or all; named again it begins anew."""
-        return finished(self._call(lambda work: operators.delete_group(work, group, queue)))
-
-    def seek(self, group: str, queue: str, to: float | None, partition: str | None = None) -> int:
-        """Move a group to the first message at or after a time, None to the end, and end its leases."""
-        return finished(self._call(lambda work: operators.seek(work, group, queue, to, partition)))
-
-    def purge(self, queue: str, group: str) -> int:
-        """Complete for a group all that nobody has leased, due or not; says how many messages that were."""
-        check_name("Queue", queue)
-        check_name("Consumer group", group)
-        return finished(self._call(lambda work: operators.purge(work, queue, group)))
-
-    def stored(self, which: Filter) -> Sequence[Stored]:
-        """Messages, newest first, without their payloads."""
-        check_filter(which)
-        return finished(self._call(lambda work: stored(work, which)))
-
-    def message(self, partition_id: str, transaction_id: str) -> Stored | None:
-        """One message, with its payload."""
-        return finished(self._call(lambda work: message(work, partition_id, transaction_id)))
-
-    def delete_message(self, partition_id: str, transaction_id: str) -> bool:
-        """Remove a message for all groups; False if there was none."""
-        return finished(self._call(lambda work: operators.delete_message(work, partition_id, transaction_id)))
-
-    def dead_letters(self, which: Filter) -> tuple[Sequence[DeadLetter], int]:
-        """A page of dead letters, newest first, and how many there are in all."""
-        check_filter(which)
-        return finished(self._call(lambda work: dead.dead_letters(work, which)))
-
-    def redrive(self, dead_letter_ids: Sequence[str]) -> list[Pushed | None]:
-        """Push each again as `reprocess-<transaction id>`, once; None where there is none or it was done before."""
-        return finished(self._call(lambda work: dead.redrive(work, dead_letter_ids))) if dead_letter_ids else []
-
-    def retry(self, partition_id: str, transaction_id: str) -> int:
-        """Make a dead message pending again in its place, for every group that gave it up; says for how many."""
-        return finished(self._call(lambda work: dead.retry(work, partition_id, transaction_id)))
-
-    def bury(self, partition_id: str, transaction_id: str, *, group: str | None = None, error: str = "") -> int:
-        """Make a dead letter of a message, for the group or for each that has not settled it; says for how many."""
-        return finished(self._call(lambda work: dead.bury(work, partition_id, transaction_id, group, error)))
-
-    def add_trace(self, trace: Trace) -> str:
-        """Note something about a message; returns the note's id."""
-        check_trace(trace)
-        return finished(self._call(lambda work: add_trace(work, trace)))
-
-    def traces(
-        self,
-        *,
-        partition_id: str | None = None,
-        transaction_id: str | None = None,
-        name: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> Sequence[Trace]:
-        """Notes about one message, or under one name, oldest first."""
-        return finished(
-            self._call(lambda work: traces(work, partition_id, transaction_id, name, limit=limit, offset=offset))
-        )
-
-    def trace_names(self) -> Sequence[str]:
-        """All names that notes were filed under."""
-        return finished(self._call(trace_names))
+        """What should be mended before it does harm, such as a snapshot that is older than so many seconds."""
+        return self._write(lambda work: self._holders.warnings(work, older_than))
 
     def maintain(self) -> float:
-        """Give due messages their place, apply maximum waiting times and retention."""
-        return finished(self._call(lambda work: operators.maintain(work, self._broom)))
+        """As every engine's; then vacuum the small tables where they need it."""
+        seconds = super().maintain()
+        self._write(self._vacuum.run)
+        return seconds
+
+    @contextmanager
+    def transaction_on(self, connection: Connection, leases: frozenset[str] = frozenset()) -> Iterator[list[Step]]:
+        """Steps and the caller's own statements as one transaction on the caller's connection.
+
+        Steps appended to the list are carried out at the end of the block, which then commits, unless the connection
+        was in a transaction before: that one goes on, and the queue's statements should be its last, as it holds locks
+        of partitions until its end. A step that is refused raises Conflict; QueueUnavailable means that the whole block
+        may be tried again.
+        """
+        steps: list[Step] = []
+        work = self._work(connection)
+        with connection.transaction():
+            yield steps
+            check_steps(steps)
+            with our_errors():
+                self._carry_out(work, steps, leases)
+        self._notifier.notify_here(work.changed)
+
+    def _carry_out(self, work: PostgresOperations, steps: Sequence[Step], leases: frozenset[str]) -> None:
+        try:
+            transact(work, steps, leases, ids_for(pushes_of(steps)))
+            if work.woke_somebody:
+                # Only the database knows when the caller's transaction commits: it notifies other processes then.
+                work.rows(NOTIFY, self._schema, sorted(work.changed))
+        except StepRefused as refused:
+            raise Conflict(str(refused)) from None
+        except psycopg.Error as error:
+            if error.sqlstate == STALE:
+                self._cache.clear()
+                raise QueueUnavailable("the queue has changed meanwhile: try again") from None
+            raise
+
+    def _write(self, act: Callable[[PostgresOperations], T]) -> T:
+        """Do it, again if the database rolled it back in favour of another, then notify the listeners."""
+        with our_errors():
+            for tries_left in reversed(range(TRIES)):
+                try:
+                    with self._pool.connection() as connection:
+                        work = self._work(connection)
+                        result = act(work)
+                    break
+                except psycopg.Error as error:
+                    if not tries_left or not (error.sqlstate == STALE or error.sqlstate in TRANSIENT):
+                        raise
+                    if error.sqlstate == STALE:
+                        self._cache.clear()
+            else:
+                raise AssertionError("the last try returns or raises")
+        self._cache.learn(work)
+        self._notifier.notify(work.changed)
+        return result
+
+    def _read(self, act: Callable[[Work], T]) -> T:
+        return self._write(act)
+
+    def _purge(self, queue: str, group: str) -> int:
+        return self._write(lambda work: purge(work, queue, group))
+
+    def _listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
+        return self._notifier.listen(queue, on_ready)
+
+    def _work(self, connection: Connection) -> PostgresOperations:
+        return PostgresOperations(
+            connection, self._schema, self.clock_offset, self._keys, self._cache, lenient=self._lenient
+        )
+
+
+NOTIFY: Final = "select pg_notify(%s::text, q) from unnest(%s::text[]) q"
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Turn each error of the database into one of ours, which quotes no value and no address."""
+    try:
+        yield
+    except psycopg.Error as error:
+        log.debug("the database raised %s", type(error).__name__)
+        raise as_ours(error) from None
+    except (OverflowError, UnicodeEncodeError):
+        raise BadRequest("a number or a text that the database cannot store") from None

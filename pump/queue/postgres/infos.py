@@ -1,35 +1,35 @@
-"""Queues, partitions and groups as operators see them; counted from the rows, each answer for one moment."""
+"""Queues, partitions and groups as operators see them; counted from the rows at one moment."""
 
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from pump.queue.postgres.work import Work
+from pump.queue.postgres.work import PostgresWork
 from pump.queue.vocabulary import GroupInfo, PartitionInfo, ProgressInfo, QueueInfo
 
 
-async def infos(work: Work, name: str | None = None) -> list[QueueInfo]:
-    """All queues without their partitions, or the one of that name with all of them."""
-    found = await work.rows(GROUPS, work.offset, name, None)
+def list_queues(work: PostgresWork, name: str | None = None) -> list[QueueInfo]:
+    """All queues without their partitions, or the one of that name with its partitions."""
+    found = work.rows(GROUPS, work.offset, name, None)
     groups = {queue: list(rows) for queue, rows in groupby(found, itemgetter(0))}
-    partitions = await partition_infos(work, name) if name is not None else []
+    partitions = partition_infos(work, name) if name is not None else []
     return [
         QueueInfo(*(*row, partitions, [GroupInfo(each[1], row[1], *each[2:]) for each in groups.get(row[1], ())]))
-        for row in await work.rows(QUEUES, name)
+        for row in work.rows(QUEUES, name)
     ]
 
 
-async def group_infos(work: Work, name: str | None = None) -> list[GroupInfo]:
+def list_groups(work: PostgresWork, name: str | None = None) -> list[GroupInfo]:
     """All groups of all queues, or those of that name."""
-    return [GroupInfo(row[1], row[0], *row[2:]) for row in await work.rows(GROUPS, work.offset, None, name)]
+    return [GroupInfo(row[1], row[0], *row[2:]) for row in work.rows(GROUPS, work.offset, None, name)]
 
 
-async def partition_infos(work: Work, queue: str) -> list[PartitionInfo]:
+def partition_infos(work: PostgresWork, queue: str) -> list[PartitionInfo]:
     """All partitions of a queue, each with how far every group is in it."""
     progress: dict[str, list[ProgressInfo]] = {}
-    for uid, *rest in await work.rows(PROGRESS, work.offset, queue):
+    for uid, *rest in work.rows(PROGRESS, work.offset, queue):
         progress.setdefault(uid, []).append(ProgressInfo(*rest))
-    return [PartitionInfo(*(*row, progress.get(row[0], []))) for row in await work.rows(PARTITIONS, queue)]
+    return [PartitionInfo(*(*row, progress.get(row[0], []))) for row in work.rows(PARTITIONS, queue)]
 
 
 QUEUES: Final = """

@@ -1,11 +1,10 @@
-"""Tells whoever listens, in this process and in others, that there may be something in a queue.
+"""Notifies listeners, in this process and in others, that something may have become ready in a queue.
 
-What was committed is announced after its commit, from a connection of its own and at most every few milliseconds: an
-announcement inside a transaction takes a lock of the whole database over its commit. One that is lost costs the time
-until its listener looks by itself.
+A notification is sent after the commit, from a connection of its own and at most every few milliseconds: NOTIFY inside
+a transaction takes a database-wide lock during its commit. A lost notification costs the time until the listener looks
+by itself.
 """
 
-import itertools
 import logging
 import os
 import select
@@ -18,98 +17,75 @@ import psycopg
 
 from pump.clock import Clock, Signal
 from pump.errors import PumpError
-from pump.queue.forks import gate
-from pump.queue.postgres.session import Connection
+from pump.queue.forks import fork_gate
+from pump.queue.listeners import Listeners
+from pump.queue.postgres.connection import Connection
 
 MERGE_SECONDS: Final = 0.005
-LOOK_SECONDS: Final = 10.0
-"""How often a connection is asked whether it still is one."""
+PING_SECONDS: Final = 10.0
+"""How often a connection that only listens is checked."""
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts to connect; the last one goes on."""
+"""Seconds between attempts to connect; the last one repeats."""
 
 log: Final = logging.getLogger("pump.queue")
 
 
-class Bell:
-    """Rings here and elsewhere; starts a thread only for what is asked of it."""
+class Notifier:
+    """Its two threads, a sender and a listener, start when they are first needed."""
 
     def __init__(
         self, connect: Callable[[], Connection], listen: Callable[[], Connection], channel: str, clock: Clock
     ) -> None:
-        self._rings: Final[dict[str, dict[int, Callable[[], None]]]] = {}
-        self._keys: Final = itertools.count()
-        self._new_announcer: Final = partial(Announcer, connect, channel, clock)
-        self._new_ear: Final = partial(Ear, listen, channel, clock, self._heard, self.ring_all)
+        self._listeners: Final = Listeners()
+        self._new_sender: Final = partial(NotifySender, connect, channel, clock)
+        self._new_listener: Final = partial(NotifyListener, listen, channel, clock, self._received, self._notify_all)
         self._begin()
-        gate.know(self)
+        fork_gate.register(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._announcer = self._new_announcer()
-        self._ear = self._new_ear()
+        self._sender = self._new_sender()
+        self._listener = self._new_listener()
 
     def before_fork(self) -> None:
-        """The parent goes on with its threads."""
+        """The parent keeps its threads."""
 
     def in_child(self) -> None:
-        """Those threads are not here; others start when they are needed."""
+        """Those threads do not exist here; others start when they are needed."""
+        self._listeners.in_child()
         self._begin()
 
-    def listen(self, queue: str, ring: Callable[[], None]) -> Callable[[], None]:
-        """Ring for this queue until what is returned is called."""
-        key = next(self._keys)
-        with self._lock:
-            self._rings.setdefault(queue, {})[key] = ring
-        self._ear.start()
+    def listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_ready` for this queue until the returned function is called."""
+        end = self._listeners.add(queue, on_ready)
+        self._listener.start()
+        return end
 
-        def forget() -> None:
-            with self._lock:
-                rings = self._rings.get(queue, {})
-                rings.pop(key, None)
-                if not rings:
-                    self._rings.pop(queue, None)
-
-        return forget
-
-    def ring(self, queues: Iterable[str]) -> None:
-        """Ring in this process at once, in all others soon."""
+    def notify(self, queues: Iterable[str]) -> None:
+        """Notify the listeners in this process at once, those in all others soon."""
         for queue in queues:
-            self._announcer.announce(queue)
-            self._ring(queue)
+            self._sender.send(queue)
+            self._listeners.notify((queue,))
 
-    def ring_here(self, queues: Iterable[str]) -> None:
-        """Ring in this process alone."""
-        for queue in queues:
-            self._ring(queue)
-
-    def ring_all(self) -> None:
-        """Ring in this process for every queue: something may have been missed."""
-        with self._lock:
-            queues = list(self._rings)
-        for queue in queues:
-            self._ring(queue)
+    def notify_here(self, queues: Iterable[str]) -> None:
+        """Notify the listeners in this process only."""
+        self._listeners.notify(queues)
 
     def close(self) -> None:
-        """End the threads; what is to be announced still is, if the database answers."""
-        self._announcer.close()
-        self._ear.close()
+        """End the threads; pending notifications are still sent, if the database answers."""
+        self._sender.close()
+        self._listener.close()
 
-    def _heard(self, queue: str, backend: int) -> None:
-        if backend != self._announcer.backend:  # or it rang here already
-            self._ring(queue)
+    def _notify_all(self) -> None:
+        """Notifications may have been missed: notify the listeners of every queue."""
+        self._listeners.notify(self._listeners.queues())
 
-    def _ring(self, queue: str) -> None:
-        with self._lock:
-            rings = list(self._rings.get(queue, {}).values())
-        for ring in rings:
-            try:
-                ring()
-            except Exception:
-                log.exception("a listener of queue %s failed; it looks by itself later", queue)
+    def _received(self, queue: str, backend: int) -> None:
+        if backend != self._sender.backend:  # else its listeners here were called when it was sent
+            self._listeners.notify((queue,))
 
 
-class Announcer:
-    """Announces queues to other processes."""
+class NotifySender:
+    """Sends notifications to other processes."""
 
     def __init__(self, connect: Callable[[], Connection], channel: str, clock: Clock) -> None:
         self.backend = 0
@@ -117,26 +93,26 @@ class Announcer:
         self._channel: Final = channel
         self._clock: Final = clock
         self._lock: Final = threading.Lock()
-        self._due: set[str] = set()
-        self._work: Final = Signal()
+        self._pending: set[str] = set()
+        self._awake: Final = Signal()
         self._stop: Final = Signal()
         self._thread: threading.Thread | None = None
 
-    def announce(self, queue: str) -> None:
-        """Soon."""
+    def send(self, queue: str) -> None:
+        """Send a notification soon."""
         with self._lock:
-            if queue in self._due:
+            if queue in self._pending:
                 return
-            self._due.add(queue)
+            self._pending.add(queue)
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="pump-queue-announcer", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="pump-queue-notify", daemon=True)
                 self._thread.start()
-        self._work.set()
+        self._awake.set()
 
     def close(self) -> None:
-        """Announce what is due, then end."""
+        """Send what is pending, then end."""
         self._stop.set()
-        self._work.set()
+        self._awake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -149,39 +125,39 @@ class Announcer:
                     self._serve(connection)
                     return
             except (psycopg.Error, PumpError, OSError):
-                # What was due is lost with the connection: listeners look by themselves.
+                # What was pending is lost with the connection: listeners look by themselves.
                 if self._clock.wait(self._stop, PAUSES[min(attempt, len(PAUSES) - 1)]):
                     return
                 attempt += 1
 
     def _serve(self, connection: Connection) -> None:
         while True:
-            self._clock.wait(self._work, None)
-            self._work.clear()
+            self._clock.wait(self._awake, None)
+            self._awake.clear()
             with self._lock:
-                due, self._due = sorted(self._due), set()
-            if due:
-                connection.execute("select pg_notify(%s, q) from unnest(%s::text[]) q", (self._channel, due))
+                pending, self._pending = sorted(self._pending), set()
+            if pending:
+                connection.execute("select pg_notify(%s, q) from unnest(%s::text[]) q", (self._channel, pending))
             if self._stop.is_set():
                 return
             self._clock.wait(self._stop, MERGE_SECONDS)
 
 
-class Ear:
-    """Hears what other processes announce."""
+class NotifyListener:
+    """Receives the notifications of other processes."""
 
     def __init__(
         self,
         connect: Callable[[], Connection],
         channel: str,
         clock: Clock,
-        heard: Callable[[str, int], None],
+        received: Callable[[str, int], None],
         missed: Callable[[], None],
     ) -> None:
         self._connect: Final = connect
         self._channel: Final = channel
         self._clock: Final = clock
-        self._heard: Final = heard
+        self._received: Final = received
         self._missed: Final = missed
         self._lock: Final = threading.Lock()
         self._stop: Final = Signal()
@@ -189,15 +165,15 @@ class Ear:
         self._wake = -1
 
     def start(self) -> None:
-        """Begin, if it has not begun."""
+        """Start the thread, unless it runs."""
         with self._lock:
             if self._thread is None and not self._stop.is_set():
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._thread = threading.Thread(target=self._run, name="pump-queue-ear", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="pump-queue-listen", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """End."""
+        """End the thread."""
         with self._lock:
             thread = None if self._stop.is_set() else self._thread
             self._stop.set()
@@ -218,7 +194,7 @@ class Ear:
                     self._missed()
                     self._serve(connection)
             except (psycopg.Error, PumpError, OSError) as error:
-                log.info("queue announcements are not heard (%s); connecting again", type(error).__name__)
+                log.info("queue notifications are not received (%s); connecting again", type(error).__name__)
                 self._clock.wait(self._stop, PAUSES[min(attempt, len(PAUSES) - 1)])
                 attempt += 1
 
@@ -227,7 +203,7 @@ class Ear:
         watch.register(connection.fileno(), select.POLLIN)
         watch.register(self._wake, select.POLLIN)
         while not self._stop.is_set():
-            if not watch.poll(LOOK_SECONDS * 1000):
+            if not watch.poll(PING_SECONDS * 1000):
                 connection.execute("select 1")
             for notice in connection.notifies(timeout=0):
-                self._heard(notice.payload, notice.pid)
+                self._received(notice.payload, notice.pid)

@@ -1,143 +1,150 @@
-"""What operators do to queues and groups. Only they take messages out, or move a group; each such act is logged."""
+"""What operators do to queues, groups and messages: only they remove messages or move a group. Each act is logged."""
 
 import logging
 from dataclasses import astuple, fields
 from typing import Final
 
 from pump.queue.errors import BadRequest, Conflict, NotFound
-from pump.queue.limits import is_text, uuid_or_none
+from pump.queue.limits import is_storable, uuid_or_none
 from pump.queue.options import QueueOptions
-from pump.queue.postgres.infos import infos
-from pump.queue.postgres.vacuum import Broom
-from pump.queue.postgres.work import NO_KEY, Work, beginning
-from pump.queue.vocabulary import QueueInfo
+from pump.queue.postgres.work import PostgresWork, start_values
+from pump.queue.work import NO_KEY
 
 IDLE_SECONDS: Final = 60.0
 AT_ONCE: Final = 1000
-"""So many messages of a partition a transaction, so that nobody waits long for it."""
+"""Messages of a partition in one transaction at most, so that nobody waits long for it."""
 
 log: Final = logging.getLogger("pump.queue")
 
 
-async def configure(work: Work, name: str, options: QueueOptions, namespace: str | None, task: str | None) -> QueueInfo:
-    """Replace all options of a queue, creating it where needed; what it then is."""
+def configure_queue(
+    work: PostgresWork, name: str, options: QueueOptions, namespace: str | None, task: str | None
+) -> None:
+    """Replace all options of a queue, creating it where needed."""
     if options.encryption and work.sealing is None:
         raise BadRequest(NO_KEY)
-    head, _, tail = name.partition(".")
-    async with work.together():
-        await work.act(MAKE_QUEUE, name, head, tail, work.offset)
-        row = await work.row("select id, ordered from message_pump.queue where name = %s::text for no key update", name)
+    with work.together():
+        make_queue(work, name)
+        row = work.row("select id, ordered from message_pump.queue where name = %s::text for no key update", name)
         if row is None:
             raise Conflict(f"queue {name!r} was deleted meanwhile")
         if row[1] not in {None, options.ordered}:
-            if not await work.value(SET_MODE, row[0], options.ordered, work.offset):
+            if not work.value(SET_MODE, row[0], options.ordered, work.offset):
                 raise Conflict(f"queue {name!r} has open leases: its mode cannot be changed now")
             log.info("queue %s is now %s", name, "ordered" if options.ordered else "not ordered")
-        await work.act(SET_OPTIONS, *astuple(options), namespace, task, row[0])
-        await work.act(LOOK_AGAIN, work.offset, row[0])
-    work.rung.add(name)
-    return (await infos(work, name))[0]
+        work.execute(SET_OPTIONS, *astuple(options), namespace, task, row[0])
+        work.execute(LOOK_AGAIN, work.offset, row[0])
+    work.changed.add(name)
 
 
-async def known_options(work: Work, name: str) -> QueueOptions | None:
+def make_queue(work: PostgresWork, name: str) -> None:
+    """Create the queue, unless there is one; its namespace and task are the parts of its name."""
+    namespace, _, task = name.partition(".")
+    work.execute(MAKE_QUEUE, name, namespace, task, work.offset)
+
+
+def options_of(work: PostgresWork, name: str) -> QueueOptions | None:
     """The options of a queue."""
-    row = await work.row(OPTIONS, name)
+    row = work.row(OPTIONS, name)
     return None if row is None else QueueOptions(**dict(zip(FIELDS, row, strict=True)))
 
 
-async def subscribe(work: Work, name: str, group: str, start: float | str) -> None:
-    """Make the group known; one that exists keeps its place."""
-    head, _, tail = name.partition(".")
-    async with work.together():
-        await work.act(MAKE_QUEUE, name, head, tail, work.offset)
-        await work.rows(SUBSCRIBE, group, *beginning(start), work.offset, name)
-    work.rung.add(name)
+def subscribe_group(work: PostgresWork, name: str, group: str, start: float | str) -> None:
+    """Create the group; one that exists keeps its progress."""
+    with work.together():
+        make_queue(work, name)
+        work.rows(SUBSCRIBE, group, *start_values(start), work.offset, name)
+    work.changed.add(name)
 
 
-async def delete_queue(work: Work, name: str) -> bool:
-    """Remove a queue and all it holds but its dead letters."""
-    if not await work.rows(DELETE_QUEUE, work.offset, name):
+def remove_queue(work: PostgresWork, name: str) -> bool:
+    """Remove a queue and all it holds except its dead letters."""
+    if not work.rows(DELETE_QUEUE, work.offset, name):
         return False
     log.info("queue %s was deleted with all it held", name)
     return True
 
 
-async def delete_group(work: Work, name: str, queue: str | None) -> bool:
-    """Forget a group's progress, in one queue or all."""
-    found = await work.rows(DELETE_GROUP, name, queue)
+def remove_group(work: PostgresWork, name: str, queue: str | None) -> bool:
+    """Delete a group's progress, in one queue or in all."""
+    found = work.rows(DELETE_GROUP, name, queue)
     for (deleted_from,) in found:
         log.info("group %s of queue %s was deleted", name, deleted_from)
     return bool(found)
 
 
-async def clear(work: Work, name: str, partition: str | None) -> int:
+def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
     """Remove every message of a queue or of one partition."""
-    await require(work, name, partition)
-    count: int = sum(gone for (gone,) in await work.rows(CLEAR, work.offset, name, partition))
+    require(work, name, partition)
+    count: int = sum(gone for (gone,) in work.rows(CLEAR, work.offset, name, partition))
     log.info("queue %s, partition %s: %d messages were removed", name, partition or "any", count)
     return count
 
 
-async def seek(work: Work, group: str, name: str, moment: float | None, partition: str | None) -> int:
+def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, partition: str | None) -> int:
     """Move a group to the first message at or after a time, or to the end; its leases end."""
-    await require(work, name, partition)
-    if await work.row(GROUP, name, group) is None:
-        raise NotFound(f"queue {name!r} has no group {group!r}")
-    count: int = await work.value(SEEK, name, group, partition, moment, work.offset)
+    require(work, name, partition)
+    required_group(work, name, group)
+    count: int = work.value(SEEK, name, group, partition, moment, work.offset)
     log.info("group %s of queue %s was moved to %s", group, name, "the end" if moment is None else moment)
-    work.rung.add(name)
+    work.changed.add(name)
     return count
 
 
-async def purge(work: Work, name: str, group: str) -> int:
+def purge(work: PostgresWork, name: str, group: str) -> int:
     """Complete for a group all that nobody has leased, each batch in a transaction of its own."""
-    await require(work, name, None)
-    row = await work.row(GROUP, name, group)
-    if row is None:
-        raise NotFound(f"queue {name!r} has no group {group!r}")
-    ids, count = (row[0], row[1]), 0
+    require(work, name, None)
+    queue_id, group_id = required_group(work, name, group)
+    count = 0
     after = (BEGINNING, 0)
-    while found := await work.row(PURGE_SCHEDULED, *ids, *after, AT_ONCE):
+    while found := work.row(PURGE_SCHEDULED, queue_id, group_id, *after, AT_ONCE):
         count += found[0]
         after = found[1:]
-    for (part_id,) in await work.rows(PARTITIONS, name):
+    for (part_id,) in work.rows(PARTITIONS, name):
         again = True
         while again:
-            done, again = (await work.rows(PURGE, ids[1], part_id, AT_ONCE, work.offset))[0]
+            done, again = work.rows(PURGE, group_id, part_id, AT_ONCE, work.offset)[0]
             count += done
     log.info("group %s of queue %s: %d messages were purged", group, name, count)
     return count
 
 
-async def require(work: Work, name: str, partition: str | None) -> None:
-    """Refuse what is not there."""
-    if await work.row("select 1 from message_pump.queue where name = %s::text", name) is None:
+def require(work: PostgresWork, name: str, partition: str | None) -> None:
+    """NotFound unless the queue, and the partition if one is named, exist."""
+    if work.row("select 1 from message_pump.queue where name = %s::text", name) is None:
         raise NotFound(f"there is no queue {name!r}")
-    if partition is not None and await work.row(PARTITION, name, partition) is None:
+    if partition is not None and work.row(PARTITION, name, partition) is None:
         raise NotFound(f"queue {name!r} has no partition {partition!r}")
 
 
-async def delete_message(work: Work, partition_uid: str, transaction_id: str) -> bool:
+def required_group(work: PostgresWork, name: str, group: str) -> tuple[int, int]:
+    """The ids of a queue and its group, or NotFound."""
+    row = work.row(GROUP, name, group)
+    if row is None:
+        raise NotFound(f"queue {name!r} has no group {group!r}")
+    return row[0], row[1]
+
+
+def remove_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> bool:
     """Remove a message for all groups."""
-    if uuid_or_none(partition_uid) is None or not is_text(transaction_id) or "\0" in transaction_id:
+    if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
         return False
-    gone: bool = await work.value(DELETE_MESSAGE, partition_uid, transaction_id, work.offset)
+    gone: bool = work.value(DELETE_MESSAGE, partition_uid, transaction_id, work.offset)
     if gone:
         log.info("message %s of partition %s was deleted", transaction_id, partition_uid)
     return gone
 
 
-async def maintain(work: Work, broom: Broom) -> float:
-    """Do what time brings, and sweep; returns the seconds until there is more."""
-    for queue_id, name in await work.rows(DUE_QUEUES, work.offset):
-        if await work.value(PROMOTE, queue_id, work.offset):
-            work.rung.add(name)
-    dealt = [await work.value(TEND, part_id, AT_ONCE, work.offset) for (part_id,) in await work.rows(TENDED)]
-    await work.rows("select message_pump.end_impossible_leases(%s::float8)", work.offset)
-    await broom.sweep(work)
-    if any(number >= AT_ONCE for number in dealt):
+def maintain_queues(work: PostgresWork) -> float:
+    """Do what time makes due; returns the seconds until there is more."""
+    for queue_id, name in work.rows(DUE_QUEUES, work.offset):
+        if work.value(PROMOTE, queue_id, work.offset):
+            work.changed.add(name)
+    seen = [work.value(TEND, part_id, AT_ONCE, work.offset) for (part_id,) in work.rows(TENDED)]
+    work.rows("select message_pump.end_impossible_leases(%s::float8)", work.offset)
+    if any(number >= AT_ONCE for number in seen):
         return 0.0
-    due: float | None = await work.value(NEXT_DUE, work.offset)
+    due: float | None = work.value(NEXT_DUE, work.offset)
     return IDLE_SECONDS if due is None else max(0.0, min(IDLE_SECONDS, due))
 
 

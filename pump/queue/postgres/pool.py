@@ -1,79 +1,68 @@
-"""Connections to the database: so many at most, each for one call at a time, the one used last first.
+"""The engine's connections: a bounded number, each for one call at a time; the one used last is lent first.
 
-Whoever finds none free stands in line for a bounded time. There is no thread and no schedule of retries behind it: a
-connection is made by the call that needs it, so the first call after an outage succeeds. A call that is cancelled,
-wherever it is, leaves its place to the next. Callers may come from any thread, and from any loop.
+A caller that finds none free waits in line for a bounded time. There is no background thread and no retry schedule: a
+connection is made by the call that needs it, so the first call after an outage succeeds.
 """
 
 import select
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
-import psycopg
 from psycopg.pq import TransactionStatus
 
-from pump.clock import Signal
+from pump.clock import Clock, Signal
 from pump.queue.errors import QueueUnavailable
-from pump.queue.forks import gate
+from pump.queue.forks import fork_gate
+from pump.queue.postgres.connection import Connection
 from pump.queue.postgres.errors import UNAVAILABLE
-from pump.queue.postgres.session import Session
-
-AnySession = TypeVar("AnySession", bound=Session)
 
 
-class Pool(Generic[AnySession]):
-    """Lends sessions of one colour."""
+class Pool:
+    """Lends connections. From any thread."""
 
-    def __init__(
-        self,
-        connect: Callable[[], Awaitable[AnySession]],
-        wait: Callable[[Signal, float], Awaitable[bool]],
-        *,
-        size: int,
-        wait_seconds: float,
-    ) -> None:
+    def __init__(self, connect: Callable[[], Connection], clock: Clock, *, size: int, wait_seconds: float) -> None:
         self._connect: Final = connect
-        self._wait: Final = wait
+        self._clock: Final = clock
         self._size: Final = size
         self._wait_seconds: Final = wait_seconds
         self._closed = False
-        self._inherited: Final[list[list[AnySession]]] = []
+        self._inherited: Final[list[list[Connection]]] = []
         self._begin()
-        gate.know(self)
+        fork_gate.register(self)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()  # never held while something is awaited
-        self._idle: list[AnySession] = []
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
         self._waiters: deque[Signal] = deque()
         self._lent = 0
 
     def before_fork(self) -> None:
-        """The parent goes on with its connections."""
+        """The parent keeps its connections."""
 
     def in_child(self) -> None:
-        """Have none of the parent's connections, and do not close them either: that would end them for the parent."""
+        """Use none of the parent's connections, and do not close them: that would end them for the parent."""
         self._inherited.append(self._idle)
         self._begin()
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[AnySession]:
-        """A connection that works, as far as can be seen without asking it."""
-        session = await self._take()
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection that works, as far as one can tell without asking the server."""
+        connection = self._take()
         try:
-            yield session
+            yield connection
         except BaseException as error:
             if not isinstance(error, Exception):
-                # Broken off. What ends its statement at the server may come late, and must not hit another call's.
-                await session.close()
+                # Interrupted. The cancel request may reach the server late, and must not hit another call's statement.
+                connection.close()
             raise
         finally:
-            await self._release(session)
+            self._release(connection)
 
-    async def close(self) -> None:
-        """Close what is idle now, and the others as they come back."""
+    def close(self) -> None:
+        """Close what is idle now, and the others when they come back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -81,23 +70,23 @@ class Pool(Generic[AnySession]):
             self._waiters.clear()
         for waiter in waiters:
             waiter.set()
-        for session in idle:
-            await session.close()
+        for connection in idle:
+            connection.close()
 
-    async def _take(self) -> AnySession:
-        await self._reserve()
+    def _take(self) -> Connection:
+        self._reserve()
         try:
-            while session := self._from_idle():
-                if is_quiet(session.connection):
-                    return session
-                await session.close()
-            return await self._connect()
+            while connection := self._from_idle():
+                if is_quiet(connection):
+                    return connection
+                connection.close()
+            return self._connect()
         except BaseException:
-            await self._release(None)
+            self._release(None)
             raise
 
-    async def _reserve(self) -> None:
-        """Have the right to one connection, once there is one to be had; first come, first served."""
+    def _reserve(self) -> None:
+        """Wait until one connection may be used; first come, first served."""
         with self._lock:
             self._must_be_open()
             if self._lent < self._size:
@@ -107,10 +96,10 @@ class Pool(Generic[AnySession]):
             self._waiters.append(waiter)
         served = False
         try:
-            served = await self._wait(waiter, self._wait_seconds)
+            served = self._clock.wait(waiter, self._wait_seconds)
         finally:
             if not served:
-                await self._stop_waiting(waiter)
+                self._stop_waiting(waiter)
         if not served:
             raise QueueUnavailable(f"{UNAVAILABLE}: none was free within {self._wait_seconds:g} s")
         self._must_be_open()
@@ -119,36 +108,36 @@ class Pool(Generic[AnySession]):
         if self._closed:
             raise QueueUnavailable(f"{UNAVAILABLE}: the engine is closed")
 
-    async def _stop_waiting(self, waiter: Signal) -> None:
+    def _stop_waiting(self, waiter: Signal) -> None:
         with self._lock:
             is_in_line = waiter in self._waiters
             if is_in_line:
                 self._waiters.remove(waiter)
-        if not is_in_line:  # it was served too late to make use of it
-            await self._release(None)
+        if not is_in_line:  # it was served too late to use it
+            self._release(None)
 
-    def _from_idle(self) -> AnySession | None:
+    def _from_idle(self) -> Connection | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    async def _release(self, session: AnySession | None) -> None:
-        """Hand a place on to whoever is first in line, or give it back; the connection stays, if it is of use."""
-        is_clean = session is not None and has_ended(session.connection)
+    def _release(self, connection: Connection | None) -> None:
+        """Pass the place on to the first in line, or give it back; keep the connection if it can be used again."""
+        reusable = connection is not None and is_reusable(connection)
         with self._lock:
-            keep = is_clean and not self._closed
-            if session is not None and keep:
-                self._idle.append(session)
+            keep = reusable and not self._closed
+            if connection is not None and keep:
+                self._idle.append(connection)
             waiter = self._waiters.popleft() if self._waiters else None
             if waiter is None:
                 self._lent -= 1
         if waiter is not None:
             waiter.set()
-        if session is not None and not keep:
-            await session.close()
+        if connection is not None and not keep:
+            connection.close()
 
 
-def is_quiet(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Whether an idle connection has nothing to say; what the server says unasked is that it is over."""
+def is_quiet(connection: Connection) -> bool:
+    """Whether an idle connection has nothing to read; the only thing a server sends unasked is that it is ending."""
     if connection.closed:
         return False
     watch = select.poll()
@@ -156,6 +145,6 @@ def is_quiet(connection: psycopg.BaseConnection[Any]) -> bool:
     return not watch.poll(0)
 
 
-def has_ended(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Whether a call has ended well enough for another to use its connection."""
+def is_reusable(connection: Connection) -> bool:
+    """Whether a call has ended in a state in which another can use its connection."""
     return not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE

@@ -1,6 +1,5 @@
 """Handing out messages."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import psycopg
@@ -8,78 +7,63 @@ import psycopg
 from pump.queue.errors import Conflict
 from pump.queue.ids import mint
 from pump.queue.limits import MOST_POPPED
+from pump.queue.postgres.connection import Row
 from pump.queue.postgres.errors import NO_KEY_HERE
-from pump.queue.postgres.session import Row
-from pump.queue.postgres.settle import settle
-from pump.queue.postgres.work import Entry, Work
-from pump.queue.vocabulary import Leased, Settlement, Status, Taken, Want
+from pump.queue.postgres.work import GroupKey, PostgresWork
+from pump.queue.vocabulary import Leased, PopRequest, PopResult, Settlement, Status
 
 
-async def pop(work: Work, want: Want) -> Taken:
-    """Lease what is ready."""
-    entry = await work.entry(want)
-    if not want.auto_ack:
-        return await take(work, want, entry)
-    async with work.together():
-        taken = await take(work, want, entry)
-        await settle(work, settlements(want, taken, Status.COMPLETED))
-    messages = [message._replace(lease_id="") for message in taken.messages]
-    return Taken(messages, "", 0.0, taken.partitions, taken.why_empty, taken.due_in)
+def pop_messages(work: PostgresWork, request: PopRequest) -> PopResult:
+    """Lease what is ready; with `auto_ack`, complete it in the same transaction."""
+    group = work.group(request)
+    if not request.auto_ack:
+        return lease(work, request, group)
+    with work.together():
+        result = lease(work, request, group)
+        work.settle(
+            [
+                Settlement(message.transaction_id, message.partition_id, result.lease_id, group=request.group)
+                for message in result.messages
+            ]
+        )
+    messages = [message._replace(lease_id="") for message in result.messages]
+    return PopResult(messages, "", 0.0, result.partitions, result.why_empty, result.due_in)
 
 
-def settlements(want: Want, taken: Taken, status: Status) -> list[Settlement]:
-    """The same said of all that was taken."""
-    return [
-        Settlement(message.transaction_id, message.partition_id, taken.lease_id, status, want.group)
-        for message in taken.messages
-    ]
-
-
-async def take(work: Work, want: Want, entry: Entry) -> Taken:
+def lease(work: PostgresWork, request: PopRequest, group: GroupKey) -> PopResult:
     """What there is, under a new lease."""
     lease_id = mint()
-    rows = await popped(
-        work,
-        want,
-        POP_ORDERED if entry.ordered else POP_UNORDERED,
-        entry.queue_id,
-        entry.group_id,
-        want.partition,
-        min(want.limit, MOST_POPPED),
-        want.partitions,
-        lease_id,
-        want.lease_time,
-        want.retry_limit,
-        want.largest_reply,
-        work.offset,
-        work.sealing.key_ids if work.sealing else [],
-    )
-    if not rows:
-        return await empty(work, want, entry)
-    messages = [leased(work, want.queue, lease_id, row) for row in rows]
-    taken = Taken(readable(messages), lease_id, rows[0][13], len({row[0] for row in rows}))
-    if len(taken.messages) < len(rows):
-        await give_back(work, want, lease_id, rows)
-    return taken
-
-
-async def popped(work: Work, want: Want, statement: str, *values: object) -> list[Row]:
-    """What the database hands out; nothing of it, where a key is missing."""
     try:
-        return await work.rows(statement, *values)
-    except psycopg.Error as error:
+        rows = work.rows(
+            POP_ORDERED if group.ordered else POP_UNORDERED,
+            group.queue_id,
+            group.group_id,
+            request.partition,
+            min(request.limit, MOST_POPPED),
+            request.partitions,
+            lease_id,
+            request.lease_time,
+            request.retry_limit,
+            request.largest_reply,
+            work.offset,
+            work.sealing.key_ids if work.sealing else [],
+        )
+    except psycopg.Error as error:  # nothing was handed out if one message needs a key that is not here
         if error.sqlstate == NO_KEY_HERE:
-            raise no_key(want) from None
+            raise no_key(request) from None
         raise
+    if not rows:
+        empty = work.row(WHY_EMPTY, group.queue_id, group.group_id, request.partition, work.offset)
+        return PopResult(why_empty=empty[0], due_in=empty[1]) if empty else PopResult()
+    read = [leased(work, request.queue, lease_id, row) for row in rows]
+    messages = [message for message in read if message is not None]
+    if len(messages) < len(rows):
+        give_back(work, request, lease_id, rows)
+    return PopResult(messages, lease_id, rows[0][13], len({row[0] for row in rows}))
 
 
-def no_key(want: Want) -> Conflict:
-    """What is raised where a message cannot be read here."""
-    return Conflict(f"a message of queue {want.queue!r} is encrypted with a key that is not here")
-
-
-def leased(work: Work, queue: str, lease_id: str, row: Row) -> Leased | None:
-    """One message; None where its payload cannot be read here."""
+def leased(work: PostgresWork, queue: str, lease_id: str, row: Row) -> Leased | None:
+    """One message; None if its payload cannot be read here."""
     uid, name, seq, message_id, transaction, trace, producer, sealed, payload, at, deliveries, retries, crashes, _ = row
     if sealed:
         payload = work.opened(payload, uid, transaction, sealed=True)
@@ -91,23 +75,17 @@ def leased(work: Work, queue: str, lease_id: str, row: Row) -> Leased | None:
     )  # fmt: skip
 
 
-def readable(messages: Sequence[Leased | None]) -> list[Leased]:
-    """Those that can be read."""
-    return [message for message in messages if message is not None]
+def give_back(work: PostgresWork, request: PopRequest, lease_id: str, rows: list[Row]) -> None:
+    """Give all back, uncounted: the key of that id is a different one here, which the database cannot know."""
+    with work.together():
+        work.settle([Settlement(row[4], row[0], lease_id, Status.RETRY, request.group) for row in rows])
+        work.execute(UNCOUNT, [row[0] for row in rows], [row[2] for row in rows], request.group)
+    raise no_key(request)
 
 
-async def give_back(work: Work, want: Want, lease_id: str, rows: Sequence[Row]) -> None:
-    """The same where the key of that id is another one, which the database cannot know."""
-    async with work.together():
-        await settle(work, [Settlement(row[4], row[0], lease_id, Status.RETRY, want.group) for row in rows])
-        await work.act(UNCOUNT, [row[0] for row in rows], [row[2] for row in rows], want.group)
-    raise no_key(want)
-
-
-async def empty(work: Work, want: Want, entry: Entry) -> Taken:
-    """The answer where there was nothing."""
-    row = await work.row(WHY_EMPTY, entry.queue_id, entry.group_id, want.partition, work.offset)
-    return Taken(why_empty=row[0], due_in=row[1]) if row else Taken()
+def no_key(request: PopRequest) -> Conflict:
+    """The error for a message that cannot be read here."""
+    return Conflict(f"a message of queue {request.queue!r} is encrypted with a key that is not here")
 
 
 SIGNATURE: Final = (

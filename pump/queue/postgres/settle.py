@@ -1,79 +1,82 @@
-"""What consumers say of what they have leased: a statement for all that is completed, another for the rest."""
+"""Settling leased messages: one statement for all that is completed, another for the rest."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from pump.queue.limits import checked_text, is_text, uuid_or_none
-from pump.queue.postgres.session import Row
-from pump.queue.postgres.work import Work
+from pump.queue.limits import checked_text, is_storable, uuid_or_none
+from pump.queue.postgres.connection import Row
+from pump.queue.postgres.work import PostgresWork
+from pump.queue.results import (
+    ACKNOWLEDGED,
+    ALREADY_ACKNOWLEDGED,
+    ERRORS,
+    FAILED_DEAD,
+    FAILED_RETRY,
+    INVALID_LEASE,
+    LEASE_EXPIRED,
+    LEASE_NOT_FOUND,
+    NOT_FOUND,
+    RELEASED,
+)
 from pump.queue.vocabulary import Extended, Settled, Settlement, Status
 
-NO_LEASE: Final = "Invalid or expired lease"
-NO_MESSAGE: Final = "Message not found"
-ACKNOWLEDGED: Final = 0
-AGAIN: Final = 1
-REFUSED: Final = 2
-MISSING: Final = 3
-FAILED: Final = 4
-DEAD: Final = 5
-GIVEN_BACK: Final = 6
-OVER: Final = 16
-"""Added to the code of what ended its lease."""
-WORDS: Final = {
-    ACKNOWLEDGED: "acknowledged",
-    AGAIN: "already_acknowledged",
-    REFUSED: "invalid_lease",
-    MISSING: "not_found",
-    FAILED: "failed_retry",
-    DEAD: "failed_dlq",
-    GIVEN_BACK: "released",
-}
-ERRORS: Final = {REFUSED: NO_LEASE, MISSING: NO_MESSAGE}
+LEASE_ENDED: Final = 16
+"""Added to the code of a settlement whose lease ended."""
+MESSAGES: Final = (
+    ACKNOWLEDGED,
+    ALREADY_ACKNOWLEDGED,
+    INVALID_LEASE,
+    NOT_FOUND,
+    FAILED_RETRY,
+    FAILED_DEAD,
+    RELEASED,
+)
+"""By the code that the database returns."""
 
 
-class Call(NamedTuple):
-    """Settlements of one group that go together, by their places; `completes` says that all of them do just that."""
+class SettleBatch(NamedTuple):
+    """Settlements of one group that go in one statement, by index; `completes` says that all of them complete."""
 
     indexes: Sequence[int]
     completes: bool
 
 
-class Verdict(NamedTuple):
+class SettleOutcome(NamedTuple):
     """What became of one settlement."""
 
-    code: int
-    over: bool = False
+    message: str
+    lease_ended: bool = False
     queue: str | None = None
     partition: str | None = None
 
 
-async def settle(
-    work: Work, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
+def settle_messages(
+    work: PostgresWork, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
 ) -> list[Settled]:
-    """Carry out each; `benign` says whether a message that is completed already counts as a success."""
-    verdicts: dict[int, Verdict] = {}
-    calls = list(calls_for(settlements))
-    if len(calls) == 1:
-        verdicts.update(await carried_out(work, settlements, calls[0], leases))
-    elif calls:
-        async with work.together():
-            for each in calls:
-                verdicts.update(await carried_out(work, settlements, each, leases))
-    ended = [settlements[index] for index, verdict in verdicts.items() if verdict.over]
-    over = {(each.group, each.partition_id) for each in ended}
+    """Carry out each; `benign` says whether completing a message that is completed already counts as a success."""
+    outcomes: dict[int, SettleOutcome] = {}
+    batches = list(batches_of(settlements))
+    if len(batches) == 1:
+        outcomes.update(carried_out(work, settlements, batches[0], leases))
+    elif batches:
+        with work.together():
+            for batch in batches:
+                outcomes.update(carried_out(work, settlements, batch, leases))
+    ended = [settlements[index] for index, outcome in outcomes.items() if outcome.lease_ended]
+    released = {(each.group, each.partition_id) for each in ended}
     return [
-        answer(each, verdicts.get(index, NOWHERE), benign=benign, over=(each.group, each.partition_id) in over)
+        result(each, outcomes.get(index, NOWHERE), benign=benign, released=(each.group, each.partition_id) in released)
         for index, each in enumerate(settlements)
     ]
 
 
-NOWHERE: Final = Verdict(MISSING)
+NOWHERE: Final = SettleOutcome(NOT_FOUND)
 
 
-def calls_for(settlements: Sequence[Settlement]) -> Iterator[Call]:
-    """Which go together: those of one group that are completed, and the others, unless a message is named twice.
+def batches_of(settlements: Sequence[Settlement]) -> Iterator[SettleBatch]:
+    """Which go together: those of one group that complete, and the others.
 
-    Then what is said of it first decides what may be said of it later, so that the group's go one after the other.
+    If a message is settled twice, all settlements of its group go in order, as the first decides what the second may.
     """
     bundles: dict[tuple[str, bool], list[int]] = {}
     seen: set[tuple[str, str, str]] = set()
@@ -89,22 +92,17 @@ def calls_for(settlements: Sequence[Settlement]) -> Iterator[Call]:
         seen.add(message)
         bundles.setdefault((each.group, each.status is Status.COMPLETED), []).append(index)
     for group in sorted(twice):
-        yield Call(sorted(bundles.pop((group, True), []) + bundles.pop((group, False), [])), completes=False)
+        yield SettleBatch(sorted(bundles.pop((group, True), []) + bundles.pop((group, False), [])), completes=False)
     # What is completed goes first: the others may end its lease.
     for group, completes in sorted(bundles, key=lambda key: (not key[1], key[0])):
-        yield Call(bundles[group, completes], completes)
+        yield SettleBatch(bundles[group, completes], completes)
 
 
-def is_storable(text: str) -> bool:
-    """Whether the text can name anything in the database at all."""
-    return is_text(text) and "\0" not in text
-
-
-async def carried_out(
-    work: Work, settlements: Sequence[Settlement], call: Call, leases: frozenset[str]
-) -> dict[int, Verdict]:
-    """What became of those of one call."""
-    items = [settlements[index] for index in call.indexes]
+def carried_out(
+    work: PostgresWork, settlements: Sequence[Settlement], batch: SettleBatch, leases: frozenset[str]
+) -> dict[int, SettleOutcome]:
+    """What became of each settlement of a batch, by index."""
+    items = [settlements[index] for index in batch.indexes]
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
     head = (
         items[0].group,
@@ -114,15 +112,12 @@ async def carried_out(
         lease_ids(items),
     )
     tail = ([lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset)
-    if call.completes:
-        row = await work.row(COMPLETE, *head, *tail)
-    else:
-        row = await work.row(SETTLE, *head, *others(items), *tail)
-    return dict(zip(call.indexes, verdicts(work, items, numbers, row), strict=True))
+    row = work.row(COMPLETE, *head, *tail) if batch.completes else work.row(SETTLE, *head, *columns(items), *tail)
+    return dict(zip(batch.indexes, outcomes_of(work, items, numbers, row), strict=True))
 
 
 def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
-    """The lease of each; one that cannot be a lease is none that there is."""
+    """The lease of each; text that cannot be a lease becomes the id of no lease."""
     given = {item.lease_id for item in items}
     known = {lease: None if lease is None else uuid_or_none(lease) or NO_SUCH_LEASE for lease in given}
     return [known[item.lease_id] for item in items]
@@ -131,8 +126,8 @@ def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
 NO_SUCH_LEASE: Final = "00000000-0000-0000-0000-000000000000"
 
 
-def others(items: Sequence[Settlement]) -> tuple[object, ...]:
-    """What is said besides."""
+def columns(items: Sequence[Settlement]) -> tuple[object, ...]:
+    """The parameters that only `settle` has."""
     return (
         [item.status.value for item in items],
         [None if item.delay is None else float(item.delay) for item in items],
@@ -142,44 +137,47 @@ def others(items: Sequence[Settlement]) -> tuple[object, ...]:
     )
 
 
-def verdicts(work: Work, items: Sequence[Settlement], numbers: dict[str, int], row: Row | None) -> Iterator[Verdict]:
-    """What the database says of each."""
+def outcomes_of(
+    work: PostgresWork, items: Sequence[Settlement], numbers: dict[str, int], row: Row | None
+) -> Iterator[SettleOutcome]:
+    """What the database returns for each."""
     codes, queues, names = row or ([], [], [])
-    told: dict[tuple[int, int], Verdict] = {}  # most of a call are alike
+    known: dict[tuple[int, int], SettleOutcome] = {}  # most of a call are alike
     for item, code in zip(items, codes, strict=True):
         place = numbers[item.partition_id] - 1
-        if (code, place) not in told:
-            told[code, place] = verdict = verdict_of(code, queues[place], names[place])
-            if verdict.queue and (verdict.over or verdict.code in {FAILED, GIVEN_BACK}):
-                work.rung.add(verdict.queue)
-        yield told[code, place]
+        outcome = known.get((code, place))
+        if outcome is None:
+            outcome = known[code, place] = outcome_of(code, queues[place], names[place])
+            if outcome.queue and (outcome.lease_ended or outcome.message in {FAILED_RETRY, RELEASED}):
+                work.changed.add(outcome.queue)
+        yield outcome
 
 
-def verdict_of(code: int, queue: str | None, partition: str | None) -> Verdict:
-    """The same of one message."""
-    over, plain = code >= OVER, code % OVER
-    return NOWHERE if plain == MISSING else Verdict(plain, over, queue, partition)
+def outcome_of(code: int, queue: str | None, partition: str | None) -> SettleOutcome:
+    """The same for one settlement."""
+    message = MESSAGES[code % LEASE_ENDED]
+    return NOWHERE if message == NOT_FOUND else SettleOutcome(message, code >= LEASE_ENDED, queue, partition)
 
 
-def answer(each: Settlement, verdict: Verdict, *, benign: bool, over: bool) -> Settled:
-    """The same in words."""
-    code = verdict.code
-    if code == AGAIN and not benign:
-        code = REFUSED
-    success = code not in ERRORS
+def result(each: Settlement, outcome: SettleOutcome, *, benign: bool, released: bool) -> Settled:
+    """An outcome as its caller sees it."""
+    message = outcome.message
+    if message == ALREADY_ACKNOWLEDGED and not benign:
+        message = INVALID_LEASE
+    success = message not in ERRORS
     return Settled(
-        each.transaction_id, success, WORDS[code], ERRORS.get(code), verdict.queue, verdict.partition,
-        over and success and code != AGAIN, code == DEAD,
+        each.transaction_id, success, message, ERRORS.get(message), outcome.queue, outcome.partition,
+        released and success and message != ALREADY_ACKNOWLEDGED, message == FAILED_DEAD,
     )  # fmt: skip
 
 
-async def extend(work: Work, lease_id: str, seconds: float | None) -> Extended:
-    """Let a lease end no earlier than so many seconds from now."""
-    rows = await work.rows(EXTEND, lease_id, seconds, work.offset) if uuid_or_none(lease_id) else []
+def extend_lease(work: PostgresWork, lease_id: str, seconds: float | None) -> Extended:
+    """Let a lease end no earlier than `seconds` from now."""
+    rows = work.rows(EXTEND, lease_id, seconds, work.offset) if uuid_or_none(lease_id) else []
     if not rows:
-        return Extended(lease_id, success=False, error="Lease not found")
+        return Extended(lease_id, success=False, error=LEASE_NOT_FOUND)
     if rows[0][0] is None:
-        return Extended(lease_id, success=False, error="Lease already expired")
+        return Extended(lease_id, success=False, error=LEASE_EXPIRED)
     return Extended(lease_id, success=True, expires_at=rows[0][0])
 
 

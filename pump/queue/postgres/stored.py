@@ -1,18 +1,18 @@
-"""Stored messages as operators see them, each with the state that it is in for every group."""
+"""Stored messages as operators see them, each with its state for every group."""
 
 from typing import Any, Final
 
-from pump.queue.limits import is_text, uuid_or_none
-from pump.queue.postgres.work import Work
+from pump.queue.limits import is_storable, uuid_or_none
+from pump.queue.postgres.work import PostgresWork
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Stored
 
 
-async def stored(work: Work, which: Filter) -> list[Stored]:
+def list_stored(work: PostgresWork, which: Filter) -> list[Stored]:
     """Messages, newest first, without their payloads."""
     state = None if which.state is None else which.state.value
     return [
-        message_of(*row, None)
-        for row in await work.rows(
+        stored_of(*row, None)
+        for row in work.rows(
             LIST,
             {
                 "offset": work.offset, "queue": which.queue, "partition": which.partition, "group": which.group,
@@ -23,21 +23,19 @@ async def stored(work: Work, which: Filter) -> list[Stored]:
     ]  # fmt: skip
 
 
-async def message(work: Work, partition_uid: str, transaction_id: str) -> Stored | None:
+def find_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> Stored | None:
     """One message, with its payload."""
-    if uuid_or_none(partition_uid) is None or not is_text(transaction_id) or "\0" in transaction_id:
+    if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
         return None
-    row = await work.row(
-        ONE, {"offset": work.offset, "uid": partition_uid, "transaction": transaction_id, "group": None}
-    )
+    row = work.row(ONE, {"offset": work.offset, "uid": partition_uid, "transaction": transaction_id, "group": None})
     if row is None:
         return None
     *columns, sealed, payload = row
-    return message_of(*columns, work.opened(payload, columns[2], transaction_id, sealed=sealed))
+    return stored_of(*columns, work.opened(payload, columns[2], transaction_id, sealed=sealed))
 
 
-def message_of(*columns: Any) -> Stored:  # noqa: ANN401 - a row
-    """A row as what it says."""
+def stored_of(*columns: Any) -> Stored:  # noqa: ANN401 - a row
+    """A row as a stored message."""
     (message_id, transaction, uid, partition, queue, at, seq, trace, producer, states, retries, error, until,
      payload) = columns  # fmt: skip
     known = {name: State(state) for name, state in states} or {DEFAULT_GROUP: State.PENDING}

@@ -1,27 +1,33 @@
-"""What somebody noted about messages."""
+"""Notes about messages."""
 
 from typing import Final
 
-from pump.queue.limits import is_text, uuid_or_none
-from pump.queue.postgres.work import Work
+from pump.queue.limits import is_storable, uuid_or_none
+from pump.queue.postgres.work import PostgresWork
 from pump.queue.vocabulary import Trace
 
 
-async def add_trace(work: Work, trace: Trace) -> str:
-    """Keep a note; returns its id."""
+def insert_trace(work: PostgresWork, trace: Trace) -> str:
+    """Store a note; returns its id."""
     values = (trace.partition_id, trace.transaction_id, trace.group, trace.event, trace.data, work.offset)
-    trace_id: str = await work.value(ADD, *values, list(dict.fromkeys(trace.names)))
+    trace_id: str = work.value(ADD, *values, list(dict.fromkeys(trace.names)))
     return trace_id
 
 
-async def traces(
-    work: Work, partition_uid: str | None, transaction_id: str | None, name: str | None, *, limit: int, offset: int
+def list_traces(
+    work: PostgresWork,
+    partition_uid: str | None,
+    transaction_id: str | None,
+    name: str | None,
+    *,
+    limit: int,
+    offset: int,
 ) -> list[Trace]:
     """Notes about one message, or under one name, oldest first."""
-    texts = all(text is None or (is_text(text) and "\0" not in text) for text in (transaction_id, name))
-    if not texts or (partition_uid is not None and uuid_or_none(partition_uid) is None):
+    storable = is_storable(transaction_id or "") and is_storable(name or "")
+    if not storable or (partition_uid is not None and uuid_or_none(partition_uid) is None):
         return []
-    rows = await work.rows(
+    rows = work.rows(
         TRACES,
         {"uid": partition_uid, "transaction": transaction_id, "name": name, "limit": limit, "skip": offset},
     )
@@ -34,9 +40,9 @@ async def traces(
     ]  # fmt: skip
 
 
-async def trace_names(work: Work) -> list[str]:
-    """All names that notes were filed under."""
-    return [name for (name,) in await work.rows(NAMES)]
+def list_trace_names(work: PostgresWork) -> list[str]:
+    """All names that notes were stored under."""
+    return [name for (name,) in work.rows(NAMES)]
 
 
 ADD: Final = """

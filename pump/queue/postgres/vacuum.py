@@ -1,35 +1,35 @@
-"""Cleans the small tables that every message passes through, sooner than the database comes to it by itself.
+"""Vacuums the small tables that every message passes through, sooner than autovacuum does.
 
-Autovacuum looks once a minute by default. A queue can leave a million rows behind meanwhile, which all have to be kept,
-and passed by, until then.
+Autovacuum looks once a minute by default. A queue can leave a million dead rows in that time, which stay in the tables
+and have to be skipped by every scan until then.
 """
 
 from typing import Final
 
-from pump.queue.postgres.work import Work
+from pump.queue.postgres.work import PostgresWork
 
-MANY: Final = 10_000
-"""So many rows left behind are worth the sweep."""
+MOST_DEAD_ROWS: Final = 10_000
+"""So many dead rows are worth a vacuum."""
 LARGE_BYTES: Final = 200_000_000
-"""A table that is so large is the database's own affair: a sweep of it takes long."""
+"""A table so large is left to autovacuum: vacuuming it takes long."""
 
 
-class Broom:
-    """Of one engine. Where an old snapshot keeps it from cleaning, it tries ever more seldom."""
+class Vacuum:
+    """Of one engine. If an old snapshot keeps it from removing rows, it tries ever less often."""
 
     def __init__(self) -> None:
         self._kept: Final[dict[str, int]] = {}
-        """How many rows the last sweep of a table had to leave."""
+        """How many dead rows the last vacuum of a table could not remove."""
 
-    async def sweep(self, work: Work) -> None:
-        """Clean each table that needs it, unless somebody is doing so."""
-        for table, dead, size in await work.rows(LEFT_BEHIND):
-            if dead >= MANY + 2 * self._kept.get(table, 0) and size < LARGE_BYTES:
-                await work.act(f"vacuum (skip_locked) {table}")
-                self._kept[table] = await work.value(DEAD, table)
+    def run(self, work: PostgresWork) -> None:
+        """Vacuum each table that needs it, unless somebody else is vacuuming it."""
+        for table, dead, size in work.rows(DEAD_AND_SIZE):
+            if dead >= MOST_DEAD_ROWS + 2 * self._kept.get(table, 0) and size < LARGE_BYTES:
+                work.execute(f"vacuum (skip_locked) {table}")
+                self._kept[table] = work.value(DEAD, table)
 
 
-LEFT_BEHIND: Final = """
+DEAD_AND_SIZE: Final = """
 select t, pg_stat_get_dead_tuples(t::regclass), pg_total_relation_size(t::regclass)
 from unnest(array['message_pump.delivery', 'message_pump.progress', 'message_pump.partition']) t
 """

@@ -1,61 +1,61 @@
-"""What keeps PostgreSQL from cleaning up after the queue, told before it costs much."""
+"""Warnings of what keeps PostgreSQL from cleaning up after the queue, before it costs much."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from pump.queue.postgres.work import Work
+from pump.queue.postgres.work import PostgresWork
 
 OLD_SECONDS: Final = 300.0
-"""From when on a snapshot is worth a warning."""
+"""The age from which a snapshot is worth a warning."""
 
 
-class Holder(NamedTuple):
-    """Somebody for whose sake old versions of rows are kept."""
+class SnapshotHolder(NamedTuple):
+    """A process or object for which the database keeps old versions of rows."""
 
     kind: str
     name: str
     horizon: str
-    """The oldest transaction that he may still want to see."""
+    """The oldest transaction that it may still need to see."""
     seconds: float | None
-    """For how long; None where the database does not say."""
+    """For how long; None if the database does not say."""
 
 
-class Holders:
-    """Those of one database; remembers since when it has seen a horizon whose age nobody tells."""
+class SnapshotHolders:
+    """Those of one database; remembers since when it has seen a horizon whose age the database does not say."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str, str], float] = {}
 
-    async def warnings(self, work: Work, older_than: float) -> list[str]:
+    def warnings(self, work: PostgresWork, older_than: float) -> list[str]:
         """One for each whose horizon is older than so many seconds, the oldest first."""
-        rows = await work.rows(HOLDERS)
-        now: float = await work.value(NOW)
-        return self.told([Holder(*row) for row in rows], older_than, now)
+        rows = work.rows(HOLDERS)
+        now: float = work.value(NOW)
+        return self.texts([SnapshotHolder(*row) for row in rows], older_than, now)
 
-    def told(self, found: Iterable[Holder], older_than: float, now: float) -> list[str]:
-        """The same of what was found at a moment."""
+    def texts(self, found: Iterable[SnapshotHolder], older_than: float, now: float) -> list[str]:
+        """The same for the holders that were found at a moment."""
         ages = {each: self._age(each, now) for each in found}
         self._since = {key: self._since[key] for key in map(_key, ages) if key in self._since}
-        return [_told(each, age) for each, age in sorted(ages.items(), key=_by_age) if age > older_than]
+        return [_text(each, age) for each, age in sorted(ages.items(), key=_by_age) if age > older_than]
 
-    def _age(self, each: Holder, now: float) -> float:
+    def _age(self, each: SnapshotHolder, now: float) -> float:
         if each.seconds is not None:
             return each.seconds
         return now - self._since.setdefault(_key(each), now)
 
 
-def _key(each: Holder) -> tuple[str, str, str]:
+def _key(each: SnapshotHolder) -> tuple[str, str, str]:
     return each.kind, each.name, each.horizon
 
 
-def _by_age(item: tuple[Holder, float]) -> float:
+def _by_age(item: tuple[SnapshotHolder, float]) -> float:
     return -item[1]
 
 
-def _told(each: Holder, age: float) -> str:
+def _text(each: SnapshotHolder, age: float) -> str:
     return (
-        f"the {each.kind} {each.name} has held an old snapshot of the database for {age:.0f} s: what the queue has done"
-        f" with since is not cleaned up, and it becomes slower; {REMEDIES[each.kind]}"
+        f"the {each.kind} {each.name} has held an old snapshot of the database for {age:.0f} s: dead rows of the"
+        f" queue stay in its tables, and it becomes slower; {REMEDIES[each.kind]}"
     )
 
 
@@ -81,4 +81,4 @@ union all
 select 'replication slot', s.slot_name::text, s.xmin::text, null
 from pg_catalog.pg_replication_slots s where s.xmin is not null
 """
-"""An autovacuum worker keeps nothing from being cleaned up, nor does who is in another database, but a standby does."""
+"""An autovacuum worker keeps no rows, nor does a process of another database, but a standby server does."""

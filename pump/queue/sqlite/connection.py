@@ -1,7 +1,7 @@
-"""The connections of one process to one SQLite file: one a thread, none across a fork, one writer at a time.
+"""The connections of one process to one SQLite file: one for each thread, none across a fork, one writer at a time.
 
-Every write is `BEGIN IMMEDIATE`: a transaction that begins by reading and then writes fails at once where another
-process wrote in between, and no time-out helps it.
+Every write is `BEGIN IMMEDIATE`: a transaction that begins by reading and then writes fails at once if another process
+wrote in between, and no time-out helps it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Final
 from pump.clock import Clock, Signal
 from pump.errors import SetupError
 from pump.queue.errors import BadRequest, QueueUnavailable
-from pump.queue.forks import gate
+from pump.queue.forks import fork_gate
 from pump.queue.sqlite.schema import prepare
 
 log: Final = logging.getLogger("pump.queue.sqlite")
@@ -27,14 +27,15 @@ log: Final = logging.getLogger("pump.queue.sqlite")
 SAFE_SQLITE: Final = (3, 51, 3)
 """Older ones can, very rarely, corrupt a file that several connections write and checkpoint at the same time."""
 BUSY_MS: Final = 10_000
-LOOK_SECONDS: Final = (0.0002, 0.001)
+RETRY_SECONDS: Final = (0.0002, 0.001)
+"""Between attempts to become the writer: a random time from this range."""
 NETWORK_FILE_SYSTEMS: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs",
     "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs",
 })  # fmt: skip
 
 
-class Link:
+class FileConnection:
     """One connection; closed with the thread that used it, or before a fork."""
 
     def __init__(self, path: Path, synchronous: str) -> None:
@@ -46,7 +47,7 @@ class Link:
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {synchronous}",
-            "wal_autocheckpoint = 0",  # one elected process does it, see sqlite_checkpoint.py
+            "wal_autocheckpoint = 0",  # one elected process does it: see watch.py
             "mmap_size = 0",
             "secure_delete = OFF",
             "temp_store = MEMORY",
@@ -55,12 +56,12 @@ class Link:
             self.connection.execute(f"PRAGMA {pragma}")
         self._file = file_at(path)
 
-    def is_astray(self) -> bool:
-        """Whether the file was removed or replaced: what is written here, nobody else would ever see."""
+    def lost_its_file(self) -> bool:
+        """Whether the file was removed or replaced: nobody else would ever see what is written here."""
         return file_at(self._path) != self._file
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.closed = True
         self.connection.close()
 
@@ -69,19 +70,19 @@ class Link:
             self.close()
 
 
-class Kept:
+class ProcessState:
     """What belongs to one process: a child made by fork starts with none of it."""
 
     def __init__(self) -> None:
         self.writing = threading.Lock()
-        """Threads of one process wait for each other here, in turn, rather than poll the file."""
-        self.here = threading.local()
-        self.links: weakref.WeakSet[Link] = weakref.WeakSet()
+        """Threads of one process wait for each other here instead of polling the file."""
+        self.of_thread = threading.local()
+        self.connections: weakref.WeakSet[FileConnection] = weakref.WeakSet()
 
     def close(self) -> None:
-        """Close every connection; whoever needs one afterwards opens it anew."""
-        for link in list(self.links):
-            link.close()
+        """Close every connection; a thread that needs one afterwards opens a new one."""
+        for each in list(self.connections):
+            each.close()
 
 
 class Connections:
@@ -91,10 +92,10 @@ class Connections:
         self._clock = clock
         self.path = checked_path(path)
         self._synchronous = checked_synchronous(synchronous)
-        self._kept = Kept()
+        self._process = ProcessState()
         self.closed = False
         self._prepared = False
-        gate.know(self)
+        fork_gate.register(self)
         warn_of_old_sqlite(sqlite3.sqlite_version_info)
         with self.writing() as connection:
             prepare(connection)
@@ -104,18 +105,18 @@ class Connections:
         """This thread's connection."""
         if self.closed:
             raise QueueUnavailable(f"{self.path} is closed")
-        here = self._kept.here
-        link: Link | None = getattr(here, "link", None)
-        if link is not None and link.is_astray():
-            link.close()
-        if link is None or link.closed:
-            link = here.link = self.new_link()
-        return link.connection
+        of_thread = self._process.of_thread
+        opened: FileConnection | None = getattr(of_thread, "opened", None)
+        if opened is not None and opened.lost_its_file():
+            opened.close()
+        if opened is None or opened.closed:
+            opened = of_thread.opened = self.open()
+        return opened.connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: committed at the end of the block, undone by any exception in it."""
-        with gate.using(), outages(self.path), self._kept.writing:
+        """One transaction: committed at the end of the block, rolled back by any exception in it."""
+        with fork_gate.using(), our_errors(self.path), self._process.writing:
             connection = self.reading()
             begin(connection, self._clock)
             try:
@@ -127,9 +128,9 @@ class Connections:
                 raise
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[sqlite3.Connection]:
-        """One view of the file that does not change, without keeping a writer waiting."""
-        with gate.using(), outages(self.path):
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """One view of the file that does not change; it makes no writer wait."""
+        with fork_gate.using(), our_errors(self.path):
             connection = self.reading()
             connection.execute("BEGIN")
             try:
@@ -137,44 +138,44 @@ class Connections:
             finally:
                 connection.execute("ROLLBACK")
 
-    def new_link(self) -> Link:
-        """A connection that belongs to no thread; to be used behind the gate."""
-        with outages(self.path):
+    def open(self) -> FileConnection:
+        """A connection that belongs to no thread; its user holds the fork gate."""
+        with our_errors(self.path):
             if self._prepared and file_at(self.path) is None:
                 raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
-            link = Link(self.path, self._synchronous)
-        self._kept.links.add(link)
-        return link
+            opened = FileConnection(self.path, self._synchronous)
+        self._process.connections.add(opened)
+        return opened
 
     def close(self) -> None:
         """Close all connections of this process, waiting for a write that is under way."""
-        with gate.using(), self._kept.writing:
+        with fork_gate.using(), self._process.writing:
             self.closed = True
-            self._kept.close()
+            self._process.close()
 
     def before_fork(self) -> None:
-        """Close all connections, which nobody uses now."""
-        self._kept.close()
+        """Close all connections; nobody uses them now."""
+        self._process.close()
 
     def in_child(self) -> None:
-        """Begin without what other threads of the parent had in hand."""
-        self._kept = Kept()
+        """Start without the connections and locks of the parent's threads."""
+        self._process = ProcessState()
 
 
 @contextlib.contextmanager
 def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
-    """A transaction on somebody's own connection to that file; says whether it commits at the end of the block."""
+    """A transaction on a caller's own connection to that file; yields whether it commits at the end of the block."""
     files = [Path(file).resolve() for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
     if files != [path]:
         raise SetupError(f"that connection is not one to {path}")
     commits = not connection.in_transaction
     if commits:
-        with outages(path):
+        with our_errors(path):
             connection.execute("BEGIN IMMEDIATE")
     try:
         yield commits
         if commits:
-            with outages(path):
+            with our_errors(path):
                 connection.execute("COMMIT")
     except BaseException:
         if commits and connection.in_transaction:
@@ -183,8 +184,8 @@ def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def undone_together(connection: sqlite3.Connection) -> Iterator[None]:
-    """Where the block raises, what it did is undone, but not what was done before it in the same transaction."""
+def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    """If the block raises, what it did is rolled back, but not what was done before it in the same transaction."""
     connection.execute("SAVEPOINT message_pump")
     try:
         yield
@@ -198,26 +199,21 @@ def undone_together(connection: sqlite3.Connection) -> Iterator[None]:
 def begin(connection: sqlite3.Connection, clock: Clock) -> None:
     """Become the one writer of the file; waits for others, but not for ever.
 
-    SQLite's own waiting sleeps up to 100 ms between looks, so that who writes without a pause keeps all others out.
+    SQLite's own waiting sleeps up to 100 ms between attempts, so that one who writes without a pause locks others out.
     """
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         until = clock.monotonic() + BUSY_MS / 1000
-        while not is_begun(connection, last=clock.monotonic() > until):
-            clock.wait(Signal(), random.uniform(*LOOK_SECONDS))  # noqa: S311 - it keeps no secret
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or clock.monotonic() > until:
+                    raise
+            clock.wait(Signal(), random.uniform(*RETRY_SECONDS))  # noqa: S311 - it keeps no secret
     finally:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-
-
-def is_begun(connection: sqlite3.Connection, *, last: bool) -> bool:
-    """Whether this connection is the writer now; where it was the last try, it raises instead of saying no."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as error:
-        if last or not is_busy(error):
-            raise
-        return False
-    return True
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -226,18 +222,18 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 @contextlib.contextmanager
-def outages(path: Path) -> Iterator[None]:
-    """No error of SQLite leaves the engine: each becomes one of ours, after which nothing has changed."""
+def our_errors(path: Path) -> Iterator[None]:
+    """Turn each error of SQLite into one of ours; nothing has changed then."""
     try:
         yield
     except (OverflowError, UnicodeEncodeError):
-        raise BadRequest("that is a number or a text which no database holds") from None
+        raise BadRequest("a number or a text that the database cannot store") from None
     except sqlite3.Error as error:
         raise QueueUnavailable(f"database connection unavailable: {path.name}: {error}") from error
 
 
 def file_at(path: Path) -> tuple[int, int] | None:
-    """Which file is there; None where none is."""
+    """Device and inode of the file; None if there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116 - the other spelling takes twice as long, and this is done for each call
     except FileNotFoundError:
@@ -253,7 +249,7 @@ def checked_synchronous(synchronous: str) -> str:
 
 
 def checked_path(path: str | Path) -> Path:
-    """The file's absolute path; refused is what could not be shared or not be kept."""
+    """The file's absolute path; SetupError if it could not be shared between processes or kept."""
     if str(path) in {"", ":memory:"} or str(path).startswith("file:"):
         raise SetupError("the queue needs a file: in memory each connection would have a queue of its own")
     whole = Path(path).expanduser().resolve()
@@ -266,7 +262,7 @@ def checked_path(path: str | Path) -> Path:
 
 
 def file_system_of(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The kind of file system that a directory is on; "" where the system does not tell."""
+    """The kind of file system that a directory is on; "" if the system does not say."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
@@ -282,10 +278,10 @@ def unescaped(mount: str) -> str:
 
 @lru_cache
 def warn_of_old_sqlite(version: tuple[int, ...]) -> None:
-    """Say once a process that this SQLite has a defect which the queue can only make unlikely."""
+    """Warn once in each process that this SQLite has a defect which the queue can only make unlikely."""
     if version < SAFE_SQLITE:
         log.warning(
-            "SQLite %s has a defect that can corrupt a file written by several processes; %s mends it",
+            "SQLite %s has a defect that can corrupt a file written by several processes; %s fixes it",
             ".".join(map(str, version)),
             ".".join(map(str, SAFE_SQLITE)),
         )

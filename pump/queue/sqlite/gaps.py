@@ -1,17 +1,17 @@
-"""Places of a partition whose messages are gone, or that a group is done with before it came to them.
+"""Places of a partition whose messages are gone, and messages that a group settled before they were handed out.
 
-Places are counted by subtraction; both are kept so that this stays right. Gaps are ranges that do not touch, so that
-there is at most one more of them than there are messages.
+Messages are counted by subtracting places, which both of these keep correct. A gap is a range of places; no two gaps
+touch, so there is at most one more gap than there are messages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from pump.queue.sqlite.work import Work
+from pump.queue.sqlite.work import SqliteWork
 
 
-def vacate(work: Work, part_id: int, places: Iterable[int]) -> None:
-    """Note that places, in rising order, are empty now; ranges that touch become one."""
+def vacate(work: SqliteWork, part_id: int, places: Iterable[int]) -> None:
+    """Record that places, in rising order, are empty now; ranges that touch become one."""
     for first, last in ranges(places):
         low = first
         row = work.execute(
@@ -43,47 +43,39 @@ def ranges(places: Iterable[int]) -> Iterator[tuple[int, int]]:
 NEXT_GAP: Final = "SELECT seq, last FROM gap WHERE part_id = ? AND last > ? ORDER BY last LIMIT 1"
 
 
-def forget_gaps(work: Work, part_id: int, claimed: int) -> None:
-    """Gaps before the first message need no remembering, once every group is beyond them."""
+def forget_gaps(work: SqliteWork, part_id: int, claimed: int) -> None:
+    """Delete the gaps before the first message that every group has passed."""
     first = work.execute("SELECT seq FROM message WHERE part_id = ? ORDER BY seq LIMIT 1", (part_id,)).fetchone()
     end = claimed if first is None else min(claimed, first[0] - 1)
     work.execute("DELETE FROM gap WHERE part_id = ? AND last <= ?", (part_id, end))
 
 
-def empty_beyond(work: Work, part_id: int, claimed: int) -> int:
-    """How many places beyond a claim hold no message."""
-    row: tuple[int] = work.execute(EMPTY_BEYOND, (claimed, part_id)).fetchone()
-    return row[0]
+def nothing_after(work: SqliteWork, group_id: int, part_id: int, claimed: int) -> int:
+    """How many places after a claim hold nothing for the group: they are empty, or it has settled their message."""
+    empty = work.number(EMPTY_AFTER, claimed, part_id)
+    return empty + work.number(PASSED_AFTER, group_id, part_id, claimed)
 
 
-EMPTY_BEYOND: Final = (
+EMPTY_AFTER: Final = (
     "SELECT coalesce(sum(gap.last - max(gap.seq - 1, ?1)), 0) FROM gap WHERE gap.part_id = ?2 AND gap.last > ?1"
 )
+PASSED_AFTER: Final = "SELECT count(*) FROM passed WHERE group_id = ? AND part_id = ? AND seq > ?"
 
-GONE_BEYOND: Final = (
+NOTHING_AFTER: Final = (
     "(SELECT coalesce(sum(gap.last - max(gap.seq - 1, pr.claimed)), 0) FROM gap"
     " WHERE gap.part_id = part.id AND gap.last > pr.claimed)"
     " + (SELECT count(*) FROM passed AS x"
     " WHERE x.group_id = pr.group_id AND x.part_id = part.id AND x.seq > pr.claimed)"
 )
-"""How many places beyond the claim of a progress `pr` in a partition `part` hold nothing for that group."""
+"""`nothing_after` for a progress `pr` in a partition `part`, inside a larger statement."""
 
 
-# -- what a group has passed
+# -- what a group has settled ahead of its claim
 
 
-def passed_beyond(work: Work, group_id: int, part_id: int, claimed: int) -> int:
-    """How many messages beyond its claim a group is done with."""
-    row: tuple[int] = work.execute(
-        "SELECT count(*) FROM passed WHERE group_id = ? AND part_id = ? AND seq > ?", (group_id, part_id, claimed)
-    ).fetchone()
-    return row[0]
-
-
-def claim_beyond_passed(work: Work, group_id: int, part_id: int, claimed: int, last: int) -> int:
-    """A claim moved on to the next message that its group is not done with."""
-    found = work.execute(PASSED, (group_id, part_id, claimed)).fetchone()
-    if found is None:
+def skip_passed(work: SqliteWork, group_id: int, part_id: int, claimed: int, last: int) -> int:
+    """The claim, moved forward to the next message that its group has not settled."""
+    if not work.exists(ANY_PASSED, group_id, part_id, claimed):
         return claimed
     row = work.execute(NEXT, (group_id, part_id, claimed)).fetchone()
     moved = last if row is None else max(claimed, row[0] - 1)
@@ -91,22 +83,22 @@ def claim_beyond_passed(work: Work, group_id: int, part_id: int, claimed: int, l
     return moved
 
 
-def forget_passed(work: Work, group_id: int, part_id: int, claimed: int) -> None:
-    """What a claim is beyond needs no other word."""
+def forget_passed(work: SqliteWork, group_id: int, part_id: int, claimed: int) -> None:
+    """Delete the `passed` rows up to a claim, which says the same."""
     work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ? AND seq <= ?", (group_id, part_id, claimed))
 
 
-PASSED: Final = "SELECT 1 FROM passed WHERE group_id = ? AND part_id = ? AND seq > ? LIMIT 1"
+ANY_PASSED: Final = "SELECT 1 FROM passed WHERE group_id = ? AND part_id = ? AND seq > ? LIMIT 1"
 NEXT: Final = (
     "SELECT m.seq, m.at FROM message AS m WHERE m.part_id = ?2 AND m.seq > ?3 AND NOT EXISTS"
     " (SELECT 1 FROM passed AS x WHERE x.group_id = ?1 AND x.part_id = ?2 AND x.seq = m.seq) ORDER BY m.seq LIMIT 1"
 )
-"""The next message that a group is not done with, and when it came."""
+"""The next message that a group has not settled, and when it was pushed."""
 
 
-def place_passed(work: Work, rows: Sequence[tuple[str, int]]) -> None:
-    """Messages have got their places: so has what groups said of them before."""
-    if work.execute("SELECT 1 FROM passed WHERE seq IS NULL LIMIT 1").fetchone() is None:
+def number_passed(work: SqliteWork, rows: Sequence[tuple[str, int]]) -> None:
+    """Scheduled messages were just numbered: copy the numbers to their `passed` and `dead` rows."""
+    if not work.exists("SELECT 1 FROM passed WHERE seq IS NULL LIMIT 1"):
         return
     for message_id, seq in rows:
         found = work.execute(

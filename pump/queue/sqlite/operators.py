@@ -1,4 +1,4 @@
-"""What operators do to queues and groups. Only they take messages out, or move a group; each such act is logged."""
+"""What operators do to queues and groups: only they remove messages or move a group. Each act is logged."""
 
 import logging
 from dataclasses import replace
@@ -6,16 +6,17 @@ from typing import Final
 
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
-from pump.queue.sqlite.dead_letters import place_of
-from pump.queue.sqlite.gaps import vacate
-from pump.queue.sqlite.pop import last_before, subscribe
-from pump.queue.sqlite.progress import Progress, has_open, is_held, progress_of, ready_again, release
-from pump.queue.sqlite.work import NO_KEY, Group, Partition, Queue, Work, written_options
+from pump.queue.sqlite.groups import last_before, make_group
+from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork, options_as_text
+from pump.queue.work import NO_KEY
 
 log: Final = logging.getLogger("pump.queue")
 
 
-def configure(work: Work, name: str, options: QueueOptions, namespace: str | None, task: str | None) -> None:
+def configure_queue(
+    work: SqliteWork, name: str, options: QueueOptions, namespace: str | None, task: str | None
+) -> None:
     """Replace all options of a queue, creating it where needed."""
     if options.encryption and work.sealing is None:
         raise BadRequest(NO_KEY)
@@ -25,27 +26,26 @@ def configure(work: Work, name: str, options: QueueOptions, namespace: str | Non
     work.execute(
         "UPDATE queue SET ordered = ?, options = ?, namespace = coalesce(?, namespace), task = coalesce(?, task)"
         " WHERE id = ?",
-        (options.ordered, written_options(options), namespace, task, queue.id),
+        (options.ordered, options_as_text(options), namespace, task, queue.id),
     )
     work.forget_queue(queue)
-    look_again(work, queue._replace(mode=options.ordered, options=options))
+    update_all_ready(work, queue._replace(mode=options.ordered, ordered=options.ordered, options=options))
 
 
-def look_again(work: Work, queue: Queue) -> None:
-    """Say anew when each partition is ready, which delays of the queue may have changed."""
-    for group in work.groups(queue.id):
+def update_all_ready(work: SqliteWork, queue: Queue) -> None:
+    """Compute again when each partition is ready: the delays of the queue may have changed."""
+    for group in work.groups_of(queue.id):
         for partition in work.partitions(queue.id):
             progress = progress_of(work, group.id, partition.id)
-            if progress.ready_at is not None and not is_held(work, queue, progress):
-                ready_again(work, queue, progress)
+            if progress.ready_at is not None and not is_leased(work, queue, progress):
+                update_ready(work, queue, progress)
 
 
-def change_mode(work: Work, queue: Queue, *, ordered: bool) -> None:
-    """Lease partitions from now on, or messages; only while nobody has either."""
-    live = work.execute(LIVE, (queue.id, work.now)).fetchone()
-    if live is not None:
+def change_mode(work: SqliteWork, queue: Queue, *, ordered: bool) -> None:
+    """Lease partitions from now on, or messages; Conflict while there are leases of either kind."""
+    if work.exists(LIVE, queue.id, work.now):
         raise Conflict(f"queue {queue.name!r} has open leases: its mode cannot be changed now")
-    for group in work.groups(queue.id):
+    for group in work.groups_of(queue.id):
         work.execute(
             "UPDATE delivery SET visible_at = ? WHERE group_id = ? AND visible_at IS NULL", (work.now, group.id)
         )
@@ -60,30 +60,30 @@ SELECT 1 FROM consumer_group AS g WHERE g.queue_id = ?1 AND (
 """
 
 
-def known_options(work: Work, name: str) -> QueueOptions | None:
+def options_of(work: SqliteWork, name: str) -> QueueOptions | None:
     """The options of a queue."""
     queue = work.queue(name)
     return queue and replace(queue.options, ordered=queue.ordered)
 
 
-def subscribe_group(work: Work, name: str, group: str, start: float | str) -> None:
-    """Make the group known; one that exists keeps its place."""
+def subscribe_group(work: SqliteWork, name: str, group: str, start: float | str) -> None:
+    """Create the group; one that exists keeps its progress."""
     queue = work.queue(name) or work.make_queue(name, None, QueueOptions())
     if work.group(queue.id, group) is None:
-        subscribe(work, queue, group, start)
-        work.rung.add(name)
+        make_group(work, queue, group, start)
+        work.changed.add(name)
 
 
-def delete_queue(work: Work, name: str) -> bool:
-    """Remove a queue and all it holds but its dead letters."""
+def remove_queue(work: SqliteWork, name: str) -> bool:
+    """Remove a queue and all it holds except its dead letters."""
     queue = work.queue(name)
     if queue is None:
         return False
     for partition in work.partitions(queue.id):
         for table in ("message", "gap", "scheduled", "progress"):
             work.execute(f"DELETE FROM {table} WHERE part_id = ?", (partition.id,))  # noqa: S608 - four words
-    for group in work.groups(queue.id):
-        forget_group(work, group)
+    for group in work.groups_of(queue.id):
+        remove_rows_of(work, group)
     work.execute("DELETE FROM partition WHERE queue_id = ?", (queue.id,))
     work.execute("DELETE FROM queue WHERE id = ?", (queue.id,))
     work.forget_queue(queue)
@@ -91,42 +91,40 @@ def delete_queue(work: Work, name: str) -> bool:
     return True
 
 
-def forget_group(work: Work, group: Group) -> None:
-    """Remove all that a group knows."""
+def remove_rows_of(work: SqliteWork, group: ConsumerGroup) -> None:
+    """Remove all rows of a group."""
     for table in ("delivery", "progress", "lease", "passed"):
         work.execute(f"DELETE FROM {table} WHERE group_id = ?", (group.id,))  # noqa: S608 - four words
     work.execute("DELETE FROM consumer_group WHERE id = ?", (group.id,))
 
 
-def delete_group(work: Work, name: str, queue_name: str | None) -> bool:
-    """Forget a group's progress, in one queue or all."""
-    if queue_name is None:
-        rows = work.execute("SELECT queue_id FROM consumer_group WHERE name = ?", (name,)).fetchall()
-        found = [work.group(queue_id, name) for (queue_id,) in rows]
-    else:
-        queue = work.queue(queue_name)
-        found = [queue and work.group(queue.id, name)]
-    groups = [group for group in found if group is not None]
-    for group in groups:
-        forget_group(work, group)
-        log.info("group %s of queue %s was deleted", name, work.queue_of(group.queue_id).name)
-    return bool(groups)
+def remove_group(work: SqliteWork, name: str, queue_name: str | None) -> bool:
+    """Delete a group's progress, in one queue or in all."""
+    rows = work.execute(
+        "SELECT q.name FROM consumer_group AS g CROSS JOIN queue AS q ON q.id = g.queue_id"
+        " WHERE g.name = ?1 AND (?2 IS NULL OR q.name = ?2)",
+        (name, queue_name),
+    ).fetchall()
+    for (deleted_from,) in rows:
+        remove_rows_of(work, work.required_group(work.required_queue(deleted_from), name))
+        log.info("group %s of queue %s was deleted", name, deleted_from)
+    return bool(rows)
 
 
-def clear(work: Work, name: str, partition_name: str | None) -> int:
+def clear_queue(work: SqliteWork, name: str, partition_name: str | None) -> int:
     """Remove every message of a queue or of one partition."""
-    queue = required_queue(work, name)
+    queue = work.required_queue(name)
     count = sum(clear_partition(work, queue, partition) for partition in chosen(work, queue, partition_name))
     log.info("queue %s, partition %s: %d messages were removed", name, partition_name or "any", count)
     return count
 
 
-def clear_partition(work: Work, queue: Queue, partition: Partition) -> int:
+def clear_partition(work: SqliteWork, queue: Queue, partition: Partition) -> int:
     """Remove every message of a partition; every group is then at its end."""
     count = work.execute("DELETE FROM message WHERE part_id = ?", (partition.id,)).rowcount
     count += work.execute("DELETE FROM scheduled WHERE part_id = ?", (partition.id,)).rowcount
     work.execute("DELETE FROM gap WHERE part_id = ?", (partition.id,))
-    for group in work.groups(queue.id):
+    for group in work.groups_of(queue.id):
         for table in ("delivery", "passed"):
             where = (group.id, partition.id)
             work.execute(f"DELETE FROM {table} WHERE group_id = ? AND part_id = ?", where)  # noqa: S608 - two words
@@ -137,22 +135,22 @@ def clear_partition(work: Work, queue: Queue, partition: Partition) -> int:
     return int(count)
 
 
-def seek(work: Work, group_name: str, queue_name: str, moment: float | None, partition_name: str | None) -> int:
+def seek_group(
+    work: SqliteWork, group_name: str, queue_name: str, moment: float | None, partition_name: str | None
+) -> int:
     """Move a group to the first message at or after a time, or to the end; its leases end."""
-    queue = required_queue(work, queue_name)
-    group = work.group(queue.id, group_name)
-    if group is None:
-        raise NotFound(f"queue {queue_name!r} has no group {group_name!r}")
+    queue = work.required_queue(queue_name)
+    group = work.required_group(queue, group_name)
     partitions = chosen(work, queue, partition_name)
     for partition in partitions:
         claimed = partition.last_seq if moment is None else last_before(work, partition, moment)
-        place_at(work, queue, progress_of(work, group.id, partition.id), claimed)
+        move_to(work, queue, progress_of(work, group.id, partition.id), claimed)
     log.info("group %s of queue %s was moved to %s", group_name, queue_name, "the end" if moment is None else moment)
     return len(partitions)
 
 
-def place_at(work: Work, queue: Queue, progress: Progress, claimed: int) -> None:
-    """All up to there is done with, all beyond is new; dead letters beyond stay, for what they are."""
+def move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -> None:
+    """Everything up to the claim is settled, everything after it is new; dead letters after it stay dead letters."""
     where = (progress.group_id, progress.part_id)
     work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", where)
     work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", where)
@@ -161,50 +159,10 @@ def place_at(work: Work, queue: Queue, progress: Progress, claimed: int) -> None
         "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?",
         (claimed, *where),
     )
-    ready_again(work, queue, progress._replace(claimed=claimed))
+    update_ready(work, queue, progress._replace(claimed=claimed))
 
 
-def delete_message(work: Work, partition_uid: str, transaction_id: str) -> bool:
-    """Remove a message for all groups."""
-    partition = work.partition_by_uid(partition_uid)
-    if partition is None:
-        return False
-    values = (partition.id, transaction_id)
-    place = place_of(work, partition.id, transaction_id)
-    if place is None:
-        return False
-    work.execute("DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", values)
-    work.execute("DELETE FROM passed WHERE message_id = ?", (place.message_id,))
-    if place.seq is not None:
-        remove(work, partition, place.seq)
-    log.info("message %s of partition %s was deleted", transaction_id, partition_uid)
-    return True
-
-
-def remove(work: Work, partition: Partition, seq: int) -> None:
-    """Take one message out of its place; the lease that it was the last of ends."""
-    work.execute("DELETE FROM message WHERE part_id = ? AND seq = ?", (partition.id, seq))
-    vacate(work, partition.id, (seq,))
-    queue = work.queue_of(partition.queue_id)
-    for group in work.groups(queue.id):
-        where = (group.id, partition.id)
-        work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?", (*where, seq))
-        progress = progress_of(work, *where)
-        if not is_held(work, queue, progress):
-            ready_again(work, queue, progress)
-        elif not has_open(work, progress):
-            release(work, queue, progress)
-
-
-def required_queue(work: Work, name: str) -> Queue:
-    """The queue, or NotFound."""
-    queue = work.queue(name)
-    if queue is None:
-        raise NotFound(f"there is no queue {name!r}")
-    return queue
-
-
-def chosen(work: Work, queue: Queue, name: str | None) -> list[Partition]:
+def chosen(work: SqliteWork, queue: Queue, name: str | None) -> list[Partition]:
     """One partition of a queue or all, or NotFound."""
     if name is None:
         return work.partitions(queue.id)

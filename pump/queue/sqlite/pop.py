@@ -1,6 +1,6 @@
-"""Handing out messages: what comes back first, then what nobody of the group has had, from whoever waited longest.
+"""Handing out messages: redeliveries first, then new messages, from the partition that has waited longest.
 
-`claimed` moves on only together with the delivery row of each message that it passes.
+`claimed` grows only together with the delivery row of each message that it passes.
 """
 
 import json
@@ -12,21 +12,23 @@ from pump.queue.errors import Conflict, NotFound
 from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS, MOST_POPPED
 from pump.queue.options import QueueOptions
-from pump.queue.sqlite.dead_letters import RETRIES, Fate, bury
-from pump.queue.sqlite.gaps import claim_beyond_passed
-from pump.queue.sqlite.progress import Progress, is_held, progress_of, rest, set_ready
-from pump.queue.sqlite.push import place_all_due
-from pump.queue.sqlite.work import Group, Partition, Queue, Work
-from pump.queue.vocabulary import Leased, Taken, Want
+from pump.queue.sqlite.dead_letters import MAX_RETRIES, Cause, insert_dead
+from pump.queue.sqlite.gaps import skip_passed
+from pump.queue.sqlite.groups import make_group
+from pump.queue.sqlite.progress import Progress, is_leased, next_ready, progress_of, set_ready
+from pump.queue.sqlite.push import number_all_due
+from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork
+from pump.queue.vocabulary import Leased, PopRequest, PopResult
 
 NOTHING: Final = "no_available_partition"
-HELD: Final = "lease_held"
+LEASE_HELD: Final = "lease_held"
 NO_PARTITION: Final = "partition_not_found"
 WINDOW: Final = "window_buffer"
-QUEUES_LIMIT: Final = -1
+LIMIT_OF_QUEUE: Final = -1
+"""A retry limit: the queue's own."""
 
 
-class Row(NamedTuple):
+class Candidate(NamedTuple):
     """A message that may be handed out, and how often it was before."""
 
     seq: int
@@ -45,38 +47,39 @@ class Row(NamedTuple):
     payload: bytes
 
 
-class Hand:
-    """What one pop has in hand, and how much more it may take."""
+class PopState:
+    """What one pop has taken so far, and how much more it may take."""
 
-    def __init__(self, work: Work, want: Want, queue: Queue, group: Group) -> None:
+    def __init__(self, work: SqliteWork, request: PopRequest, queue: Queue, group: ConsumerGroup) -> None:
         self.work: Final = work
-        self.want: Final = want
+        self.request: Final = request
         self.queue: Final = queue
         self.group: Final = group
-        self.lease_id: Final = "" if want.auto_ack else mint()
-        lease_time = queue.options.lease_time if want.lease_time is None else want.lease_time
+        self.lease_id: Final = "" if request.auto_ack else mint()
+        lease_time = queue.options.lease_time if request.lease_time is None else request.lease_time
         self.until: Final = work.now + min(lease_time, LONGEST_LEASE_SECONDS)
-        self.limit: Final = queue.options.retry_limit if want.retry_limit == QUEUES_LIMIT else want.retry_limit
+        own_limit = request.retry_limit == LIMIT_OF_QUEUE
+        self.limit: Final = queue.options.retry_limit if own_limit else request.retry_limit
         self.messages: Final[list[Leased]] = []
         self.parts: Final[list[int]] = []
-        self.room = min(want.limit, MOST_POPPED)
-        self.bytes_left = want.largest_reply
-        self.crowded = False
-        """Whether the message that was looked at last is left for another answer, for its size alone."""
+        self.room = min(request.limit, MOST_POPPED)
+        self.bytes_left = request.largest_reply
+        self.too_large = False
+        """Whether the last message looked at did not fit beside the others, only because of its size."""
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether nothing more may be taken."""
-        return self.room < 1 or len(self.parts) >= self.want.partitions
+        return self.room < 1 or len(self.parts) >= self.request.partitions
 
-    def fits(self, row: Row) -> bool:
-        """Whether the message may be in the answer; the first one may in any case."""
-        self.crowded = self.room > 0 and bool(self.messages) and len(row.payload) > self.bytes_left
-        return self.room > 0 and not self.crowded
+    def fits(self, row: Candidate) -> bool:
+        """Whether the message may be in the reply; the first one always may."""
+        self.too_large = self.room > 0 and bool(self.messages) and len(row.payload) > self.bytes_left
+        return self.room > 0 and not self.too_large
 
-    def take(self, row: Row, partition: Partition) -> Row:
-        """The message goes with the answer."""
-        payload = self.work.readable(row.sealed, row.payload, partition.uid, row.transaction_id)
+    def take(self, row: Candidate, partition: Partition) -> Candidate:
+        """Add the message to the reply."""
+        payload = self.work.readable(row.payload, partition.uid, row.transaction_id, sealed=bool(row.sealed))
         self.room -= 1
         self.bytes_left -= len(row.payload)
         self.messages.append(
@@ -87,255 +90,243 @@ class Hand:
         )  # fmt: skip
         return row
 
-    def is_spent(self, row: Row) -> bool:
-        """Whether the message has died in hand so often that nobody gets it again."""
+    def is_spent(self, row: Candidate) -> bool:
+        """Whether the message's lease has expired, and its attempts are used up."""
         return row.lease_id is not None and exceeds(row.retries + row.crashes, self.limit, self.queue.options)
 
 
-def exceeds(spent: int, limit: int | None, options: QueueOptions) -> bool:
-    """Whether retries and crashes make a dead letter of a message."""
-    return limit is not None and spent > limit and options.dead_letter_queue and options.dead_letter_after_max_retries
+def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
+    """Whether so many retries and crashes make a dead letter of a message."""
+    return (
+        limit is not None and attempts > limit and options.dead_letter_queue and options.dead_letter_after_max_retries
+    )
 
 
-def pop(work: Work, want: Want) -> Taken:
+def pop_messages(work: SqliteWork, request: PopRequest) -> PopResult:
     """Lease what is ready."""
-    queue = queue_for(work, want)
-    group = work.group(queue.id, want.group)
+    queue = queue_for(work, request)
+    group = work.group(queue.id, request.group)
     if group is None:
-        group = make_group(work, queue, want)
-    place_all_due(work, queue)
-    hand = Hand(work, want, queue, group)
-    why = from_one(hand, want.partition) if want.partition is not None else from_any(hand)
-    if not hand.messages:
-        return Taken(why_empty=why, due_in=due_in(work, queue, group))
-    if not want.auto_ack:
+        if not request.create_group:
+            raise NotFound(f"queue {request.queue!r} has no group {request.group!r}")
+        group = make_group(work, queue, request.group, request.subscribe_from)
+    number_all_due(work, queue)
+    state = PopState(work, request, queue, group)
+    why = from_one(state, request.partition) if request.partition is not None else from_any(state)
+    if not state.messages:
+        return PopResult(why_empty=why, due_in=due_in(work, queue, group))
+    if not request.auto_ack:
         work.execute(
             "INSERT INTO lease (id, group_id, parts, until) VALUES (?, ?, ?, ?)",
-            (hand.lease_id, group.id, json.dumps(hand.parts), hand.until),
+            (state.lease_id, group.id, json.dumps(state.parts), state.until),
         )
-    return Taken(hand.messages, hand.lease_id, hand.until if hand.lease_id else 0.0, len(hand.parts))
+    return PopResult(state.messages, state.lease_id, state.until if state.lease_id else 0.0, len(state.parts))
 
 
-def queue_for(work: Work, want: Want) -> Queue:
-    """The queue, made where there is none; whoever consumes first decides its mode."""
-    queue = work.queue(want.queue)
+def queue_for(work: SqliteWork, request: PopRequest) -> Queue:
+    """The queue, created if it is missing; its first consumer decides its mode."""
+    queue = work.queue(request.queue)
+    ordered = request.ordered is not False
     if queue is None:
-        if not want.create_group:
-            raise NotFound(f"there is no queue {want.queue!r}")
-        return work.make_queue(want.queue, want.ordered is not False, QueueOptions(ordered=want.ordered is not False))
+        if not request.create_group:
+            raise NotFound(f"there is no queue {request.queue!r}")
+        return work.make_queue(request.queue, ordered, QueueOptions(ordered=ordered))
     if queue.mode is None:
-        return work.set_mode(queue, want.ordered is not False)
-    if want.ordered is not None and want.ordered != queue.mode:
-        raise Conflict(f"queue {want.queue!r} is {'ordered' if queue.mode else 'not ordered'}")
+        return work.set_mode(queue, ordered)
+    if request.ordered is not None and request.ordered != queue.mode:
+        raise Conflict(f"queue {request.queue!r} is {'ordered' if queue.mode else 'not ordered'}")
     return queue
 
 
-def make_group(work: Work, queue: Queue, want: Want) -> Group:
-    """The group that the consumer names, beginning where it says."""
-    if not want.create_group:
-        raise NotFound(f"queue {want.queue!r} has no group {want.group!r}")
-    return subscribe(work, queue, want.group, want.subscribe_from)
+# -- a first look, which writes nothing: most pops find nothing
 
 
-def subscribe(work: Work, queue: Queue, name: str, start: float | str) -> Group:
-    """A new group of a queue, with its progress in every partition."""
-    kind, since = (start, None) if isinstance(start, str) else ("timestamp", start)
-    work.execute(
-        "INSERT INTO consumer_group (queue_id, name, subscription, subscription_from, created_at)"
-        " VALUES (?, ?, ?, ?, ?)",
-        (queue.id, name, kind, since, work.now),
-    )
-    group = work.group(queue.id, name)
-    assert group is not None  # noqa: S101 - it was inserted in the line above
-    for partition in work.partitions(queue.id):
-        claimed = before(work, partition, start)
-        ready = min(work.now, partition.last_at) if claimed < partition.last_seq else None
-        work.execute(
-            "INSERT INTO progress (group_id, part_id, claimed, ready_at) VALUES (?, ?, ?, ?)",
-            (group.id, partition.id, claimed, ready),
-        )
-    return group
+def empty_result(work: SqliteWork, request: PopRequest) -> PopResult | None:
+    """The answer if there is nothing to hand out; None if `pop_messages` has to see for itself."""
+    queue = work.queue(request.queue)
+    if queue is None or queue.mode is None or request.ordered not in {None, queue.mode}:
+        return None
+    group = work.group(queue.id, request.group)
+    if group is None or work.exists(ANY_DUE, queue.id, work.now):
+        return None
+    why = NOTHING
+    if request.partition is not None:
+        why = why_nothing_in(work, queue, group, request.partition)
+    elif work.exists(ANY_READY, group.id, work.now):
+        return None
+    return PopResult(why_empty=why, due_in=due_in(work, queue, group)) if why else None
 
 
-def before(work: Work, partition: Partition, start: float | str) -> int:
-    """The last place in a partition that lies before such a beginning."""
-    if start == "new":
-        return partition.last_seq
-    if start == "all":
-        first = work.execute("SELECT min(seq) FROM message WHERE part_id = ?", (partition.id,)).fetchone()[0]
-        return partition.last_seq if first is None else first - 1
-    return last_before(work, partition, float(start))
+def why_nothing_in(work: SqliteWork, queue: Queue, group: ConsumerGroup, name: str) -> str:
+    """Why there is nothing in one partition; "" if there may be something."""
+    partition = work.partition(queue.id, name)
+    if partition is None:
+        return NO_PARTITION
+    progress = progress_of(work, group.id, partition.id)
+    if progress.ready_at is not None and progress.ready_at <= work.now:
+        return ""
+    if is_leased(work, queue, progress):
+        return LEASE_HELD
+    window = queue.options.window_buffer
+    return WINDOW if window and partition.last_at + window > work.now else NOTHING
 
 
-def last_before(work: Work, partition: Partition, moment: float) -> int:
-    """The last place whose message is older than a moment, by halving: times rise with places."""
-    low = before(work, partition, "all")
-    high = partition.last_seq
-    while low < high:
-        row = work.execute(
-            "SELECT seq, at FROM message WHERE part_id = ? AND seq > ? ORDER BY seq LIMIT 1",
-            (partition.id, (low + high) // 2),
-        ).fetchone()
-        if row is None or row[0] > high or row[1] >= moment:
-            high = (low + high) // 2
-        else:
-            low = row[0]
-    return low
+ANY_DUE: Final = "SELECT 1 FROM scheduled WHERE queue_id = ? AND due_at <= ? LIMIT 1"
+ANY_READY: Final = "SELECT 1 FROM progress WHERE group_id = ? AND ready_at <= ? LIMIT 1"
 
 
 # -- which partitions
 
 
-def from_one(hand: Hand, name: str) -> str:
-    """Take from the partition of that name; says why there was nothing."""
-    partition = hand.work.partition(hand.queue.id, name)
+def from_one(state: PopState, name: str) -> str:
+    """Take from the partition of that name; returns why there was nothing."""
+    partition = state.work.partition(state.queue.id, name)
     if partition is None:
         return NO_PARTITION
-    progress = progress_of(hand.work, hand.group.id, partition.id)
-    if is_held(hand.work, hand.queue, progress):
-        return HELD
-    return take_from(hand, partition, progress) or NOTHING
+    progress = progress_of(state.work, state.group.id, partition.id)
+    if is_leased(state.work, state.queue, progress):
+        return LEASE_HELD
+    return take_from(state, partition, progress) or NOTHING
 
 
-def from_any(hand: Hand) -> str:
-    """Take from the partitions that have waited longest, looking into each once."""
-    work, tried = hand.work, set[int]()
-    while not hand.full:
+def from_any(state: PopState) -> str:
+    """Take from the partitions that have waited longest, each looked at once."""
+    work, tried = state.work, set[int]()
+    while not state.is_full:
         ready = work.execute(
             "SELECT part_id FROM progress WHERE group_id = ? AND ready_at <= ? ORDER BY ready_at, part_id LIMIT ?",
-            (hand.group.id, work.now, len(tried) + hand.want.partitions),
+            (state.group.id, work.now, len(tried) + state.request.partitions),
         ).fetchall()
-        fresh = [part_id for (part_id,) in ready if part_id not in tried]
-        if not fresh:
+        new = [part_id for (part_id,) in ready if part_id not in tried]
+        if not new:
             break
-        for part_id in fresh:
+        for part_id in new:
             tried.add(part_id)
-            if not hand.full:
-                take_from(hand, work.partition_of(part_id), progress_of(work, hand.group.id, part_id))
+            if not state.is_full:
+                take_from(state, work.partition_of(part_id), progress_of(work, state.group.id, part_id))
     return NOTHING
 
 
-def take_from(hand: Hand, partition: Partition, progress: Progress) -> str:
-    """Take what fits from one partition and say when to look there next; a reason where it is withheld."""
-    window, had = hand.queue.options.window_buffer, len(hand.messages)
-    if window and partition.last_at + window > hand.work.now:
-        set_ready(hand.work, progress, partition.last_at + window)
+def take_from(state: PopState, partition: Partition, progress: Progress) -> str:
+    """Take what fits from one partition and store when to look there next; returns why it is withheld, if it is."""
+    window, had = state.queue.options.window_buffer, len(state.messages)
+    if window and partition.last_at + window > state.work.now:
+        set_ready(state.work, progress, partition.last_at + window)
         return WINDOW
-    hand.crowded = False
-    again, blocked = returned(hand, partition)
-    fresh = [] if blocked else untouched(hand, partition, progress.claimed)
-    claimed = fresh[-1].seq if fresh else progress.claimed
-    claimed = claim_beyond_passed(hand.work, hand.group.id, partition.id, claimed, partition.last_seq)
-    write = settle_at_once if hand.want.auto_ack else hand_out
-    write(hand, partition, claimed, again, fresh)
-    if len(hand.messages) > had:
-        hand.parts.append(partition.id)
-    elif hand.crowded:  # it keeps its turn, or others that fill each answer would keep it back for ever
-        set_ready(hand.work, progress._replace(ready_at=None), progress.ready_at)
+    state.too_large = False
+    again, blocked = take_redeliveries(state, partition)
+    new = [] if blocked else take_new(state, partition, progress.claimed)
+    claimed = new[-1].seq if new else progress.claimed
+    claimed = skip_passed(state.work, state.group.id, partition.id, claimed, partition.last_seq)
+    write = complete_at_once if state.request.auto_ack else lease_all
+    write(state, partition, claimed, again, new)
+    if len(state.messages) > had:
+        state.parts.append(partition.id)
+    elif state.too_large:  # it keeps its turn, or others that fill each reply would hold it back for ever
+        set_ready(state.work, progress._replace(ready_at=None), progress.ready_at)
     return ""
 
 
-def returned(hand: Hand, partition: Partition) -> tuple[list[Row], bool]:
-    """Take messages that were handed out before and are due again; and whether they keep later ones back."""
-    taken: list[Row] = []
-    for row in again_in_order(hand, partition) if hand.queue.ordered else again_when_due(hand, partition):
-        if row.visible_at is not None and row.visible_at > hand.work.now:
+def take_redeliveries(state: PopState, partition: Partition) -> tuple[list[Candidate], bool]:
+    """Take messages that were delivered before and are due again; and whether they hold back later ones."""
+    taken: list[Candidate] = []
+    for row in redeliveries_in_order(state, partition) if state.queue.ordered else redeliveries_due(state, partition):
+        if row.visible_at is not None and row.visible_at > state.work.now:
             return taken, True
         now = row if row.lease_id is None else row._replace(crashes=row.crashes + 1)
-        if hand.is_spent(now):
-            give_up(hand, partition, now)
-        elif not hand.fits(now):
+        if state.is_spent(now):
+            cause = Cause(MAX_RETRIES, "the lease expired too often", now.retries, now.crashes, now.deliveries)
+            insert_dead(state.work, state.group.id, partition.id, now.seq, cause)
+        elif not state.fits(now):
             return taken, True
         else:
-            taken.append(hand.take(now._replace(deliveries=row.deliveries + 1), partition))
+            taken.append(state.take(now._replace(deliveries=row.deliveries + 1), partition))
     return taken, False
 
 
-def again_in_order(hand: Hand, partition: Partition) -> Iterator[Row]:
+def redeliveries_in_order(state: PopState, partition: Partition) -> Iterator[Candidate]:
     """In an ordered partition: all that is not settled, in order."""
     after = 0
-    while found := rows_of(hand, AGAIN_IN_ORDER, (hand.group.id, partition.id, after, hand.room + 1)):
+    while found := candidates(state, IN_ORDER, (state.group.id, partition.id, after, state.room + 1)):
         yield from found
         after = found[-1].seq
 
 
-def again_when_due(hand: Hand, partition: Partition) -> Iterator[Row]:
-    """Where each message has a lease of its own: those whose lease or delay is over."""
+def redeliveries_due(state: PopState, partition: Partition) -> Iterator[Candidate]:
+    """Where each message has a lease of its own: those whose lease or delay has ended."""
     after = (-1.0, 0)
-    while found := rows_of(
-        hand, AGAIN_WHEN_DUE, (hand.group.id, partition.id, *after, hand.work.now, max(hand.room, 1))
+    while found := candidates(
+        state, WHEN_DUE, (state.group.id, partition.id, *after, state.work.now, max(state.room, 1))
     ):
         yield from found
         after = (found[-1].visible_at or 0.0, found[-1].seq)
 
 
-def untouched(hand: Hand, partition: Partition, claimed: int) -> list[Row]:
-    """Take messages that nobody of the group has had, and that are old enough."""
-    delay = hand.queue.options.delayed_processing
-    newest = hand.work.now - delay if delay else math.inf
-    taken: list[Row] = []
-    values = (partition.id, claimed, hand.room, hand.group.id)
-    for row in rows_of(hand, UNTOUCHED, values) if hand.room else ():
-        if row.at > newest or not hand.fits(row):
+def take_new(state: PopState, partition: Partition, claimed: int) -> list[Candidate]:
+    """Take messages that the group was never given, if they are old enough."""
+    delay = state.queue.options.delayed_processing
+    newest = state.work.now - delay if delay else math.inf
+    taken: list[Candidate] = []
+    values = (partition.id, claimed, state.room, state.group.id)
+    for row in candidates(state, NEW, values) if state.room else ():
+        if row.at > newest or not state.fits(row):
             break
-        taken.append(hand.take(row, partition))
+        taken.append(state.take(row, partition))
     return taken
 
 
-def rows_of(hand: Hand, statement: str, values: tuple[object, ...]) -> list[Row]:
+def candidates(state: PopState, statement: str, values: tuple[object, ...]) -> list[Candidate]:
     """What a statement finds."""
-    return list(map(Row._make, hand.work.execute(statement, values)))
+    return list(map(Candidate._make, state.work.execute(statement, values)))
 
 
-def give_up(hand: Hand, partition: Partition, row: Row) -> None:
-    """Nobody gets the message again: whoever had it, died of it or with it, too often."""
-    fate = Fate(RETRIES, "the lease expired too often", row.retries, row.crashes, row.deliveries)
-    bury(hand.work, hand.group.id, partition.id, row.seq, fate)
-
-
-def settle_at_once(hand: Hand, partition: Partition, claimed: int, again: list[Row], fresh: list[Row]) -> None:
-    """Messages of a consumer that wants no leases are completed as they go."""
-    work = hand.work
+def complete_at_once(
+    state: PopState, partition: Partition, claimed: int, again: list[Candidate], new: list[Candidate]
+) -> None:
+    """With `auto_ack`, messages are completed as they are handed out."""
+    work = state.work
     work.executemany(
         "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?",
-        [(hand.group.id, partition.id, row.seq) for row in again],
+        [(state.group.id, partition.id, row.seq) for row in again],
     )
     work.execute(
         "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL, ready_at = ?, total = total + ?,"
         " last_consumed_at = ? WHERE group_id = ? AND part_id = ?",
         (
-            claimed, rest(work, hand.queue, hand.group.id, partition.id, claimed), len(again) + len(fresh), work.now,
-            hand.group.id, partition.id,
+            claimed, next_ready(work, state.queue, state.group.id, partition.id, claimed), len(again) + len(new),
+            work.now, state.group.id, partition.id,
         ),
     )  # fmt: skip
 
 
-def hand_out(hand: Hand, partition: Partition, claimed: int, again: list[Row], fresh: list[Row]) -> None:
-    """Messages go out under a lease: of the partition, or each under its own."""
-    work, queue, rows = hand.work, hand.queue, [*again, *fresh]
-    lease_ends = None if queue.ordered else hand.until
+def lease_all(
+    state: PopState, partition: Partition, claimed: int, again: list[Candidate], new: list[Candidate]
+) -> None:
+    """Lease the messages: as one partition, or each by itself."""
+    work, queue, rows = state.work, state.queue, [*again, *new]
+    lease_ends = None if queue.ordered else state.until
     work.executemany(
         "INSERT OR REPLACE INTO delivery (group_id, part_id, seq, lease_id, deliveries, retries, crashes, budget,"
         " visible_at, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
-                hand.group.id, partition.id, row.seq, hand.lease_id, row.deliveries, row.retries, row.crashes,
-                hand.want.retry_limit, lease_ends, row.error,
+                state.group.id, partition.id, row.seq, state.lease_id, row.deliveries, row.retries, row.crashes,
+                state.request.retry_limit, lease_ends, row.error,
             )
             for row in rows
         ],
     )  # fmt: skip
-    held = queue.ordered and bool(rows)
-    ready_at = hand.until if held else rest(work, queue, hand.group.id, partition.id, claimed)
-    lease = (hand.lease_id, hand.until) if held else (None, None)
+    leased = queue.ordered and bool(rows)
+    ready_at = state.until if leased else next_ready(work, queue, state.group.id, partition.id, claimed)
+    lease = (state.lease_id, state.until) if leased else (None, None)
     work.execute(
         "UPDATE progress SET claimed = ?, lease_id = ?, lease_until = ?, ready_at = ?, last_consumed_at = ?"
         " WHERE group_id = ? AND part_id = ?",
-        (claimed, *lease, ready_at, work.now, hand.group.id, partition.id),
+        (claimed, *lease, ready_at, work.now, state.group.id, partition.id),
     )
 
 
-def due_in(work: Work, queue: Queue, group: Group) -> float | None:
+def due_in(work: SqliteWork, queue: Queue, group: ConsumerGroup) -> float | None:
     """Seconds until time alone makes something ready."""
     row = work.execute(DUE, (group.id, queue.id)).fetchone()
     return None if row[0] is None else max(0.0, row[0] - work.now)
@@ -346,21 +337,21 @@ SELECT min(at) FROM (
     SELECT min(ready_at) AS at FROM progress WHERE group_id = ?1 AND ready_at IS NOT NULL
     UNION ALL SELECT min(due_at) FROM scheduled WHERE queue_id = ?2)
 """
-COUNTS: Final = (
+DELIVERED: Final = (
     "SELECT d.seq, d.lease_id, d.deliveries, d.retries, d.crashes, d.visible_at, d.error,"
     " m.id, m.transaction_id, m.trace_id, m.producer, m.at, m.sealed, m.payload"
 )
-AGAIN_IN_ORDER: Final = (
-    COUNTS + " FROM delivery AS d CROSS JOIN message AS m ON m.part_id = d.part_id AND m.seq = d.seq"
+IN_ORDER: Final = (
+    DELIVERED + " FROM delivery AS d CROSS JOIN message AS m ON m.part_id = d.part_id AND m.seq = d.seq"
     " WHERE d.group_id = ? AND d.part_id = ? AND d.seq > ? ORDER BY d.seq LIMIT ?"
 )
-AGAIN_WHEN_DUE: Final = (
-    COUNTS + " FROM delivery AS d INDEXED BY delivery_by_visible"
+WHEN_DUE: Final = (
+    DELIVERED + " FROM delivery AS d INDEXED BY delivery_by_visible"
     " CROSS JOIN message AS m ON m.part_id = d.part_id AND m.seq = d.seq"
     " WHERE d.group_id = ? AND d.part_id = ? AND (d.visible_at, d.seq) > (?, ?) AND d.visible_at <= ?"
     " ORDER BY d.visible_at, d.seq LIMIT ?"
 )
-UNTOUCHED: Final = (
+NEW: Final = (
     "SELECT m.seq, NULL, 1, 0, 0, NULL, NULL, m.id, m.transaction_id, m.trace_id, m.producer, m.at, m.sealed, m.payload"
     " FROM message AS m WHERE m.part_id = ?1 AND m.seq > ?2 AND NOT EXISTS"
     " (SELECT 1 FROM passed AS x WHERE x.group_id = ?4 AND x.part_id = ?1 AND x.seq = m.seq) ORDER BY m.seq LIMIT ?3"

@@ -1,9 +1,9 @@
-"""How far a group is in a partition, and when there is something for it there."""
+"""How far a group is in a partition, and when something is ready for it there."""
 
 from typing import NamedTuple
 
 from pump.queue.sqlite.gaps import NEXT
-from pump.queue.sqlite.work import Queue, Work
+from pump.queue.sqlite.work import Queue, SqliteWork
 
 
 class Progress(NamedTuple):
@@ -17,7 +17,7 @@ class Progress(NamedTuple):
     lease_until: float | None
 
 
-def progress_of(work: Work, group_id: int, part_id: int) -> Progress:
+def progress_of(work: SqliteWork, group_id: int, part_id: int) -> Progress:
     """The row, which exists for every group and partition of a queue."""
     return Progress(
         *work.execute(
@@ -28,9 +28,9 @@ def progress_of(work: Work, group_id: int, part_id: int) -> Progress:
     )
 
 
-def rest(work: Work, queue: Queue, group_id: int, part_id: int, claimed: int) -> float | None:
-    """When something is ready there that nobody holds; None for never."""
-    moments = [moment for moment in (returning(work, queue, group_id, part_id),) if moment is not None]
+def next_ready(work: SqliteWork, queue: Queue, group_id: int, part_id: int, claimed: int) -> float | None:
+    """When something is ready in a partition that nobody has leased; None for never."""
+    moments = [moment for moment in (next_redelivery(work, queue, group_id, part_id),) if moment is not None]
     if not (queue.ordered and moments):
         row = work.execute(NEXT, (group_id, part_id, claimed)).fetchone()
         delay = queue.options.delayed_processing
@@ -38,8 +38,8 @@ def rest(work: Work, queue: Queue, group_id: int, part_id: int, claimed: int) ->
     return max(work.now, min(moments)) if moments else None
 
 
-def returning(work: Work, queue: Queue, group_id: int, part_id: int) -> float | None:
-    """When the first message is due that comes back; in order, the first one keeps all others back."""
+def next_redelivery(work: SqliteWork, queue: Queue, group_id: int, part_id: int) -> float | None:
+    """When the next message is due that was delivered before; in order, the first one holds back all others."""
     if queue.ordered:
         row = work.execute(
             "SELECT coalesce(visible_at, 0) FROM delivery WHERE group_id = ? AND part_id = ? ORDER BY seq LIMIT 1",
@@ -55,8 +55,8 @@ def returning(work: Work, queue: Queue, group_id: int, part_id: int) -> float | 
     return moment
 
 
-def release(work: Work, queue: Queue, progress: Progress) -> None:
-    """End the lease of an ordered partition: what it had and did not settle goes back, uncounted."""
+def release(work: SqliteWork, queue: Queue, progress: Progress) -> None:
+    """End the lease of an ordered partition: its messages that are not settled are pending again, uncounted."""
     work.execute(
         "UPDATE delivery SET lease_id = NULL WHERE group_id = ? AND part_id = ? AND lease_id = ?",
         (progress.group_id, progress.part_id, progress.lease_id),
@@ -65,19 +65,19 @@ def release(work: Work, queue: Queue, progress: Progress) -> None:
         "UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?",
         (progress.group_id, progress.part_id),
     )
-    ready_again(work, queue, progress)
+    update_ready(work, queue, progress)
 
 
-def ready_again(work: Work, queue: Queue, progress: Progress) -> None:
-    """Say anew when something is ready in a partition that nobody holds as a whole, and wake who waits for it."""
-    ready_at = rest(work, queue, progress.group_id, progress.part_id, progress.claimed)
+def update_ready(work: SqliteWork, queue: Queue, progress: Progress) -> None:
+    """Compute again when something is ready in a partition that nobody has leased, and notify the listeners."""
+    ready_at = next_ready(work, queue, progress.group_id, progress.part_id, progress.claimed)
     set_ready(work, progress, ready_at)
     if ready_at is not None:
-        work.rung.add(queue.name)
+        work.changed.add(queue.name)
 
 
-def set_ready(work: Work, progress: Progress, ready_at: float | None) -> None:
-    """Store when to look there next."""
+def set_ready(work: SqliteWork, progress: Progress, ready_at: float | None) -> None:
+    """Store when to look at the partition next."""
     if ready_at != progress.ready_at:
         work.execute(
             "UPDATE progress SET ready_at = ? WHERE group_id = ? AND part_id = ?",
@@ -85,15 +85,24 @@ def set_ready(work: Work, progress: Progress, ready_at: float | None) -> None:
         )
 
 
-def is_held(work: Work, queue: Queue, progress: Progress) -> bool:
-    """Whether somebody has the whole partition."""
+def after_removal(work: SqliteWork, queue: Queue, progress: Progress) -> None:
+    """One of the messages that were handed out is gone: the lease that it was the last of ends."""
+    if not is_leased(work, queue, progress):
+        update_ready(work, queue, progress)
+    elif not has_open(work, progress):
+        release(work, queue, progress)
+
+
+def is_leased(work: SqliteWork, queue: Queue, progress: Progress) -> bool:
+    """Whether a consumer has the whole partition."""
     return queue.ordered and progress.lease_id is not None and work.lease_lives(progress.lease_until)
 
 
-def has_open(work: Work, progress: Progress) -> bool:
-    """Whether a lease has something left to settle."""
-    found = work.execute(
+def has_open(work: SqliteWork, progress: Progress) -> bool:
+    """Whether a lease has messages that are not settled."""
+    return work.exists(
         "SELECT 1 FROM delivery WHERE group_id = ? AND part_id = ? AND lease_id = ? LIMIT 1",
-        (progress.group_id, progress.part_id, progress.lease_id),
-    ).fetchone()
-    return found is not None
+        progress.group_id,
+        progress.part_id,
+        progress.lease_id,
+    )

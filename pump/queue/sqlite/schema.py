@@ -1,9 +1,9 @@
-"""The tables of the queue in a SQLite file, and how a file comes by them.
+"""The tables of the queue in a SQLite file, and how they are created.
 
-What state a message is in for a group is read off, never stored. Beyond `claimed`: pending, unless the group has passed
-it. Up to it: a delivery row means leased or pending again, a dead row dead, neither completed. So `claimed` only grows
-when a message gets its delivery row (or is done with in that same transaction), and no counter can disagree with the
-rows.
+The state of a message for a group is computed from the rows, never stored. After `claimed`: pending, unless the group
+has settled it ahead (`passed`). Up to `claimed`: a delivery row means leased or pending again, a dead row means
+dead-lettered, neither means completed. So `claimed` only grows when a message gets its delivery row (or is settled in
+that same transaction), and no counter can contradict the rows.
 """
 
 import sqlite3
@@ -13,13 +13,13 @@ from pump.errors import SetupError
 
 VERSION: Final = 1
 
-# Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is null where nothing
-# waits; it is scheduler, expiry, delay and fairness in one. `gap` holds places, from `seq` to `last`, whose messages
-# are gone from among others, so that a lag stays a subtraction. `passed` is what a group is done with before it was
-# given it, since an operator said so; it has no place while its message has none. `swept` is how far retention has
-# looked beyond what is settled without a break, and `swept_at` when it was last at the end. A delivery's `visible_at`
-# is the end of its lease where each message has its own, and else of its delay. `budget` is the retry limit that its
-# consumer named: -1 the queue's, null none.
+# Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is null if nothing waits;
+# it serves scheduling, lease expiry, delays and fairness alike. `gap` holds ranges of places, from `seq` to `last`,
+# whose messages were removed from among others, so that a lag stays a subtraction. `passed` is what a group settled
+# before it was given it, because an operator said so; its `seq` is null while its message is scheduled. `swept` is how
+# far retention has looked after the first message that is not settled, and `swept_at` when it last reached the end. A
+# delivery's `visible_at` is the end of its lease if each message has its own, else the end of its delay. `budget` is
+# the retry limit that its consumer gave: -1 is the queue's, null is none.
 TABLES: Final = """
 CREATE TABLE queue (
     id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, name TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL,
@@ -82,7 +82,7 @@ CREATE TABLE trace_name (name TEXT NOT NULL, trace_id TEXT NOT NULL, PRIMARY KEY
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables where there are none; refuse a file that a newer version of this code has changed."""
+    """Create the tables where there are none; refuse a file that a newer version of this code has changed."""
     found = version_of(connection)
     if found == VERSION:
         return
@@ -95,6 +95,6 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The version of the tables in the file; 0 where it has none."""
+    """The version of the tables in the file; 0 if it has none."""
     row: tuple[int] = connection.execute("PRAGMA user_version").fetchone()
     return row[0]

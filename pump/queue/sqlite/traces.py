@@ -1,37 +1,37 @@
-"""What somebody noted about messages."""
+"""Notes about messages."""
 
 import json
 from typing import Any
 
 from pump.queue.ids import mint
-from pump.queue.sqlite.work import Work
+from pump.queue.sqlite.work import SqliteWork
 from pump.queue.vocabulary import Trace
 
 
-def add_trace(work: Work, trace: Trace) -> str:
-    """Keep a note; returns its id."""
+def insert_trace(work: SqliteWork, trace: Trace) -> str:
+    """Store a note; returns its id."""
     trace_id = mint()
     work.execute(
         "INSERT INTO trace (transaction_id, partition_uid, data, group_name, event, names, id, created_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            trace.transaction_id,
-            trace.partition_id,
-            trace.data,
-            trace.group,
-            trace.event,
-            json.dumps(list(trace.names)),
-            trace_id,
-            work.now,
+            trace.transaction_id, trace.partition_id, trace.data, trace.group, trace.event,
+            json.dumps(list(trace.names)), trace_id, work.now,
         ),
-    )
+    )  # fmt: skip
     names = [(name, trace_id) for name in dict.fromkeys(trace.names)]
     work.executemany("INSERT INTO trace_name (name, trace_id) VALUES (?, ?)", names)
     return trace_id
 
 
-def traces(
-    work: Work, partition_uid: str | None, transaction_id: str | None, name: str | None, *, limit: int, offset: int
+def list_traces(
+    work: SqliteWork,
+    partition_uid: str | None,
+    transaction_id: str | None,
+    name: str | None,
+    *,
+    limit: int,
+    offset: int,
 ) -> list[Trace]:
     """Notes about one message, or under one name, oldest first."""
     rows = work.execute(
@@ -45,20 +45,14 @@ def traces(
 
 
 def note(row: tuple[Any, ...]) -> Trace:
-    """A row as what it says."""
+    """A row as a note."""
     transaction_id, partition_uid, data, group, event, names, trace_id, created_at = row
     return Trace(
-        transaction_id=transaction_id,
-        partition_id=partition_uid,
-        data=data,
-        group=group,
-        event=event,
-        names=tuple(json.loads(names)),
-        id=trace_id,
-        created_at=created_at,
-    )
+        transaction_id=transaction_id, partition_id=partition_uid, data=data, group=group, event=event,
+        names=tuple(json.loads(names)), id=trace_id, created_at=created_at,
+    )  # fmt: skip
 
 
-def trace_names(work: Work) -> list[str]:
-    """All names that notes were filed under."""
+def list_trace_names(work: SqliteWork) -> list[str]:
+    """All names that notes were stored under."""
     return [name for (name,) in work.execute("SELECT DISTINCT name FROM trace_name ORDER BY name")]

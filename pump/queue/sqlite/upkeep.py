@@ -1,94 +1,89 @@
-"""What comes with time: due messages get their places, the longest waits end, what is old enough goes.
+"""What becomes due with time: scheduled messages are numbered, the longest waits end, old messages are removed.
 
-Nothing goes that a group has not settled: it becomes that group's dead letter in the same transaction.
+Nothing is removed that a group has not settled: it becomes that group's dead letter in the same transaction.
 """
 
 from typing import Final
 
 from pump.queue.limits import LONGEST_LEASE_SECONDS
-from pump.queue.sqlite.dead_letters import RETENTION, WAITED, Fate, bury
+from pump.queue.sqlite.dead_letters import MAX_WAIT, RETENTION, Cause, insert_dead
 from pump.queue.sqlite.gaps import forget_gaps, forget_passed, vacate
+from pump.queue.sqlite.groups import groups_or_default, last_before
 from pump.queue.sqlite.infos import cursor
-from pump.queue.sqlite.pop import last_before, subscribe
-from pump.queue.sqlite.progress import Progress, is_held, progress_of, ready_again
-from pump.queue.sqlite.push import place_due
-from pump.queue.sqlite.work import Group, Partition, Queue, Work
-from pump.queue.vocabulary import DEFAULT_GROUP
+from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.push import number_due
+from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 
 AT_ONCE: Final = 1000
-"""So many messages a call and partition, so that nobody waits long for the file."""
+"""Messages of a partition in one call at most, so that nobody waits long for the file."""
 IDLE_SECONDS: Final = 60.0
-FORGET_LEASES_SECONDS: Final = 3600.0
+KEEP_LEASES_SECONDS: Final = 3600.0
 
 
-def maintain(work: Work) -> float:
-    """Do what is to be done; returns the seconds until there is more."""
+def maintain_queues(work: SqliteWork) -> float:
+    """Do what is due; returns the seconds until there is more."""
     names = [name for (name,) in work.execute("SELECT name FROM queue")]
-    more = [keep(work, queue) for queue in map(work.queue, names) if queue is not None]
-    work.execute("DELETE FROM lease WHERE until < ?", (work.now - FORGET_LEASES_SECONDS,))
-    mend(work)
+    more = [maintain_queue(work, queue) for queue in map(work.queue, names) if queue is not None]
+    work.execute("DELETE FROM lease WHERE until < ?", (work.now - KEEP_LEASES_SECONDS,))
+    repair(work)
     if any(more):
         return 0.0
     due = work.execute("SELECT min(due_at) FROM scheduled").fetchone()[0]
     return IDLE_SECONDS if due is None else max(0.0, min(IDLE_SECONDS, due - work.now))
 
 
-def keep(work: Work, queue: Queue) -> bool:
-    """Do what is to be done in one queue; whether there is more at once."""
-    more = [place_due(work, queue)]
+def maintain_queue(work: SqliteWork, queue: Queue) -> bool:
+    """Do what is due in one queue; whether there is more at once."""
+    more = [number_due(work, queue)]
     options = queue.options
     retention = options.retention if options.retention_enabled else 0.0
     completed = options.completed_retention if options.retention_enabled else 0.0
     if options.max_wait_time:
-        more += [wait_no_longer(work, queue, *pair) for pair in pairs(work, queue)]
+        cause = Cause(MAX_WAIT, "nobody settled it in time")
+        more.append(give_up_older(work, queue, options.max_wait_time, cause))
     if retention:
-        more += [retire(work, queue, each) for each in work.partitions(queue.id)]
+        cause = Cause(RETENTION, "it was kept as long as the queue keeps messages")
+        more.append(give_up_older(work, queue, retention, cause))
     if kept := [seconds for seconds in (retention, completed) if seconds]:
         more += [sweep(work, queue, each, min(kept)) for each in work.partitions(queue.id)]
     return any(more)
 
 
-def pairs(work: Work, queue: Queue) -> list[tuple[Group, Partition]]:
-    """All groups with all partitions."""
-    return [(group, each) for group in somebody(work, queue) for each in work.partitions(queue.id)]
+def give_up_older(work: SqliteWork, queue: Queue, seconds: float, cause: Cause) -> bool:
+    """Make dead letters of what has been pending for longer than that; whether there may be more."""
+    more = False
+    groups = groups_or_default(work, queue)
+    for partition in work.partitions(queue.id):
+        last = last_before(work, partition, work.now - seconds)
+        for group in groups:
+            more |= give_up_to(work, queue, progress_of(work, group.id, partition.id), last, cause)
+    return more
 
 
-def somebody(work: Work, queue: Queue) -> list[Group]:
-    """The groups; where there is none yet, the default one, so that what nobody took is somebody's dead letter."""
-    return work.groups(queue.id) or [subscribe(work, queue, DEFAULT_GROUP, "all")]
-
-
-def wait_no_longer(work: Work, queue: Queue, group: Group, partition: Partition) -> bool:
-    """Make dead letters of what has been pending for too long; whoever has a message keeps it."""
-    last = last_before(work, partition, work.now - queue.options.max_wait_time)
-    progress = progress_of(work, group.id, partition.id)
-    return give_up_to(work, queue, progress, last, Fate(WAITED, "nobody settled it in time"))
-
-
-def give_up_to(work: Work, queue: Queue, progress: Progress, last: int, fate: Fate) -> bool:
-    """Make dead letters of what a group has pending up to a place; whether there may be more."""
-    held = is_held(work, queue, progress)
+def give_up_to(work: SqliteWork, queue: Queue, progress: Progress, last: int, cause: Cause) -> bool:
+    """Make dead letters of what a group has pending up to a place, not of what is leased; whether there may be more."""
+    leased = is_leased(work, queue, progress)
     where = (progress.group_id, progress.part_id)
-    back = work.execute(
-        PENDING_AGAIN, (*where, last, progress.lease_id if held else "", work.now, queue.ordered, AT_ONCE)
+    again = work.execute(
+        PENDING_AGAIN, (*where, last, progress.lease_id if leased else "", work.now, queue.ordered, AT_ONCE)
     ).fetchall()
-    fresh = work.execute(FRESH, (progress.part_id, progress.claimed, last, AT_ONCE, progress.group_id)).fetchall()
-    for seq, *counts in back:
-        bury(work, *where, seq, fate._replace(retries=counts[0], crashes=counts[1], deliveries=counts[2]))
-    for seq, passed in fresh:
+    new = work.execute(NEW, (progress.part_id, progress.claimed, last, AT_ONCE, progress.group_id)).fetchall()
+    for seq, *counts in again:
+        insert_dead(work, *where, seq, Cause(cause.reason, cause.error, *counts))
+    for seq, passed in new:
         if not passed:
-            bury(work, *where, seq, fate)
-    if not back and not fresh:
+            insert_dead(work, *where, seq, cause)
+    if not again and not new:
         return False
-    claimed = fresh[-1][0] if fresh else progress.claimed
+    claimed = new[-1][0] if new else progress.claimed
     work.execute("UPDATE progress SET claimed = ? WHERE group_id = ? AND part_id = ?", (claimed, *where))
     forget_passed(work, *where, claimed)
-    if not held:
-        ready_again(work, queue, progress._replace(claimed=claimed))
-    return AT_ONCE in {len(back), len(fresh)}
+    if not leased:
+        update_ready(work, queue, progress._replace(claimed=claimed))
+    return AT_ONCE in {len(again), len(new)}
 
 
-FRESH: Final = """
+NEW: Final = """
 SELECT m.seq, EXISTS (SELECT 1 FROM passed AS x WHERE x.group_id = ?5 AND x.part_id = ?1 AND x.seq = m.seq)
 FROM message AS m WHERE m.part_id = ?1 AND m.seq > ?2 AND m.seq <= ?3 ORDER BY m.seq LIMIT ?4
 """
@@ -98,37 +93,28 @@ AND (lease_id IS NULL OR CASE WHEN ?6 THEN lease_id <> ?4 ELSE visible_at <= ?5 
 """
 
 
-def retire(work: Work, queue: Queue, partition: Partition) -> bool:
-    """What is too old and pending for a group becomes that group's dead letter; nothing that is leased."""
-    last = last_before(work, partition, work.now - queue.options.retention)
-    fate = Fate(RETENTION, "it was kept as long as the queue keeps messages")
-    places = [progress_of(work, group.id, partition.id) for group in somebody(work, queue)]
-    more = [give_up_to(work, queue, place, last, fate) for place in places]
-    return any(more)
+def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: float) -> bool:
+    """Remove what all groups have settled and is old enough; whether there may be more.
 
-
-def sweep(work: Work, queue: Queue, partition: Partition, kept_seconds: float) -> bool:
-    """Remove what all groups are done with, and is old enough; whether there may be more.
-
-    First what is settled without a break, from the beginning. Then what is settled beyond the first message that is
-    not: that look goes on where the last one stopped, and once it came to the end it rests for a minute. So each call
-    sees at most twice AT_ONCE messages, and what stays is seen once a minute, however much of it there is.
+    First the settled messages from the beginning up to the first one that is not settled. Then those after it: this
+    second look continues where the last call stopped, and after it has reached the end it rests for a minute. So each
+    call looks at no more than twice AT_ONCE messages, and what stays is looked at once a minute, however much it is.
     """
-    places = [progress_of(work, group.id, partition.id) for group in work.groups(queue.id)]
-    if not places:
+    rows = [progress_of(work, group.id, partition.id) for group in work.groups_of(queue.id)]
+    if not rows:
         return False
-    claimed = min(place.claimed for place in places)
-    settled = min(cursor(work, place) for place in places)
+    claimed = min(row.claimed for row in rows)
+    settled = min(cursor(work, row) for row in rows)
     last = last_before(work, partition, work.now - kept_seconds)
     more = len(remove_settled(work, partition, 0, min(last, settled))) == AT_ONCE
     if not more and min(last, claimed) > settled:
-        more = sweep_beyond(work, partition, settled, min(last, claimed))
+        more = sweep_after(work, partition, settled, min(last, claimed))
     forget_gaps(work, partition.id, claimed)
     return more
 
 
-def sweep_beyond(work: Work, partition: Partition, settled: int, last: int) -> bool:
-    """The second look; whether it is to go on at once."""
+def sweep_after(work: SqliteWork, partition: Partition, settled: int, last: int) -> bool:
+    """The second look; whether it should continue at once."""
     swept, swept_at = work.execute("SELECT swept, swept_at FROM partition WHERE id = ?", (partition.id,)).fetchone()
     if not swept and work.now - IDLE_SECONDS <= swept_at <= work.now:
         return False
@@ -141,15 +127,13 @@ def sweep_beyond(work: Work, partition: Partition, settled: int, last: int) -> b
     return more
 
 
-def remove_settled(work: Work, partition: Partition, after: int, last: int) -> list[int]:
-    """Look at the next messages between two places, which all groups have claimed; remove what no group has open."""
-    seen = [
-        seq
-        for (seq,) in work.execute(
-            "SELECT seq FROM message WHERE part_id = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
-            (partition.id, after, last, AT_ONCE),
-        )
-    ]
+def remove_settled(work: SqliteWork, partition: Partition, after: int, last: int) -> list[int]:
+    """Look at the next messages between two places, which all groups have claimed; remove those no group has open."""
+    rows = work.execute(
+        "SELECT seq FROM message WHERE part_id = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+        (partition.id, after, last, AT_ONCE),
+    )
+    seen = [seq for (seq,) in rows]
     if seen:
         still_open = {seq for (seq,) in work.execute(STILL_OPEN, (partition.id, seen[0], seen[-1]))}
         gone = [seq for seq in seen if seq not in still_open]
@@ -164,8 +148,8 @@ ON d.group_id = p.group_id AND d.part_id = p.part_id WHERE p.part_id = ?1 AND d.
 """
 
 
-def mend(work: Work) -> None:
-    """Make up for a clock that was put back: what was ready is ready still, and no lease lasts longer than any may."""
+def repair(work: SqliteWork) -> None:
+    """Correct times after the clock was put back: what was ready stays ready, and no lease outlasts the longest one."""
     latest = work.now + LONGEST_LEASE_SECONDS
     work.execute(
         "UPDATE delivery SET visible_at = ?1 WHERE lease_id IS NOT NULL AND visible_at > ?2", (work.now, latest)
@@ -174,5 +158,5 @@ def mend(work: Work) -> None:
     for group_id, part_id in ahead:
         queue = work.queue_of(work.partition_of(part_id).queue_id)
         progress = progress_of(work, group_id, part_id)
-        if not is_held(work, queue, progress):
-            ready_again(work, queue, progress)
+        if not is_leased(work, queue, progress):
+            update_ready(work, queue, progress)

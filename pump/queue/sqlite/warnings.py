@@ -1,4 +1,4 @@
-"""What may harm a queue in a SQLite file, told before it does."""
+"""Warnings of what may harm a queue in a SQLite file, before it does."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,20 +7,20 @@ from typing import Final
 from pump.queue.sqlite.connection import SAFE_SQLITE
 
 LARGE_LOG_BYTES: Final = 64_000_000
-"""The log of changes is emptied at a sixteenth of this, unless a reader keeps it."""
+"""The log of changes (WAL) is emptied at a sixteenth of this size, unless a reader prevents it."""
 
 
 def too_old(version: tuple[int, ...]) -> Sequence[str]:
-    """Whether SQLite has a defect that the queue can only make unlikely."""
+    """A warning if this SQLite has a defect that the queue can only make unlikely."""
     if version >= SAFE_SQLITE:
         return []
-    found, mended = _written(version), _written(SAFE_SQLITE)
+    found, fixed = _dotted(version), _dotted(SAFE_SQLITE)
     defect = f"SQLite {found} has a defect that can corrupt a file written by several processes"
-    return [f"{defect}: use a Python with SQLite {mended} or later"]
+    return [f"{defect}: use a Python with SQLite {fixed} or later"]
 
 
 def log_too_large(path: Path, large: int) -> Sequence[str]:
-    """Whether somebody reads an old state of the file, so that its log of changes cannot be emptied."""
+    """A warning if a reader of an old state of the file prevents the log of changes from being emptied."""
     log = path.with_name(f"{path.name}-wal")
     try:
         size = log.stat().st_size
@@ -32,5 +32,5 @@ def log_too_large(path: Path, large: int) -> Sequence[str]:
     return [f"{log.name} has {size / 1e6:.0f} MB, since {why}: let it end its transaction"]
 
 
-def _written(version: tuple[int, ...]) -> str:
+def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

@@ -1,19 +1,18 @@
-"""One transaction on a SQLite file while it runs: the moment it happens at, what it looked up, whom to wake."""
+"""One transaction on a SQLite file while it runs: its time, what it looked up, which queues it changed."""
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from pump.queue.errors import Conflict
+from pump.queue.errors import Conflict, NotFound
 from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS
 from pump.queue.options import QueueOptions
 from pump.queue.sealing import Sealing
-
-NO_KEY: Final = "the queue is encrypted, and there is no key"
+from pump.queue.work import Work
 
 
 class Queue(NamedTuple):
@@ -24,12 +23,9 @@ class Queue(NamedTuple):
     name: str
     mode: bool | None
     """Whether it is ordered; None while nobody has consumed from it."""
+    ordered: bool
+    """Its mode, or the one that it gets by default."""
     options: QueueOptions
-
-    @property
-    def ordered(self) -> bool:
-        """What it is, or would become by itself."""
-        return self.mode is not False
 
 
 class Partition(NamedTuple):
@@ -44,7 +40,7 @@ class Partition(NamedTuple):
     created_at: float
 
 
-class Group(NamedTuple):
+class ConsumerGroup(NamedTuple):
     """A consumer group of one queue."""
 
     id: int
@@ -55,64 +51,84 @@ class Group(NamedTuple):
     created_at: float
 
 
-class Work:
+class SqliteWork(Work):
     """What every statement of one transaction shares."""
 
     def __init__(self, connection: sqlite3.Connection, now: float, sealing: Sealing | None, *, lenient: bool) -> None:
+        super().__init__(sealing, lenient=lenient)
         self.execute: Final = connection.execute
         self.executemany: Final = connection.executemany
         self.now: Final = now
-        self.sealing: Final = sealing
-        self.lenient: Final = lenient
-        self.rung: Final[set[str]] = set()
-        """Queues where something may have become ready."""
         self._queues: Final[dict[int, Queue]] = {}
-        self._numbers: Final[dict[str, int]] = {}
+        self._queue_ids: Final[dict[str, int]] = {}
+
+    def together(self) -> AbstractContextManager[object]:
+        """Nothing to do: every call is one transaction."""
+        return nullcontext()
+
+    def ping(self) -> object:
+        """Ask the database for an answer."""
+        return self.exists("SELECT 1")
+
+    def exists(self, statement: str, *values: object) -> bool:
+        """Whether a statement finds a row."""
+        return self.execute(statement, values).fetchone() is not None
+
+    def number(self, statement: str, *values: object) -> int:
+        """The one number that a statement returns."""
+        row: tuple[int] = self.execute(statement, values).fetchone()
+        return row[0]
 
     # -- queues
 
     def queue(self, name: str) -> Queue | None:
         """The queue of that name."""
-        number = self._numbers.get(name)
-        if number is None:
-            return self._found(self.execute(QUEUE + "WHERE name = ?", (name,)).fetchone())
-        return self._queues[number]
+        queue_id = self._queue_ids.get(name)
+        if queue_id is None:
+            return self._remember(self.execute(QUEUE + "WHERE name = ?", (name,)).fetchone())
+        return self._queues[queue_id]
+
+    def required_queue(self, name: str) -> Queue:
+        """The queue of that name, or NotFound."""
+        queue = self.queue(name)
+        if queue is None:
+            raise NotFound(f"there is no queue {name!r}")
+        return queue
 
     def queue_of(self, queue_id: int) -> Queue:
-        """The queue of that number, which exists."""
+        """The queue of that id, which exists."""
         if queue_id not in self._queues:
-            self._found(self.execute(QUEUE + "WHERE id = ?", (queue_id,)).fetchone())
+            self._remember(self.execute(QUEUE + "WHERE id = ?", (queue_id,)).fetchone())
         return self._queues[queue_id]
 
     def make_queue(self, name: str, mode: bool | None, options: QueueOptions) -> Queue:  # noqa: FBT001 - three values
-        """A new queue; its namespace and task are the parts of its name, until somebody says otherwise."""
+        """A new queue; its namespace and task are the parts of its name, until `configure` says otherwise."""
         namespace, _, task = name.partition(".")
         self.execute(
             "INSERT INTO queue (uid, name, namespace, task, ordered, options, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (mint(), name, namespace, task, mode, written_options(options), self.now),
+            (mint(), name, namespace, task, mode, options_as_text(options), self.now),
         )
-        made = self.queue(name)
-        assert made is not None  # noqa: S101 - it was inserted in the line above
-        return made
+        return self.required_queue(name)
 
     def set_mode(self, queue: Queue, ordered: bool) -> Queue:  # noqa: FBT001 - the column
         """The queue, from now on in that mode."""
         self.execute("UPDATE queue SET ordered = ? WHERE id = ?", (ordered, queue.id))
-        changed = queue._replace(mode=ordered, options=replace(queue.options, ordered=ordered))
+        changed = queue._replace(mode=ordered, ordered=ordered, options=replace(queue.options, ordered=ordered))
         self._queues[queue.id] = changed
         return changed
 
     def forget_queue(self, queue: Queue) -> None:
-        """Look it up again when it is asked for: its options have changed."""
-        del self._queues[queue.id], self._numbers[queue.name]
+        """Read it again when it is next asked for: it has changed."""
+        del self._queues[queue.id], self._queue_ids[queue.name]
 
-    def _found(self, row: tuple[int, str, str, int | None, str] | None) -> Queue | None:
+    def _remember(self, row: tuple[int, str, str, int | None, str] | None) -> Queue | None:
         if row is None:
             return None
         mode = None if row[3] is None else bool(row[3])
-        queue = Queue(row[0], row[1], row[2], mode, read_options(row[4], ordered=mode is not False))
+        ordered = mode is not False
+        queue = Queue(row[0], row[1], row[2], mode, ordered, options_from_text(row[4], ordered=ordered))
         self._queues[queue.id] = queue
-        self._numbers[queue.name] = queue.id
+        self._queue_ids[queue.name] = queue.id
         return queue
 
     # -- partitions and groups
@@ -128,37 +144,38 @@ class Work:
         return row and Partition(*row)
 
     def partition_of(self, part_id: int) -> Partition:
-        """The partition of that number, which exists."""
+        """The partition of that id, which exists."""
         return Partition(*self.execute(PARTITION + "WHERE id = ?", (part_id,)).fetchone())
 
     def partitions(self, queue_id: int) -> list[Partition]:
         """All partitions of a queue, oldest first."""
         return [Partition(*row) for row in self.execute(PARTITION + "WHERE queue_id = ? ORDER BY id", (queue_id,))]
 
-    def group(self, queue_id: int, name: str) -> Group | None:
+    def group(self, queue_id: int, name: str) -> ConsumerGroup | None:
         """The group of that name in a queue."""
         row = self.execute(GROUP + "WHERE queue_id = ? AND name = ?", (queue_id, name)).fetchone()
-        return row and Group(*row)
+        return row and ConsumerGroup(*row)
 
-    def groups(self, queue_id: int) -> list[Group]:
+    def required_group(self, queue: Queue, name: str) -> ConsumerGroup:
+        """The group of that name in a queue, or NotFound."""
+        group = self.group(queue.id, name)
+        if group is None:
+            raise NotFound(f"queue {queue.name!r} has no group {name!r}")
+        return group
+
+    def groups_of(self, queue_id: int) -> list[ConsumerGroup]:
         """All groups of a queue, oldest first."""
-        return [Group(*row) for row in self.execute(GROUP + "WHERE queue_id = ? ORDER BY id", (queue_id,))]
+        return [ConsumerGroup(*row) for row in self.execute(GROUP + "WHERE queue_id = ? ORDER BY id", (queue_id,))]
 
     # -- the rest
 
     def lease_lives(self, until: float | None) -> bool:
-        """Whether a lease that ends then is one still; an end too far off was set before the clock was put back."""
+        """Whether a lease with that end is live; an end too far off was set before the clock was put back."""
         return until is not None and self.now < until <= self.now + LONGEST_LEASE_SECONDS
 
-    def opened(self, sealed: int, payload: bytes, partition_uid: str, transaction_id: str) -> bytes | None:
-        """The payload as it was pushed; None where it cannot be read here."""
-        if not sealed:
-            return payload
-        return None if self.sealing is None else self.sealing.open(payload, partition_uid, transaction_id)
-
-    def readable(self, sealed: int, payload: bytes, partition_uid: str, transaction_id: str) -> bytes:
-        """The same, or Conflict: nobody is handed what he cannot read, and nothing is counted for it."""
-        found = self.opened(sealed, payload, partition_uid, transaction_id)
+    def readable(self, payload: bytes, partition_uid: str, transaction_id: str, *, sealed: bool) -> bytes:
+        """The payload as it was pushed, or Conflict: a message that cannot be read is not handed out or counted."""
+        found = self.opened(payload, partition_uid, transaction_id, sealed=sealed)
         if found is None:
             raise Conflict(f"message {transaction_id} is encrypted with a key that is not here")
         return found
@@ -170,20 +187,15 @@ GROUP: Final = "SELECT id, queue_id, name, subscription, subscription_from, crea
 
 
 @lru_cache(maxsize=1024)
-def read_options(text: str, *, ordered: bool) -> QueueOptions:
+def options_from_text(text: str, *, ordered: bool) -> QueueOptions:
     """Options as they are stored; a field that an older version did not know has its default."""
     known = {name: value for name, value in json.loads(text).items() if name in DEFAULTS}
     return QueueOptions(**{**known, "ordered": ordered})
 
 
-def written_options(options: QueueOptions) -> str:
+def options_as_text(options: QueueOptions) -> str:
     """Options for the database."""
     return json.dumps(asdict(options))
 
 
 DEFAULTS: Final[dict[str, Any]] = asdict(QueueOptions())
-
-
-def marks(values: Iterable[object]) -> str:
-    """Question marks for an IN."""
-    return ", ".join("?" for _ in values)

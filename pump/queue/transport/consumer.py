@@ -1,4 +1,4 @@
-"""A pump's consumer of the durable queue, on whichever engine."""
+"""A pump's consumer of the durable queue, on either engine."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -10,27 +10,29 @@ from pump.message import Message
 from pump.queue.errors import BadRequest, NotFound
 from pump.queue.ids import mint
 from pump.queue.transport.envelope import read, write
-from pump.queue.transport.held_leases import Hand, Key, Lease, receipt_of
-from pump.queue.transport.routes import SHARDS, Route, partition_of
+from pump.queue.transport.held_leases import HeldLeases, Key, Lease, receipt_of
+from pump.queue.transport.routes import DEAD_ROWS, SHARDS, partition_of
 from pump.queue.transport.shared_engine import OpenEngine
-from pump.queue.vocabulary import Committed, Leased, Push, Settled, Settlement, Status, Want
+from pump.queue.vocabulary import Committed, Leased, PopRequest, Push, Settled, Settlement, Status
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.ack_batch import MOST, AckBatch
+from pump.transport_kit.dead_letters import report_gone
+from pump.transport_kit.destinations import CHANNEL, Destinations
 from pump.transport_kit.protocol import new_generation
 
 LOOK_SECONDS: Final = 1.0
-"""How often to look even if no bell rings."""
+"""How often to look even without a notification."""
 SOONEST_SECONDS: Final = 0.005
-MOST_UNSAID: Final = 500
-"""As many acknowledgements are said at one go as are received at one, but no more than these."""
-SAY_AGAIN_SECONDS: Final = 0.5
+MOST_BATCHED: Final = 500
+"""As many acknowledgements are batched as are received at once, but no more than these."""
+RETRY_SECONDS: Final = 0.5
 FRESH: Final = 0.9
-"""A lease of which so much is left need not be renewed: another message under it has just had that done."""
+"""A lease that has so much of its time left is not renewed: another of its messages has just renewed it."""
 
 
 class QueueConsumer:
-    """One consumer of one channel: a consumer group of a queue. Whatever is lost of it comes again with its lease."""
+    """One consumer of one channel: a consumer group of a queue. What it loses comes again when its lease expires."""
 
     broker_limit: int | None = None
 
@@ -38,33 +40,34 @@ class QueueConsumer:
         self,
         opened: OpenEngine,
         clock: Clock,
-        route: Route,
-        rules: Subscription,
+        destinations: Destinations,
+        subscription: Subscription,
         lease: float,
-        unsaid: list[Settlement],
+        leftovers: list[Settlement],
     ) -> None:
         self.generation: Final = new_generation()
         self.ended: Callable[[], None] = lambda: None
-        """Is told when the engine is not needed any more."""
+        """Called when the engine is not needed any more."""
         self._engine: Final = opened.engine
         self._opened: Final = opened
         self._clock: Final = clock
-        self._route: Final = route
-        self._ordered: Final = rules.ordered
-        self._creates: Final = rules.missing == "create"
+        self._destinations: Final = destinations
+        self._dead_rows: Final = DEAD_ROWS.replace(CHANNEL, destinations.channel)
+        self._ordered: Final = subscription.ordered
+        self._creates: Final = subscription.missing == "create"
         self._lease: Final = lease
-        self._hand: Final = Hand(route.channel, ordered=rules.ordered)
-        self._unsaid_before: Final = unsaid
-        """What the channel's last consumer here could not say, and where this one leaves what it cannot say."""
-        self._unsaid: Final = AckBatch[Key, Settlement](
-            clock, self._say, retry_seconds=SAY_AGAIN_SECONDS, most=max(MOST, min(rules.buffer_size, MOST_UNSAID))
+        self._held: Final = HeldLeases(destinations.channel, ordered=subscription.ordered)
+        self._leftovers: Final = leftovers
+        """What the channel's last consumer here could not send, and where this one puts what it cannot send."""
+        self._acks: Final = AckBatch[Key, Settlement](
+            clock, self._send, retry_seconds=RETRY_SECONDS, most=max(MOST, min(subscription.buffer_size, MOST_BATCHED))
         )
         self._woken: Final = Signal()
         self._interrupted = False
         self._broken = False
-        """Whether the database did not answer when it was asked last."""
+        """Whether the last call failed because the database did not answer."""
         self._closed = False
-        self._turns: Final = opened.turns(route.topic, route.channel)
+        self._wake_one: Final = opened.wake_one(destinations.topic, destinations.channel)
         """Of all consumers of the channel here: a message wakes one of them."""
 
     # -- receiving
@@ -72,18 +75,18 @@ class QueueConsumer:
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
         deadline = self._clock.monotonic() + timeout
-        self._say()
+        self._send()
         messages: Sequence[Message] = ()
         try:
             messages = self._receive(limit, deadline)
         finally:
-            self._turns.leave(self._woken, found=bool(messages))
+            self._wake_one.leave(self._woken, found=bool(messages))
         return messages
 
     def _receive(self, limit: int, deadline: float) -> Sequence[Message]:
         while True:
-            self._woken.clear()  # before the looks at the queue and at _interrupted, which precede its being set
-            self._turns.enter(self._woken)
+            self._woken.clear()  # before looking at the queue and at _interrupted, which change before it is set
+            self._wake_one.enter(self._woken)
             messages, due_in = self._look(limit)
             left = deadline - self._clock.monotonic()
             if messages or self._interrupted or left <= 0:
@@ -95,7 +98,7 @@ class QueueConsumer:
         self._must_be_open()
         asked = self._clock.monotonic()
         try:
-            taken = self._engine.pop(self._want(limit))
+            result = self._engine.pop(self._request(limit))
         except TransportError:
             self._broken = True
             raise
@@ -103,16 +106,16 @@ class QueueConsumer:
             raise self._not_there(error) from error
         self._broken = False
         expires = asked + self._lease
-        receipts = self._hand.take(taken.messages, expires)
+        receipts = self._held.add(result.messages, expires)
         messages = [
-            self._message(leased, receipt, expires) for leased, receipt in zip(taken.messages, receipts, strict=True)
+            self._message(leased, receipt, expires) for leased, receipt in zip(result.messages, receipts, strict=True)
         ]
-        return messages, LOOK_SECONDS if taken.due_in is None else taken.due_in
+        return messages, LOOK_SECONDS if result.due_in is None else result.due_in
 
-    def _want(self, limit: int) -> Want:
-        return Want(
-            queue=self._route.topic,
-            group=self._route.channel,
+    def _request(self, limit: int) -> PopRequest:
+        return PopRequest(
+            queue=self._destinations.topic,
+            group=self._destinations.channel,
             limit=limit,
             partitions=1 if self._ordered else SHARDS + 1,
             lease_time=self._lease,
@@ -122,7 +125,7 @@ class QueueConsumer:
         )
 
     def _message(self, leased: Leased, receipt: object, expires: float) -> Message:
-        header, body, fault = read(leased.payload, self._route.topic)
+        header, body, fault = read(leased.payload, self._destinations.topic)
         return Message(
             header,
             body,
@@ -139,122 +142,119 @@ class QueueConsumer:
         )
 
     def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early."""
+        """Make the current receive, or else the next one, return early."""
         self._interrupted = True
         self._woken.set()
 
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """The message is done, and said to be so with others within 20 ms; False if those have to be said first."""
-        return self._unsaid.add_made(lambda: self._completed(message))
+        """The message is done; sent in a batch within 20 ms. False if the batch is full and must be sent first."""
+        return self._acks.add_made(lambda: self._completed(message))
 
     def _completed(self, message: Message) -> Iterable[tuple[Key, Settlement]]:
-        done = self._hand.say(message, Status.COMPLETED)
-        return [(_key(each), each) for each in (done, *self._hand.close(message))]
+        done = self._held.settlement(message, Status.COMPLETED)
+        return [(_key(each), each) for each in (done, *self._held.close(message))]
 
     def acknowledge(self, message: Message) -> None:
-        """The message is done; said with others at one go."""
+        """The message is done; sent in a batch."""
         while not self.acknowledge_soon(message):
-            self._say()
+            self._send()
 
-    def _say(self, settlements: Sequence[Settlement] = ()) -> Mapping[Key, Settled]:
-        """Carry out all that is to be said, these too; what cannot be said is kept, and said again later.
+    def _send(self, settlements: Sequence[Settlement] = ()) -> Mapping[Key, Settled]:
+        """Carry out these and all pending acknowledgements; if that fails, they are kept and sent again later.
 
-        Nobody knows then whether it was heard, but said twice it changes nothing.
+        Nobody knows then whether they were carried out, but a second time changes nothing.
         """
-        unsaid = self._unsaid.take({_key(settlement): settlement for settlement in settlements})
-        if not unsaid:
+        pending = self._acks.take({_key(settlement): settlement for settlement in settlements})
+        if not pending:
             return {}
         try:
-            results = dict(zip(unsaid, self._opened.settle(list(unsaid.values())), strict=True))
+            results = dict(zip(pending, self._opened.settle(list(pending.values())), strict=True))
         except TransportError:
             self._broken = True
-            self._unsaid.put_back(unsaid)
+            self._acks.put_back(pending)
             raise
         ours = {_key(settlement) for settlement in settlements}
-        self._tell_of_late([result for key, result in results.items() if key not in ours])
+        self._report_late([result for key, result in results.items() if key not in ours])
         return results
 
-    def _tell_of_late(self, results: Sequence[Settled]) -> None:
+    def _report_late(self, results: Sequence[Settled]) -> None:
         late = sum(not result.success for result in results)
         if late:
             log.warning(
                 "%d of %d acknowledgements on channel %s came too late: the messages are another's, or gone",
                 late,
                 len(results),
-                self._route.channel,
+                self._destinations.channel,
             )
 
-    # -- other verdicts
+    # -- other ways to settle
 
     def nack(self, message: Message) -> None:
-        """Give it back unspent, so that anybody may have it at once, or with the others of its ordered lease."""
-        self._carry_out(message, self._hand.give_back((message,)))
+        """Give it back uncounted, for any consumer, at once or with the others of its ordered lease."""
+        self._carry_out(message, self._held.give_back((message,)))
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """The same message comes again, to this channel only, with so many attempts behind it."""
-        failed = self._hand.say(message, Status.FAILED, delay=delay, retries=attempts)
-        self._settle(message, failed)
+        """The same message comes again, to this channel only, with its number of attempts so far."""
+        failed = self._held.settlement(message, Status.FAILED)
+        self._settle(message, failed._replace(delay=delay, retries=attempts))
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """A dead letter is stored, and the original is settled: both, or neither."""
-        grave = self._route.grave(rejection.kind)
-        if grave:
-            self._bury(message, rejection, grave)
-        elif grave is None:
-            self._settle(message, self._hand.say(message, Status.COMPLETED))
-            log.error(
-                "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
-                message.id,
-                self._route.channel,
-                rejection.reason,
-            )
-        else:
+        """A dead letter is stored and the original is settled: both, or neither."""
+        destination = self._destinations.for_rejected(rejection.kind)
+        if destination is None:
+            self._settle(message, self._held.settlement(message, Status.COMPLETED))
+            report_gone(log, message, self._destinations.channel, rejection)
+        elif destination == self._dead_rows:
             self._settle(message, self._dead(message, rejection))
+        else:
+            self._push_dead_letter(message, rejection, destination)
 
-    def _bury(self, message: Message, rejection: Rejection, grave: str) -> None:
+    def _push_dead_letter(self, message: Message, rejection: Rejection, destination: str) -> None:
         header = dead_letter(message, rejection)
-        push = Push(grave, write(header, message.body), partition_of(header), transaction_id=mint())
-        done = self._hand.say(message, Status.COMPLETED)
-        self._say()
+        push = Push(destination, write(header, message.body), partition_of(header), transaction_id=mint())
+        done = self._held.settlement(message, Status.COMPLETED)
+        self._send()
         try:
             committed = self._engine.transaction((push, done))
-        except BadRequest as error:  # too large, with all that was to be said about it
-            log.warning("message %s of %s does not fit %s: %s", message.id, self._route.channel, grave, error)
+        except BadRequest as error:  # too large, with its provenance
+            channel = self._destinations.channel
+            log.warning("message %s of %s does not fit %s: %s", message.id, channel, destination, error)
             self._settle(message, self._dead(message, rejection))
             return
         self._must_be_done(message, committed)
-        self._say(self._hand.close(message))
+        self._send(self._held.close(message))
 
     def _must_be_done(self, message: Message, committed: Committed) -> None:
         if committed.success:
             return
         if "lease" in committed.error.lower():
             raise self._lost(message)
-        raise TransportError(f"message {message.id} of {self._route.channel} cannot be given up: {committed.error}")
+        channel = self._destinations.channel
+        raise TransportError(f"message {message.id} of {channel} cannot be given up: {committed.error}")
 
     def _dead(self, message: Message, rejection: Rejection) -> Settlement:
-        """What makes a dead letter of it in the queue itself. The error begins with its type."""
-        told = provenance(message, rejection)
-        first = told.get("pump-error") or rejection.description or rejection.reason
-        error = "\n".join((first, *(f"{name}: {text}" for name, text in told.items() if name != "pump-error")))
-        return self._hand.say(message, Status.DEAD, reason=rejection.reason, error=error)
+        """The settlement that makes a dead letter of it in the queue itself. The error begins with its type."""
+        texts = provenance(message, rejection)
+        first = texts.get("pump-error") or rejection.description or rejection.reason
+        error = "\n".join((first, *(f"{name}: {text}" for name, text in texts.items() if name != "pump-error")))
+        return self._held.settlement(message, Status.DEAD)._replace(reason=rejection.reason, error=error)
 
     def _settle(self, message: Message, settlement: Settlement) -> None:
         self._carry_out(message, (settlement,))
-        self._say(self._hand.close(message))
+        self._send(self._held.close(message))
 
     def _carry_out(self, message: Message, settlements: Sequence[Settlement]) -> None:
-        result = self._say(settlements).get(receipt_of(message).key)
+        result = self._send(settlements).get(receipt_of(message).key)
         if result is not None and not result.success:
             raise self._lost(message)
 
     def _lost(self, message: Message) -> LeaseLost:
-        return LeaseLost(f"message {message.id} of {self._route.channel} is not this consumer's any more")
+        return LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
 
     def extend(self, message: Message) -> None:
-        """Renew its lease, and with it that of all messages which were received together with it."""
+        """Renew its lease, which is also that of all messages received together with it."""
         lease = receipt_of(message).lease
         asked = self._clock.monotonic()
         if lease.expires - asked < FRESH * self._lease:
@@ -267,34 +267,34 @@ class QueueConsumer:
         lease.expires = asked + self._lease
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Anybody may have these at once, in their old order, as if they had not been delivered."""
-        self._say(self._hand.give_back(messages))
+        """Give these back for any consumer, in their old order, as if they had not been delivered."""
+        self._send(self._held.give_back(messages))
 
     def purge(self) -> int:
-        """Settle all that waits, due or not; says how many messages that were."""
+        """Settle all that waits, due or not; returns how many messages that were."""
         try:
-            return self._engine.purge(self._route.topic, self._route.channel)
+            return self._engine.purge(self._destinations.topic, self._destinations.channel)
         except NotFound as error:
             raise self._not_there(error) from error
 
     def _not_there(self, error: NotFound) -> TransportError:
-        return TransportError(f"channel {self._route.channel!r} is not there: {error}")
+        return TransportError(f"channel {self._destinations.channel!r} is not there: {error}")
 
     # -- ending
 
-    def say_what_was_left(self) -> None:
-        """Say what the last consumer could not say."""
+    def send_leftovers(self) -> None:
+        """Send what the channel's last consumer could not send."""
         left: list[Settlement] = []
-        while self._unsaid_before:  # taken out one by one, since others of the channel may do the same
-            left.append(self._unsaid_before.pop(0))
+        while self._leftovers:  # taken out one by one, since others of the channel may do the same
+            left.append(self._leftovers.pop(0))
         try:
-            self._tell_of_late(self._engine.settle(left) if left else ())
+            self._report_late(self._engine.settle(left) if left else ())
         except TransportError:
-            self._unsaid_before.extend(left)
+            self._leftovers.extend(left)
             raise
 
     def close(self) -> None:
-        """Say what is to be said, and let go; what cannot be said is left for the channel's next consumer.
+        """Send what is pending and disconnect; what cannot be sent is left for the channel's next consumer.
 
         What is still being handled stays leased, unless the database was gone: then nobody can settle it any more, and
         it goes back, as from a broker whose connection broke.
@@ -302,19 +302,19 @@ class QueueConsumer:
         if self._closed:
             return
         self._closed = True
-        self._unsaid.close()
+        self._acks.close()
         self._woken.set()
         try:
-            self._say(self._hand.leave(everything=self._broken))
+            self._send(self._held.drain(everything=self._broken))
         except PumpError as error:
-            log.warning("channel %s: closing: %s", self._route.channel, error)
-            self._unsaid_before.extend(self._unsaid.take().values())
+            log.warning("channel %s: closing: %s", self._destinations.channel, error)
+            self._leftovers.extend(self._acks.take().values())
         finally:
             self.ended()
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise TransportError(f"the consumer of {self._route.channel!r} is closed")
+            raise TransportError(f"the consumer of {self._destinations.channel!r} is closed")
 
 
 def _key(settlement: Settlement) -> Key:

@@ -1,8 +1,8 @@
-"""Between our messages and the payloads of the queue, both ways. Whatever bytes come, they make a message.
+"""Writes our messages as payloads of the queue and reads them back. Any bytes can be read as a message.
 
-An envelope is JSON, so that those who are not of this package can read it too, and the body in it is kept to the byte:
+An envelope is JSON, so that other programs can read it too, and the body in it is kept to the byte:
 `{"pump":"000123","header":{…},"json":…}`, where the number is the length of the header's text. A body that is not JSON
-stands there as "text" or in "base64". What is no envelope is all body.
+is written as "text" or in "base64". A payload that is no envelope is a body without a header.
 """
 
 import base64
@@ -26,15 +26,15 @@ _DEFAULTS: Final = Header("")
 
 
 def write(header: Header, body: bytes) -> bytes:
-    """An envelope. Its topic is the queue's name, and what is as by default is not written either."""
-    said: dict[str, object] = {
+    """An envelope, without the topic, which is the queue's name, and without values that are the default."""
+    members: dict[str, object] = {
         name: value for name in _TEXTS if (value := getattr(header, name)) != getattr(_DEFAULTS, name)
     }
     if header.timestamp:
-        said["timestamp"] = header.timestamp
+        members["timestamp"] = header.timestamp
     if header.headers:
-        said["headers"] = dict(header.headers)
-    text = json.dumps(said, separators=(",", ":")).encode()
+        members["headers"] = dict(header.headers)
+    text = json.dumps(members, separators=(",", ":")).encode()
     number = b"%0*d" % (_NUMBER, len(text))
     return b"".join((START, number, _HEADER, text, *_written(body), b"}"))
 
@@ -47,13 +47,13 @@ def _written(body: bytes) -> tuple[bytes, bytes]:
         text = json.dumps(body.decode(), ensure_ascii=False).encode()
     except UnicodeDecodeError:
         text = b""
-    if text and len(text) <= largest:  # else it is no text that anybody would read
+    if text and len(text) <= largest:  # otherwise it is not a text that anybody would read
         return b',"text":', text
     return b',"base64":', b'"' + base64.b64encode(body) + b'"'
 
 
 def read(payload: bytes, topic: str) -> tuple[Header, bytes, str]:
-    """Header, body, and what is wrong with the envelope, "" if nothing is. A broken one is all body."""
+    """Header, body, and what is wrong with the envelope ("" if nothing). A broken one is a body without a header."""
     if not payload.startswith(START):
         return Header("", topic), payload, ""
     try:
@@ -79,22 +79,22 @@ def _body(payload: bytes, end: int) -> bytes:
     raise ValueError("it has no body")
 
 
-def _header(said: Mapping[str, Any], topic: str) -> Header:
-    texts = {name: _text(said, name, getattr(_DEFAULTS, name)) for name in _TEXTS}
+def _header(members: Mapping[str, Any], topic: str) -> Header:
+    texts = {name: _text(members, name, getattr(_DEFAULTS, name)) for name in _TEXTS}
     if texts["kind"] not in _KINDS:
-        raise ValueError("its kind is none")
-    headers = said.get("headers", NO_HEADERS)
+        raise ValueError("its kind is not known")
+    headers = members.get("headers", NO_HEADERS)
     if not all(isinstance(word, str) for pair in headers.items() for word in pair):
-        raise TypeError("a header is no text")
-    time = said.get("timestamp", 0.0)
+        raise TypeError("a header is not text")
+    time = members.get("timestamp", 0.0)
     if not isinstance(time, int | float) or not isfinite(time):
-        raise ValueError("its timestamp is no time")
+        raise ValueError("its timestamp is not a time")
     options: dict[str, Any] = {**texts, "timestamp": float(time), "headers": headers}
     return Header(topic=topic, **options)
 
 
-def _text(said: Mapping[str, Any], name: str, default: str | None) -> Any:  # noqa: ANN401 - a text, or the default
-    value = said.get(name, default)
+def _text(members: Mapping[str, Any], name: str, default: str | None) -> Any:  # noqa: ANN401 - a text, or the default
+    value = members.get(name, default)
     if not isinstance(value, str) and not (value is None and name in _MAY_LACK):
-        raise TypeError(f"its {name} is no text")
+        raise TypeError(f"its {name} is not text")
     return value

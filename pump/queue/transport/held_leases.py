@@ -1,4 +1,4 @@
-"""What a consumer has in hand, lease by lease, and when what goes back may go."""
+"""The deliveries that a consumer holds, by lease, and when what goes back may go."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -14,36 +14,36 @@ Key: TypeAlias = tuple[str, str, str]
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One lease, and the messages under it that are not settled."""
+    """One lease, and its messages that are not settled."""
 
     id: str
     expires: float
     """On the monotonic clock."""
     open: set[Key] = field(default_factory=set)
     returned: list[Settlement] = field(default_factory=list)
-    """What is to go back together with the last of the others."""
+    """What goes back together with the last of the others."""
 
 
-class Receipt(NamedTuple):
+class LeaseReceipt(NamedTuple):
     """The handle on one delivery."""
 
     transaction_id: str
     partition_id: str
     lease: Lease
     retries: int
-    """What the queue knows of its attempts."""
+    """The attempts that the queue knows of."""
 
     @property
     def key(self) -> Key:
-        """What the delivery is known by."""
+        """The delivery's identity."""
         return self.partition_id, self.transaction_id, self.lease.id
 
 
-class Hand:
+class HeldLeases:
     """The deliveries of one consumer. From any thread.
 
-    Where order is kept, giving back one message of a lease ends the whole lease. What goes back waits there until
-    nothing else of its lease is being handled, so that nobody's verdict comes too late by it.
+    In an ordered queue, giving back one message of a lease ends the whole lease. So what goes back waits here until no
+    other message of its lease is being handled: none of those may be settled too late because of it.
     """
 
     def __init__(self, group: str, *, ordered: bool) -> None:
@@ -52,42 +52,23 @@ class Hand:
         self._lock: Final = threading.Lock()
         self._leases: Final[dict[str, Lease]] = {}
 
-    def take(self, messages: Iterable[Leased], expires: float) -> Sequence[Receipt]:
-        """Receipts for what was leased just now."""
+    def add(self, messages: Iterable[Leased], expires: float) -> Sequence[LeaseReceipt]:
+        """Receipts for messages that were leased just now."""
         with self._lock:
             return [self._receipt(each, expires) for each in messages]
 
-    def _receipt(self, leased: Leased, expires: float) -> Receipt:
+    def _receipt(self, leased: Leased, expires: float) -> LeaseReceipt:
         lease = self._leases.get(leased.lease_id)
         if lease is None:
             lease = self._leases[leased.lease_id] = Lease(leased.lease_id, expires)
-        receipt = Receipt(leased.transaction_id, leased.partition_id, lease, leased.retries)
+        receipt = LeaseReceipt(leased.transaction_id, leased.partition_id, lease, leased.retries)
         lease.open.add(receipt.key)
         return receipt
 
-    def say(
-        self,
-        message: Message,
-        status: Status,
-        *,
-        delay: float | None = None,
-        retries: int | None = None,
-        reason: str = "",
-        error: str | None = None,
-    ) -> Settlement:
-        """What is to be said of a message."""
+    def settlement(self, message: Message, status: Status) -> Settlement:
+        """The settlement of a message under its lease."""
         receipt = receipt_of(message)
-        return Settlement(
-            receipt.transaction_id,
-            receipt.partition_id,
-            receipt.lease.id,
-            status,
-            self._group,
-            error=error,
-            delay=delay,
-            reason=reason,
-            retries=retries,
-        )
+        return Settlement(receipt.transaction_id, receipt.partition_id, receipt.lease.id, status, self._group)
 
     def close(self, message: Message) -> Sequence[Settlement]:
         """The message is settled; returns what of its lease goes back together with it."""
@@ -97,7 +78,7 @@ class Hand:
             return self._ready(receipt.lease)
 
     def give_back(self, messages: Iterable[Message]) -> Sequence[Settlement]:
-        """These go back; returns all that may do so now."""
+        """These go back; returns all that may go now."""
         ready: list[Settlement] = []
         with self._lock:
             for message in messages:
@@ -107,10 +88,10 @@ class Hand:
                 ready += self._ready(receipt.lease)
         return ready
 
-    def _returned(self, message: Message, receipt: Receipt) -> Settlement:
-        """Uncounted; but attempts that it had here, being held, must not be forgotten."""
+    def _returned(self, message: Message, receipt: LeaseReceipt) -> Settlement:
+        """Uncounted, unless it had attempts here while it was held: these must not be forgotten."""
         if message.attempts > receipt.retries:
-            return self.say(message, Status.FAILED, delay=0.0, retries=message.attempts)
+            return self.settlement(message, Status.FAILED)._replace(delay=0.0, retries=message.attempts)
         return self._back(receipt.key)
 
     def _ready(self, lease: Lease) -> Sequence[Settlement]:
@@ -121,8 +102,8 @@ class Hand:
             self._leases.pop(lease.id, None)
         return ready
 
-    def leave(self, *, everything: bool) -> Sequence[Settlement]:
-        """What waited to go back, which now goes in any case; or everything that is not settled."""
+    def drain(self, *, everything: bool) -> Sequence[Settlement]:
+        """What waited to go back, which goes now in any case; with `everything`, all that is not settled."""
         with self._lock:
             leases = list(self._leases.values())
             self._leases.clear()
@@ -136,7 +117,7 @@ class Hand:
         return Settlement(transaction_id, partition_id, lease_id, Status.RETRY, self._group)
 
 
-def receipt_of(message: Message) -> Receipt:
-    """The handle that the consumer has put on the message."""
-    assert isinstance(message.receipt, Receipt)  # noqa: S101 - a consumer is given its own messages
+def receipt_of(message: Message) -> LeaseReceipt:
+    """The receipt that the consumer has put on the message."""
+    assert isinstance(message.receipt, LeaseReceipt)  # noqa: S101 - a consumer is given its own messages
     return message.receipt

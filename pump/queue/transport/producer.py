@@ -1,4 +1,4 @@
-"""A pump's producer for the durable queue, on whichever engine."""
+"""A pump's producer for the durable queue, on either engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -11,14 +11,15 @@ from pump.queue.ids import mint_many
 from pump.queue.transport.envelope import write
 from pump.queue.transport.routes import partition_of
 from pump.queue.transport.shared_engine import OpenEngine
-from pump.queue.vocabulary import Push, Pushed
+from pump.queue.vocabulary import Push
+from pump.transport_kit.sending import check_sizes, not_sent
 
 AT_ONCE: Final = 1000
 HEAVIEST: Final = 8_000_000
 
 
-class _Sent(str):
-    """The transaction id of a message that was tried to be sent: a second try is then not a second message."""
+class SentId(str):
+    """The transaction id of a message that was sent before: sent again, it is not stored twice."""
 
     __slots__ = ()
 
@@ -35,15 +36,15 @@ class QueueProducer:
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Store every message; a PublishError says what is known of those that were not confirmed."""
         if self._closed:
-            raise PublishError("nothing was sent: the producer is closed", sent=False)
-        fresh = mint_many(len(messages))
-        pushes = [self._push(*each, delay) for each in zip(messages, fresh, strict=True)]
+            raise not_sent("the producer is closed", retriable=True)
+        new_ids = mint_many(len(messages))
+        pushes = [self._push(*each, delay) for each in zip(messages, new_ids, strict=True)]
         nothing_before = True
         for batch in _batches(pushes):
             self._store(batch, nothing_before=nothing_before)
             nothing_before = False
         for message in messages:
-            if isinstance(message.receipt, _Sent):
+            if isinstance(message.receipt, SentId):
                 message.receipt = None
 
     def close(self) -> None:
@@ -52,16 +53,16 @@ class QueueProducer:
             self._closed = True
             self._ended()
 
-    def _push(self, message: Message, fresh_id: str, delay: float) -> Push:
+    def _push(self, message: Message, new_id: str, delay: float) -> Push:
         header = message.header
         try:
-            _check(message, self._capabilities)
+            check_sizes(message, self._capabilities)
             payload = write(header, message.body)
         except ValueError as error:
-            text = f"nothing was sent: message {message.id} cannot be written: {error}"
-            raise PublishError(text, sent=False, retriable=False) from error
-        transaction_id = _transaction_id(message, fresh_id)
-        return Push(header.topic, payload, partition_of(header), transaction_id=transaction_id, delay=delay)
+            raise not_sent(f"message {message.id} cannot be written: {error}") from error
+        return Push(
+            header.topic, payload, partition_of(header), transaction_id=_transaction_id(message, new_id), delay=delay
+        )
 
     def _store(self, pushes: Sequence[Push], *, nothing_before: bool) -> None:
         try:
@@ -73,7 +74,7 @@ class QueueProducer:
         refused = [result for result in results if result.refused]
         if refused:
             nothing = nothing_before and len(refused) == len(results)
-            raise _failure(_why(refused[0]), sent=False if nothing else None)
+            raise _failure(f"{refused[0].queue}: {refused[0].refused}", sent=False if nothing else None)
 
 
 def _batches(pushes: Sequence[Push]) -> Iterator[Sequence[Push]]:
@@ -90,27 +91,15 @@ def _batches(pushes: Sequence[Push]) -> Iterator[Sequence[Push]]:
         yield batch
 
 
-def _transaction_id(message: Message, fresh_id: str) -> str:
-    """Of this attempt to post, and not the message's own id: the same message may be posted twice, and redriven."""
-    if isinstance(message.receipt, _Sent):
+def _transaction_id(message: Message, new_id: str) -> str:
+    """Of this attempt to post, not the message's own id: the same message may be posted twice, and redriven."""
+    if isinstance(message.receipt, SentId):
         return str(message.receipt)
     if message.receipt is None:
-        message.receipt = _Sent(fresh_id)
-    return fresh_id
-
-
-def _why(refused: Pushed) -> str:
-    return f"{refused.queue}: {refused.refused}"
+        message.receipt = SentId(new_id)
+    return new_id
 
 
 def _failure(error: object, *, sent: bool | None, retriable: bool = True) -> PublishError:
     known = "nothing was sent" if sent is False else "not everything was confirmed"
     return PublishError(f"{known}: {error}", sent=sent, retriable=retriable)
-
-
-def _check(message: Message, capabilities: Capabilities) -> None:
-    headers = sum(len(word.encode(errors="replace")) for pair in message.header.headers.items() for word in pair)
-    sizes = (("body", len(message.body), capabilities.largest_body), ("headers", headers, capabilities.largest_headers))
-    for what, size, limit in sizes:
-        if limit is not None and size > limit:
-            raise ValueError(f"its {what} has {size} bytes, and {limit} are allowed")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from pump.clock import Clock, Signal
-from pump.queue.batching.thread_batcher import Gathering
-from pump.queue.batching.wake_one import Turns
+from pump.queue.batching.thread_batcher import ThreadBatcher
+from pump.queue.batching.wake_one import WakeOne
 from pump.queue.engine import Engine
 from pump.queue.vocabulary import Push, Pushed, Settled, Settlement
 from pump.telemetry import log
@@ -18,15 +18,20 @@ LONGEST_REST: Final = 60.0
 
 
 class OpenEngine:
-    """An engine for as long as it is open. What is small and comes from several threads goes in one call."""
+    """An engine while it is open. Small calls of several threads go together."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Final = engine
         self.closing: Final = Signal()
-        self._pushes: Final = Gathering[Push, Pushed](self._push, lambda push: len(push.payload))
-        self._settlements: Final = Gathering[Settlement, Settled](self._settle)
+        self._pushes: Final = ThreadBatcher[Push, Pushed](
+            lambda items: engine.push(items),  # noqa: PLW0108 - looked up at each call: a test may replace it
+            lambda push: len(push.payload),
+        )
+        self._settlements: Final = ThreadBatcher[Settlement, Settled](
+            lambda items: engine.settle(items)  # noqa: PLW0108 - the same
+        )
         self._lock: Final = threading.Lock()
-        self._turns: Final[dict[tuple[str, str], Turns]] = {}
+        self._wake_ones: Final[dict[tuple[str, str], WakeOne]] = {}
 
     def push(self, items: Sequence[Push]) -> Sequence[Pushed]:
         """As the engine's."""
@@ -36,25 +41,19 @@ class OpenEngine:
         """As the engine's."""
         return self._settlements.do(settlements)
 
-    def _push(self, items: Sequence[Push]) -> Sequence[Pushed]:
-        return self.engine.push(items)
-
-    def _settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled]:
-        return self.engine.settle(settlements)
-
-    def turns(self, topic: str, channel: str) -> Turns:
-        """Where all consumers of a channel stand in line for the topic's bell."""
+    def wake_one(self, topic: str, channel: str) -> WakeOne:
+        """The line in which all consumers of a channel wait for the topic's notifications."""
         with self._lock:
-            turns = self._turns.get((topic, channel))
-            if turns is None:
-                turns = Turns()
-                self.engine.listen(topic, turns.ring)
-                self._turns[topic, channel] = turns
-            return turns
+            found = self._wake_ones.get((topic, channel))
+            if found is None:
+                found = WakeOne()
+                self.engine.listen(topic, found.wake)
+                self._wake_ones[topic, channel] = found
+            return found
 
 
 class SharedEngine:
-    """One engine for all consumers and producers of a transport, open for as long as there is one of them."""
+    """One engine for all consumers and producers of a transport, open as long as there is one of them."""
 
     def __init__(self, make: Callable[[], Engine], clock: Clock) -> None:
         self._make: Final = make
@@ -66,7 +65,7 @@ class SharedEngine:
 
     @contextmanager
     def use(self) -> Iterator[Engine]:
-        """The engine, for a while."""
+        """The engine, during the block."""
         opened = self.take()
         try:
             yield opened.engine
@@ -82,13 +81,13 @@ class SharedEngine:
             if self._opened is None:
                 self._opened = OpenEngine(self._make())
                 threading.Thread(
-                    target=self._maintain, args=(self._opened,), name="pump-queue-keeper", daemon=True
+                    target=self._maintain, args=(self._opened,), name="pump-queue-upkeep", daemon=True
                 ).start()
             self._users += 1
             return self._opened
 
     def leave(self) -> None:
-        """It is not needed by one who took it."""
+        """One who took the engine does not need it any more; the last one closes it."""
         with self._lock:
             self._users -= 1
             if self._users or self._opened is None:
@@ -98,13 +97,13 @@ class SharedEngine:
         opened.engine.close()
 
     def _maintain(self, opened: OpenEngine) -> None:
-        """Remove what need not be kept, now and then."""
+        """Remove old messages, from time to time."""
         rest = 1.0
         while not self._clock.wait(opened.closing, rest):
             try:
                 rest = min(max(opened.engine.maintain(), SHORTEST_REST), LONGEST_REST)
-            except Exception as error:  # another round may do better; nothing is lost by it
+            except Exception as error:  # the next round may succeed; nothing is lost by it
                 if opened.closing.is_set():
                     return
                 rest = LONGEST_REST
-                log.warning("the queue could not be tidied: %s", error)
+                log.warning("old messages of the queue could not be removed: %s", error)

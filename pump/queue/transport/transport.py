@@ -1,34 +1,35 @@
-"""The durable queue as a transport: what `sqlite://` and `postgres://` share, whatever the engine."""
+"""The durable queue as a transport: what `sqlite://` and `postgres://` share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from math import inf
 from typing import Final
 
 from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
-from pump.duration import Duration, seconds
+from pump.duration import Duration
 from pump.errors import ConfigurationError, SetupError
 from pump.queue.engine import Engine
 from pump.queue.errors import QueueError
 from pump.queue.options import QueueOptions
 from pump.queue.transport.consumer import QueueConsumer
 from pump.queue.transport.producer import QueueProducer
-from pump.queue.transport.routes import DEAD_ROWS, Route
+from pump.queue.transport.routes import DEAD_ROWS
 from pump.queue.transport.shared_engine import SharedEngine
 from pump.queue.vocabulary import QueueInfo, Settlement
 from pump.subscription import Publication, Subscription
+from pump.transport_kit.destinations import CHANNEL, Destinations
+from pump.transport_kit.settings import finite_seconds
 
 LEASE: Final = 30.0
 """Seconds for which a delivery is its consumer's alone, unless it is extended."""
 KEEP: Final = 3600.0
-"""Seconds for which a message stays listed that every channel of its topic is done with."""
+"""Seconds for which a message stays listed that every channel of its topic has completed."""
 LARGEST_BODY: Final = 600_000
 LARGEST_HEADERS: Final = 16 * 1024
-"""With both, and all that is to be said about it, the dead letter of a message still fits."""
+"""With a body and headers so large, the dead letter of a message still fits, with its provenance."""
 
 CAPABILITIES: Final = Capabilities(
     system="sql",
@@ -50,28 +51,25 @@ CAPABILITIES: Final = Capabilities(
 
 @cache
 def _clock(_place: str) -> Clock:
-    """One for each database: one that does not answer holds up what is timed for it, and nothing else."""
+    """One for each database: one that does not answer delays only what is timed for it."""
     return SystemClock()
 
 
 class QueueTransport(ABC):
     """Topics as queues, channels as consumer groups. Making one opens nothing.
 
-    `lease` is for subscriptions that do not say theirs. What all channels of a topic are done with stays listed for
-    `keep` seconds, in queues that this makes.
+    `lease` is for subscriptions that do not have their own. A message that all channels of its topic have completed
+    stays listed for `keep` seconds, in queues that this transport creates.
     """
 
     capabilities: Capabilities = CAPABILITIES
 
     def __init__(self, *, lease: Duration = LEASE, keep: Duration = KEEP) -> None:
-        _check_lease(lease)
-        if not 0 < seconds(keep) < inf:
-            raise ConfigurationError(f"keep is longer than 0 s, and comes to an end: not {keep}")
-        self._lease: Final = seconds(lease)
-        self._keep: Final = seconds(keep)
+        self._lease: Final = finite_seconds(self.capabilities.system, "lease", lease)
+        self._keep: Final = finite_seconds(self.capabilities.system, "keep", keep)
         self._clock: Final = _clock(self.place)
         self._shared: Final = SharedEngine(self._open, self._clock)
-        self._unsaid: Final[dict[tuple[str, str], list[Settlement]]] = {}
+        self._leftovers: Final[dict[tuple[str, str], list[Settlement]]] = {}
 
     @property
     @abstractmethod
@@ -86,7 +84,7 @@ class QueueTransport(ABC):
         return f"<{type(self).__name__} to {self.place}>"
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says; SetupError names what is not there."""
+        """Create or validate what each one needs; SetupError names what is missing."""
         with self._shared.use() as engine, _as_setup_errors():
             for subscription in subscriptions:
                 if subscription.missing == "create":
@@ -102,18 +100,18 @@ class QueueTransport(ABC):
                     raise _missing("topic", publication.destination)
 
     def _declare(self, engine: Engine, subscription: Subscription) -> None:
-        route = Route(subscription)
-        for grave in route.graves:
-            self._declare_topic(engine, grave)
-        queue = _queue(engine, route.topic)
+        destinations = _destinations(subscription)
+        for topic in dead_letter_topics(destinations):
+            self._declare_topic(engine, topic)
+        queue = _queue(engine, destinations.topic)
         if queue is None or (not queue.groups and queue.ordered != subscription.ordered):
-            self._configure(engine, route.topic, subscription.ordered)
+            self._configure(engine, destinations.topic, subscription.ordered)
         else:
             _must_agree(queue, subscription)
-        engine.subscribe(route.topic, route.channel)
+        engine.subscribe(destinations.topic, destinations.channel)
 
     def _declare_topic(self, engine: Engine, topic: str) -> None:
-        """Make the queue if it is not there. Whoever consumes from it first may still say that it is ordered."""
+        """Create the queue if it is missing. Its first consumer may still make it an ordered one."""
         if engine.options(topic) is None:
             self._configure(engine, topic, ordered=False)
 
@@ -127,16 +125,17 @@ class QueueTransport(ABC):
 
     def consumer(self, subscription: Subscription) -> QueueConsumer:
         """Open a consumer of the subscription's channel, created or validated as the subscription says."""
-        lease = self._lease if subscription.lease is None else seconds(subscription.lease)
-        _check_lease(lease)
+        lease = self._lease
+        if subscription.lease is not None:
+            lease = finite_seconds(self.capabilities.system, "lease", subscription.lease)
         opened = self._shared.take()
         try:
             self.prepare([subscription], [])
-            route = Route(subscription)
-            unsaid = self._unsaid.setdefault((route.topic, route.channel), [])
-            consumer = QueueConsumer(opened, self._clock, route, subscription, lease, unsaid)
+            destinations = _destinations(subscription)
+            leftovers = self._leftovers.setdefault((destinations.topic, destinations.channel), [])
+            consumer = QueueConsumer(opened, self._clock, destinations, subscription, lease, leftovers)
             consumer.ended = self._shared.leave
-            consumer.say_what_was_left()
+            consumer.send_leftovers()
         except BaseException:
             self._shared.leave()
             raise
@@ -147,23 +146,14 @@ class QueueTransport(ABC):
         return QueueProducer(self._shared.take(), self.capabilities, self._shared.leave)
 
 
-def options_of(given: Mapping[str, str], known: Mapping[str, Callable[[str], object]]) -> Mapping[str, object]:
-    """A URL's options as the constructor takes them."""
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigurationError(f"these URLs take {', '.join(known)}, and not {', '.join(unknown)}")
-    options: dict[str, object] = {}
-    for name, text in given.items():
-        try:
-            options[name] = known[name](text)
-        except ValueError:
-            raise ConfigurationError(f"{name} cannot be {text!r}") from None
-    return options
+def _destinations(subscription: Subscription) -> Destinations:
+    return Destinations.of(subscription, DEAD_ROWS)
 
 
-def _check_lease(lease: Duration) -> None:
-    if not 0 < seconds(lease) < inf:
-        raise ConfigurationError(f"a lease is longer than 0 s, and comes to an end: not {lease}")
+def dead_letter_topics(destinations: Destinations) -> list[str]:
+    """The topics that rejected messages may be pushed to."""
+    dead_rows = DEAD_ROWS.replace(CHANNEL, destinations.channel)
+    return [name for name in destinations.dead_letters if name != dead_rows]
 
 
 @contextmanager
@@ -180,24 +170,24 @@ def _queue(engine: Engine, topic: str) -> QueueInfo | None:
 
 
 def _validate(engine: Engine, subscription: Subscription) -> None:
-    route = Route(subscription)
-    queue = _queue(engine, route.topic)
-    if queue is None or route.channel not in {group.name for group in queue.groups}:
-        raise _missing("channel", route.channel)
+    destinations = _destinations(subscription)
+    queue = _queue(engine, destinations.topic)
+    if queue is None or destinations.channel not in {group.name for group in queue.groups}:
+        raise _missing("channel", destinations.channel)
     _must_agree(queue, subscription)
-    for grave in route.graves:
-        if engine.options(grave) is None:
-            raise _missing("topic", grave)
+    for topic in dead_letter_topics(destinations):
+        if engine.options(topic) is None:
+            raise _missing("topic", topic)
 
 
 def _must_agree(queue: QueueInfo, subscription: Subscription) -> None:
     if queue.ordered is not None and queue.ordered != subscription.ordered:
-        is_so = "ordered" if queue.ordered else "not ordered"
+        mode = "ordered" if queue.ordered else "not ordered"
         raise ConfigurationError(
-            f"the topic {queue.name!r} is {is_so}, and Subscription {subscription} says "
-            f"ordered={subscription.ordered}: all channels of a topic are alike in this"
+            f"the topic {queue.name!r} is {mode}, and Subscription {subscription} says "
+            f"ordered={subscription.ordered}: all channels of a topic must have the same mode"
         )
 
 
 def _missing(what: str, name: str) -> SetupError:
-    return SetupError(f"the queue has no {what} {name!r}, and missing='validate' does not make it")
+    return SetupError(f"the queue has no {what} {name!r}, and missing='validate' does not create it")

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, State
 from pump.queue.wire.json_body import read_members
 from pump.queue.wire.times import A_TIME, Time
 
@@ -40,9 +40,9 @@ class PopQuery(Struct, rename="camel"):
     subscription_from: str | None = None
     partitions: Count = 1
 
-    def want(self, queue: str, partition: str | None, *, create_group: bool) -> Want:
+    def want(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
         """What the engine is asked for."""
-        return Want(
+        return PopRequest(
             queue=queue,
             partition=partition,
             group=self.consumer_group,

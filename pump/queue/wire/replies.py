@@ -18,15 +18,15 @@ from pump.queue.vocabulary import (
     GroupInfo,
     Leased,
     PartitionInfo,
+    PopRequest,
+    PopResult,
     ProgressInfo,
     Pushed,
     Result,
     Settled,
     State,
     Stored,
-    Taken,
     Trace,
-    Want,
 )
 from pump.queue.wire.json_body import ABSENT, NULL, encode, is_json, payload_of
 from pump.queue.wire.times import Time, time_text
@@ -205,7 +205,7 @@ def _pushed(index: int, result: Pushed) -> PushedReply:
     )
 
 
-def popped(want: Want, taken: Taken) -> bytes:
+def popped(want: PopRequest, taken: PopResult) -> bytes:
     """The reply to a consumer."""
     first = taken.messages[0]
     return encode(
@@ -222,7 +222,7 @@ def popped(want: Want, taken: Taken) -> bytes:
     )
 
 
-def _message(found: Leased, want: Want) -> MessageReply:
+def _message(found: Leased, want: PopRequest) -> MessageReply:
     return MessageReply(
         found.id,
         found.transaction_id,

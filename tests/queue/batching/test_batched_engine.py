@@ -1,4 +1,4 @@
-"""The desk: what comes together goes in one call, whoever waits costs nothing, and nobody gets another's answer."""
+"""The batched: what comes together goes in one call, whoever waits costs nothing, and nobody gets another's answer."""
 
 import asyncio
 import threading
@@ -9,12 +9,12 @@ from typing import Any, Final
 import pytest
 
 from pump.clock import ManualClock
-from pump.queue.batching import task_batcher as merging
-from pump.queue.batching.batched_engine import Desk
+from pump.queue.batching import waiting_call
+from pump.queue.batching.batched_engine import BatchedEngine
 from pump.queue.errors import BadRequest, QueueUnavailable
-from pump.queue.vocabulary import Leased, Push, Pushed, Settled, Settlement, Status, Taken, Want
+from pump.queue.vocabulary import Leased, PopRequest, PopResult, Push, Pushed, Settled, Settlement, Status
 
-WANT = Want(queue="orders")
+WANT = PopRequest(queue="orders")
 
 
 class ScriptedEngine:
@@ -51,13 +51,13 @@ class ScriptedEngine:
         self._begin()
         return [Settled(each.transaction_id, success=True, message="") for each in settlements]
 
-    def pop(self, want: Want) -> Taken:
+    def pop(self, want: PopRequest) -> PopResult:
         self.looks += 1
         ready = self.ready.popleft() if self.ready else ""
         self._begin()
         if not ready:
-            return Taken(why_empty="no_available_partition", due_in=self.due_in)
-        return Taken([Leased(ready, ready, "p", "Default", want.queue, b"", 0.0, 1, 1, 0, 0, "lease")], "lease")
+            return PopResult(why_empty="no_available_partition", due_in=self.due_in)
+        return PopResult([Leased(ready, ready, "p", "Default", want.queue, b"", 0.0, 1, 1, 0, 0, "lease")], "lease")
 
     def listen(self, queue: str, ring: Callable[[], None]) -> Callable[[], None]:
         bells = self.bells.setdefault(queue, [])
@@ -80,24 +80,24 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def desk(engine: ScriptedEngine, clock: ManualClock) -> Desk:
-    return a_desk(engine, clock, threads=4)
+def batched(engine: ScriptedEngine, clock: ManualClock) -> BatchedEngine:
+    return a_batched(engine, clock, threads=4)
 
 
-def a_desk(engine: Any, clock: ManualClock, *, threads: int) -> Desk:
-    """A desk before what does as much of an engine as is asked of it."""
-    return Desk(engine, clock=clock, threads=threads)
+def a_batched(engine: Any, clock: ManualClock, *, threads: int) -> BatchedEngine:
+    """A batched before what does as much of an engine as is asked of it."""
+    return BatchedEngine(engine, clock=clock, threads=threads)
 
 
-def run(desk: Desk, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it on a loop, and close the desk on the same."""
+def run(batched: BatchedEngine, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run it on a loop, and close the batched on the same."""
 
     async def whole() -> None:
         try:
             async with asyncio.timeout(20):
                 await work()
         finally:
-            await desk.close()
+            await batched.close()
 
     asyncio.run(whole())
 
@@ -120,13 +120,13 @@ def a_push(name: str, payload: bytes = b"") -> Push:
 
 
 def test_pushes_that_come_while_one_is_under_way_go_together_and_each_caller_gets_his_own_answers(
-    desk: Desk, engine: ScriptedEngine
+    batched: BatchedEngine, engine: ScriptedEngine
 ) -> None:
     async def work() -> None:
         engine.gate.clear()
-        first = begin(desk.push([a_push("0")]))
+        first = begin(batched.push([a_push("0")]))
         await until(lambda: len(engine.pushes) == 1)
-        others = [begin(desk.push([a_push(f"{number}a"), a_push(f"{number}b")])) for number in range(1, 20)]
+        others = [begin(batched.push([a_push(f"{number}a"), a_push(f"{number}b")])) for number in range(1, 20)]
         await asyncio.sleep(0)
         engine.gate.set()
 
@@ -135,24 +135,26 @@ def test_pushes_that_come_while_one_is_under_way_go_together_and_each_caller_get
             assert [each.message_id for each in await other] == [f"of {number}a", f"of {number}b"]
         assert [len(items) for items in engine.pushes] == [1, 38]
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_settlements_that_come_together_go_together(desk: Desk, engine: ScriptedEngine) -> None:
+def test_settlements_that_come_together_go_together(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
-        answers = await asyncio.gather(*(desk.settle([Settlement(str(number), "p")]) for number in range(30)))
+        answers = await asyncio.gather(*(batched.settle([Settlement(str(number), "p")]) for number in range(30)))
 
         assert [answer[0].transaction_id for answer in answers] == [str(number) for number in range(30)]
         assert len(engine.settled) == 1
 
-    run(desk, work)
+    run(batched, work)
 
 
 @pytest.mark.requirement("Q-71")
-def test_what_is_wrong_with_one_push_is_told_to_its_caller_alone(desk: Desk, engine: ScriptedEngine) -> None:
+def test_what_is_wrong_with_one_push_is_told_to_its_caller_alone(
+    batched: BatchedEngine, engine: ScriptedEngine
+) -> None:
     async def work() -> None:
         names = ("a", "bad", "c")
-        pushes = [desk.push([a_push(name, name.encode())]) for name in names]
+        pushes = [batched.push([a_push(name, name.encode())]) for name in names]
         answers = await asyncio.gather(*pushes, return_exceptions=True)
 
         assert isinstance(answers[1], BadRequest)
@@ -160,32 +162,32 @@ def test_what_is_wrong_with_one_push_is_told_to_its_caller_alone(desk: Desk, eng
         assert stored == ["of a", "of c"]
         assert [len(items) for items in engine.pushes] == [3, 1, 1, 1]
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_an_outage_is_told_to_all_and_nothing_is_tried_again(desk: Desk, engine: ScriptedEngine) -> None:
+def test_an_outage_is_told_to_all_and_nothing_is_tried_again(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
         engine.failures.append(QueueUnavailable("down"))
-        answers = await asyncio.gather(*(desk.push([a_push("x")]) for _ in range(3)), return_exceptions=True)
+        answers = await asyncio.gather(*(batched.push([a_push("x")]) for _ in range(3)), return_exceptions=True)
 
         assert [type(answer) for answer in answers] == [QueueUnavailable] * 3
         assert len(engine.pushes) == 1
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_a_large_push_goes_by_itself_and_holds_up_nobody(desk: Desk, engine: ScriptedEngine) -> None:
+def test_a_large_push_goes_by_itself_and_holds_up_nobody(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
         engine.gate.clear()
-        large = begin(desk.push([a_push(str(number)) for number in range(merging.LARGE)]))
-        small = begin(desk.push([a_push("small")]))
+        large = begin(batched.push([a_push(str(number)) for number in range(waiting_call.LARGE)]))
+        small = begin(batched.push([a_push("small")]))
         await until(lambda: len(engine.pushes) == 2)
         engine.gate.set()
 
-        assert len(await large) == merging.LARGE
+        assert len(await large) == waiting_call.LARGE
         assert [each.message_id for each in await small] == ["of small"]
 
-    run(desk, work)
+    run(batched, work)
 
 
 @pytest.mark.requirement("Z-11")
@@ -193,40 +195,44 @@ def test_many_large_calls_go_at_the_same_time_and_hold_up_no_small_one(
     engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     many = 4
-    desk = a_desk(engine, clock, threads=many)
+    batched = a_batched(engine, clock, threads=many)
 
     async def work() -> None:
         engine.gate.clear()
-        pushes = [begin(desk.push([a_push(str(number)) for number in range(merging.LARGE)])) for _ in range(many)]
+        pushes = [
+            begin(batched.push([a_push(str(number)) for number in range(waiting_call.LARGE)])) for _ in range(many)
+        ]
         await until(lambda: len(engine.pushes) == many)
-        small = begin(desk.push([a_push("small")])), begin(desk.settle([Settlement("small", "p")]))
+        small = begin(batched.push([a_push("small")])), begin(batched.settle([Settlement("small", "p")]))
         await until(lambda: len(engine.pushes) == many + 1 and len(engine.settled) == 1)
         engine.gate.set()
 
         await asyncio.gather(*pushes, *small)
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_a_merged_call_stays_small_enough(desk: Desk, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "MOST", 4)
-    monkeypatch.setattr(merging, "HEAVIEST", 10)
+def test_a_merged_call_stays_small_enough(
+    batched: BatchedEngine, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_call, "MOST", 4)
+    monkeypatch.setattr(waiting_call, "HEAVIEST", 10)
 
     async def work() -> None:
-        await asyncio.gather(*(desk.push([a_push(str(number))]) for number in range(6)))
-        await asyncio.gather(*(desk.push([a_push(str(number), b"sixteen chars...")]) for number in range(2)))
+        await asyncio.gather(*(batched.push([a_push(str(number))]) for number in range(6)))
+        await asyncio.gather(*(batched.push([a_push(str(number), b"sixteen chars...")]) for number in range(2)))
 
         assert [len(items) for items in engine.pushes] == [4, 2, 1, 1]
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_a_push_whose_caller_has_gone_is_left_out(desk: Desk, engine: ScriptedEngine) -> None:
+def test_a_push_whose_caller_has_gone_is_left_out(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
         engine.gate.clear()
-        first = begin(desk.push([a_push("1")]))
+        first = begin(batched.push([a_push("1")]))
         await until(lambda: len(engine.pushes) == 1)
-        gone, kept = begin(desk.push([a_push("2")])), begin(desk.push([a_push("3")]))
+        gone, kept = begin(batched.push([a_push("2")])), begin(batched.push([a_push("3")]))
         await asyncio.sleep(0)
         gone.cancel()
         engine.gate.set()
@@ -234,38 +240,38 @@ def test_a_push_whose_caller_has_gone_is_left_out(desk: Desk, engine: ScriptedEn
         await asyncio.gather(first, kept)
         assert [[item.transaction_id for item in items] for items in engine.pushes] == [["1"], ["3"]]
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_nothing_to_push_asks_nobody(desk: Desk, engine: ScriptedEngine) -> None:
+def test_nothing_to_push_asks_nobody(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
-        assert await desk.push([]) == []
-        assert await desk.settle([]) == []
+        assert await batched.push([]) == []
+        assert await batched.settle([]) == []
         assert engine.pushes == []
 
-    run(desk, work)
+    run(batched, work)
 
 
 # -- waiting
 
 
-def ids(taken: Taken) -> list[str]:
+def ids(taken: PopResult) -> list[str]:
     return [each.id for each in taken.messages]
 
 
-def test_a_pop_that_does_not_wait_says_why_it_is_empty(desk: Desk, engine: ScriptedEngine) -> None:
+def test_a_pop_that_does_not_wait_says_why_it_is_empty(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
-        assert (await desk.pop(WANT)).why_empty == "no_available_partition"
+        assert (await batched.pop(WANT)).why_empty == "no_available_partition"
         assert engine.looks == 1
         assert not engine.bells
 
-    run(desk, work)
+    run(batched, work)
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_parked_pop_is_woken_by_the_bell(desk: Desk, engine: ScriptedEngine, clock: ManualClock) -> None:
+def test_a_parked_pop_is_woken_by_the_bell(batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock) -> None:
     async def work() -> None:
-        waiting = begin(desk.pop(WANT, 30.0))
+        waiting = begin(batched.pop(WANT, 30.0))
         await until(lambda: bool(engine.bells))
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
         engine.ready.append("1")
@@ -273,39 +279,43 @@ def test_a_parked_pop_is_woken_by_the_bell(desk: Desk, engine: ScriptedEngine, c
 
         assert ids(await waiting) == ["1"]
 
-    run(desk, work)
+    run(batched, work)
 
 
 def test_a_parked_pop_holds_no_thread(engine: ScriptedEngine, clock: ManualClock) -> None:
-    desk = a_desk(engine, clock, threads=1)
+    batched = a_batched(engine, clock, threads=1)
 
     async def work() -> None:
-        waiting = [begin(desk.pop(WANT, 30.0)) for _ in range(50)]
+        waiting = [begin(batched.pop(WANT, 30.0)) for _ in range(50)]
         await asyncio.to_thread(clock.wait_for_sleepers, 51)
 
-        assert await desk.call(lambda: "done") == "done"
+        assert await batched.call(lambda: "done") == "done"
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
-    run(desk, work)
+    run(batched, work)
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_pop_returns_empty_when_its_time_is_over(desk: Desk, engine: ScriptedEngine, clock: ManualClock) -> None:
+def test_a_pop_returns_empty_when_its_time_is_over(
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
+) -> None:
     async def work() -> None:
-        waiting = begin(desk.pop(WANT, 0.5))
+        waiting = begin(batched.pop(WANT, 0.5))
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
         await asyncio.to_thread(clock.advance, 0.5)
 
         assert (await waiting).why_empty == "no_available_partition"
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_one_message_wakes_one_of_those_who_wait(desk: Desk, engine: ScriptedEngine, clock: ManualClock) -> None:
+def test_one_message_wakes_one_of_those_who_wait(
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
+) -> None:
     async def work() -> None:
-        waiting = [begin(desk.pop(WANT, 30.0)) for _ in range(100)]
+        waiting = [begin(batched.pop(WANT, 30.0)) for _ in range(100)]
         await asyncio.to_thread(clock.wait_for_sleepers, 101)
         before = engine.looks
         engine.ready.append("1")
@@ -319,17 +329,17 @@ def test_one_message_wakes_one_of_those_who_wait(desk: Desk, engine: ScriptedEng
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
-    run(desk, work)
+    run(batched, work)
 
 
 def test_those_who_wait_are_served_in_the_order_in_which_they_came(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
         served: list[int] = []
 
         async def wait(number: int) -> None:
-            await desk.pop(WANT, 30.0)
+            await batched.pop(WANT, 30.0)
             served.append(number)
 
         waiting = []
@@ -345,14 +355,14 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(
         await asyncio.gather(*waiting)
         assert served == list(range(10))
 
-    run(desk, work)
+    run(batched, work)
 
 
 def test_a_bell_that_rings_during_a_look_in_vain_causes_another_look(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
-        waiting = begin(desk.pop(WANT, 30.0))
+        waiting = begin(batched.pop(WANT, 30.0))
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
         engine.gate.clear()
         looks = engine.looks
@@ -365,17 +375,17 @@ def test_a_bell_that_rings_during_a_look_in_vain_causes_another_look(
 
         assert ids(await waiting) == ["1"]
 
-    run(desk, work)
+    run(batched, work)
 
 
 @pytest.mark.parametrize(("due_in", "after"), [(None, 1.0), (0.25, 0.25), (60.0, 1.0)])
 def test_somebody_looks_when_something_is_due_or_after_a_second_even_without_a_bell(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock, due_in: float | None, after: float
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock, due_in: float | None, after: float
 ) -> None:
     engine.due_in = due_in
 
     async def work() -> None:
-        waiting = [begin(desk.pop(WANT, 30.0)) for _ in range(3)]
+        waiting = [begin(batched.pop(WANT, 30.0)) for _ in range(3)]
         await asyncio.to_thread(clock.wait_for_sleepers, 4)
         engine.ready.append("1")
         await asyncio.to_thread(clock.advance, after)
@@ -386,11 +396,11 @@ def test_somebody_looks_when_something_is_due_or_after_a_second_even_without_a_b
             each.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
 
-    run(desk, work)
+    run(batched, work)
 
 
 def test_a_bell_that_is_out_of_order_leaves_the_look_once_a_second(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise QueueUnavailable("no bell")
@@ -398,37 +408,39 @@ def test_a_bell_that_is_out_of_order_leaves_the_look_once_a_second(
     monkeypatch.setattr(engine, "listen", refuse)
 
     async def work() -> None:
-        waiting = begin(desk.pop(WANT, 30.0))
+        waiting = begin(batched.pop(WANT, 30.0))
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
         engine.ready.append("1")
         await asyncio.to_thread(clock.advance, 1.0)
 
         assert ids(await waiting) == ["1"]
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_groups_do_not_wait_for_one_another(desk: Desk, engine: ScriptedEngine, clock: ManualClock) -> None:
+def test_groups_do_not_wait_for_one_another(batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock) -> None:
     async def work() -> None:
-        first = begin(desk.pop(Want(queue="orders", group="a"), 30.0))
-        second = begin(desk.pop(Want(queue="orders", group="b"), 30.0))
+        first = begin(batched.pop(PopRequest(queue="orders", group="a"), 30.0))
+        second = begin(batched.pop(PopRequest(queue="orders", group="b"), 30.0))
         await asyncio.to_thread(clock.wait_for_sleepers, 4)
         engine.ready.extend("12")
         engine.ring()
 
         assert sorted(ids(await first) + ids(await second)) == ["1", "2"]
 
-    run(desk, work)
+    run(batched, work)
 
 
 # -- those who go away
 
 
-def test_a_cancelled_pop_gives_back_uncounted_what_it_was_taking(desk: Desk, engine: ScriptedEngine) -> None:
+def test_a_cancelled_pop_gives_back_uncounted_what_it_was_taking(
+    batched: BatchedEngine, engine: ScriptedEngine
+) -> None:
     async def work() -> None:
         engine.ready.append("1")
         engine.gate.clear()
-        popping = begin(desk.pop(WANT, 30.0))
+        popping = begin(batched.pop(WANT, 30.0))
         await until(lambda: engine.looks == 1)
         popping.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -440,43 +452,43 @@ def test_a_cancelled_pop_gives_back_uncounted_what_it_was_taking(desk: Desk, eng
             ("1", "lease", Status.RETRY)
         ]
 
-    run(desk, work)
+    run(batched, work)
 
 
 def test_a_parked_pop_that_is_cancelled_passes_its_wake_up_on(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
-        first = begin(desk.pop(WANT, 30.0))
+        first = begin(batched.pop(WANT, 30.0))
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
-        second = begin(desk.pop(WANT, 30.0))
+        second = begin(batched.pop(WANT, 30.0))
         await asyncio.to_thread(clock.wait_for_sleepers, 3)
         engine.ready.append("1")
-        desk._halls["orders"].ring()  # on the loop, so that the cancellation comes before the look
+        batched._waiters["orders"].wake()  # on the loop, so that the cancellation comes before the look
         first.cancel()
 
         assert ids(await second) == ["1"]
         assert first.cancelled()
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_what_cannot_be_handed_over_is_given_back_uncounted(desk: Desk, engine: ScriptedEngine) -> None:
+def test_what_cannot_be_handed_over_is_given_back_uncounted(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
         engine.ready.append("1")
-        taken = await desk.pop(WANT)
-        await desk.release(WANT, taken)
+        taken = await batched.pop(WANT)
+        await batched.release(WANT, taken)
 
         assert [each.status for each in engine.settled[0]] == [Status.RETRY]
 
-    run(desk, work)
+    run(batched, work)
 
 
 def test_an_outage_is_told_to_whoever_looked_and_the_others_go_on(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
-        waiting = [begin(desk.pop(WANT, 30.0)) for _ in range(2)]
+        waiting = [begin(batched.pop(WANT, 30.0)) for _ in range(2)]
         await asyncio.to_thread(clock.wait_for_sleepers, 3)
         engine.failures.append(QueueUnavailable("down"))
         engine.ring()
@@ -485,45 +497,45 @@ def test_an_outage_is_told_to_whoever_looked_and_the_others_go_on(
         await asyncio.to_thread(clock.advance, 1.0)
 
         results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert sorted(type(each).__name__ for each in results) == ["QueueUnavailable", "Taken"]
+        assert sorted(type(each).__name__ for each in results) == ["PopResult", "QueueUnavailable"]
 
-    run(desk, work)
+    run(batched, work)
 
 
 # -- closing
 
 
 def test_closing_ends_every_wait_with_nothing_and_every_bell(
-    desk: Desk, engine: ScriptedEngine, clock: ManualClock
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
-        waiting = [begin(desk.pop(WANT, 30.0)) for _ in range(3)]
+        waiting = [begin(batched.pop(WANT, 30.0)) for _ in range(3)]
         await asyncio.to_thread(clock.wait_for_sleepers, 4)
 
-        await desk.close()
+        await batched.close()
 
         assert [taken.messages for taken in await asyncio.gather(*waiting)] == [(), (), ()]
         assert engine.bells == {"orders": []}
         with pytest.raises(QueueUnavailable):
-            await desk.push([a_push("late")])
+            await batched.push([a_push("late")])
         with pytest.raises(QueueUnavailable):
-            await desk.pop(WANT)
+            await batched.pop(WANT)
 
-    run(desk, work)
+    run(batched, work)
 
 
-def test_closing_carries_out_what_has_gathered(desk: Desk, engine: ScriptedEngine) -> None:
+def test_closing_carries_out_what_has_gathered(batched: BatchedEngine, engine: ScriptedEngine) -> None:
     async def work() -> None:
         engine.gate.clear()
-        pushes = [begin(desk.push([a_push(str(number))])) for number in range(2)]
+        pushes = [begin(batched.push([a_push(str(number))])) for number in range(2)]
         await until(lambda: len(engine.pushes) == 1)
-        pushes.append(begin(desk.push([a_push("2")])))
+        pushes.append(begin(batched.push([a_push("2")])))
         await asyncio.sleep(0)
-        closing = begin(desk.close())
+        closing = begin(batched.close())
         await asyncio.sleep(0)
         engine.gate.set()
 
         await closing
         assert [(await each)[0].message_id for each in pushes] == ["of 0", "of 1", "of 2"]
 
-    run(desk, work)
+    run(batched, work)

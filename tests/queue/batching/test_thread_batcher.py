@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pump.errors import PumpError
-from pump.queue.batching.task_batcher import HEAVIEST, LARGE, MOST
-from pump.queue.batching.thread_batcher import Gathering
+from pump.queue.batching.thread_batcher import ThreadBatcher
+from pump.queue.batching.waiting_call import HEAVIEST, LARGE, MOST
 from pump.queue.errors import BadRequest, QueueUnavailable
 from support.waiting import eventually
 
@@ -37,24 +37,24 @@ class Crowd:
 
     def __init__(self, counter: Counter, *, weigh: Callable[[int], int] = lambda _: 0) -> None:
         self.counter = counter
-        self.gathering = Gathering[int, int](counter, weigh)
+        self.batcher = ThreadBatcher[int, int](counter, weigh)
         self.answers: dict[tuple[int, ...], Sequence[int] | BaseException] = {}
         self._threads: list[threading.Thread] = []
 
     def ask(self, *wanted: Sequence[int]) -> None:
         for items in wanted:
-            before = len(self.gathering._waiting)
+            before = len(self.batcher._waiting)
             thread = threading.Thread(target=self._do, args=(items,))
             thread.start()
             self._threads.append(thread)
             if len(self._threads) == 1:
                 assert self.counter.begun.wait(10.0)
             elif len(items) < LARGE:
-                eventually(lambda before=before: len(self.gathering._waiting) > before)  # type: ignore[misc]
+                eventually(lambda before=before: len(self.batcher._waiting) > before)  # type: ignore[misc]
 
     def _do(self, items: Sequence[int]) -> None:
         try:
-            self.answers[tuple(items)] = self.gathering.do(items)
+            self.answers[tuple(items)] = self.batcher.do(items)
         except BaseException as error:
             self.answers[tuple(items)] = error
 
@@ -79,16 +79,16 @@ def test_what_gathers_behind_a_call_goes_in_one_and_everybody_has_his_answers() 
 def test_a_call_without_company_is_made_at_once() -> None:
     counter = Counter()
     counter.go.set()
-    gathering = Gathering[int, int](counter)
+    batcher = ThreadBatcher[int, int](counter)
 
-    assert [gathering.do([number]) for number in (1, 2)] == [[10], [20]]
+    assert [batcher.do([number]) for number in (1, 2)] == [[10], [20]]
 
 
 def test_a_large_call_neither_waits_nor_is_waited_for() -> None:
     crowd, large = Crowd(Counter()), list(range(LARGE))
 
     crowd.ask([1])
-    assert crowd.gathering.do(large) == [number * 10 for number in large]
+    assert crowd.batcher.do(large) == [number * 10 for number in large]
     crowd.end()
 
 
@@ -145,7 +145,7 @@ def test_a_thread_that_is_interrupted_while_it_leads_tells_the_others_that_nobod
     errors = [crowd.answers[(2,)], crowd.answers[(3,)]]
     assert sorted(type(error).__name__ for error in errors) == ["KeyboardInterrupt", "QueueUnavailable"]
     assert all(isinstance(error, KeyboardInterrupt | PumpError) for error in errors)
-    assert crowd.gathering.do([4]) == [40]
+    assert crowd.batcher.do([4]) == [40]
 
 
 def test_a_thread_that_is_interrupted_while_it_waits_leaves_the_others_to_go_on(
@@ -153,14 +153,14 @@ def test_a_thread_that_is_interrupted_while_it_waits_leaves_the_others_to_go_on(
 ) -> None:
     """The interrupt comes at the moment when the parcel was told to lead: the next one leads instead."""
     crowd = Crowd(Counter())
-    lead = crowd.gathering._lead
+    lead = crowd.batcher._lead
 
     def interrupted() -> None:
-        if crowd.gathering._waiting[0].items == [2]:
+        if crowd.batcher._waiting[0].items == [2]:
             raise KeyboardInterrupt
         lead()
 
-    monkeypatch.setattr(crowd.gathering, "_lead", interrupted)
+    monkeypatch.setattr(crowd.batcher, "_lead", interrupted)
 
     crowd.ask([1], [2], [3])
     crowd.end()
@@ -176,13 +176,13 @@ def test_sixteen_threads_have_each_of_their_calls_done_once() -> None:
         done.extend(items)
         return [item * 10 for item in items]
 
-    gathering = Gathering[int, int](run)
+    batcher = ThreadBatcher[int, int](run)
     wrong: list[int] = []
 
     def work(number: int) -> None:
         for step in range(500):
             item = number * 500 + step
-            if gathering.do([item]) != [item * 10]:
+            if batcher.do([item]) != [item * 10]:
                 wrong.append(item)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]

@@ -19,7 +19,7 @@ from pump.queue.client.circuit_breaker import CircuitOpen
 from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull, QueueUnavailable
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Filter, Push, State, Status, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, State, Status
 from support.queue_listening import serving
 from support.waiting import eventually
 
@@ -581,7 +581,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_handler_runs(client: Any, file_en
         for _ in range(7):  # seven seconds pass at the database, one after each renewal
             eventually(partial(renewed_since, len(renewed) + 1))
             engine.clock_offset += 1.0
-            assert not engine.pop(Want(queue="orders")).messages
+            assert not engine.pop(PopRequest(queue="orders")).messages
 
     def begin(handle: Callable[[QueueMessage], None]) -> int:
         if isinstance(client, Blocked):

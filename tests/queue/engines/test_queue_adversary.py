@@ -11,28 +11,29 @@ from functools import partial
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.errors import Conflict
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Filter, Leased, Push, Pushed, Settled, State, Status, Taken, Want
+from pump.queue.vocabulary import Filter, Leased, PopRequest, PopResult, Push, Pushed, Settled, State, Status
 from support.queue_races import drained, names, patiently, race, settlements
-from support.queue_rig import BACK, DEAD, OK, Rig, TimedEngine
+from support.queue_rig import BACK, DEAD, OK, Rig
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 
 BOTH_MODES = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 
 
 @pytest.fixture
-def engines(make_engine: EngineMaker) -> list[TimedEngine]:
+def engines(make_engine: EngineMaker) -> list[Engine]:
     """Two on one database, as two processes have them."""
     return [make_engine(), make_engine()]
 
 
-def push(engine: TimedEngine, *names: str, partition: str = "Default", queue: str = "orders") -> list[Pushed]:
+def push(engine: Engine, *names: str, partition: str = "Default", queue: str = "orders") -> list[Pushed]:
     return engine.push([Push(queue, name.encode(), partition, name) for name in names])
 
 
-def stored_names(engine: TimedEngine, queue: str = "orders") -> list[str]:
+def stored_names(engine: Engine, queue: str = "orders") -> list[str]:
     return sorted(each.transaction_id for each in engine.stored(Filter(queue=queue, limit=10_000)))
 
 
@@ -86,7 +87,7 @@ def test_a_crash_is_counted_although_an_operator_ended_the_later_lease(rig: Rig)
 
 
 @pytest.mark.requirement("Q-56", "Q-54")
-def test_of_twenty_pushers_of_the_same_messages_one_stores_each(engines: list[TimedEngine]) -> None:
+def test_of_twenty_pushers_of_the_same_messages_one_stores_each(engines: list[Engine]) -> None:
     wanted = numbered(60)
 
     def pusher(number: int) -> list[Pushed]:
@@ -105,7 +106,7 @@ def test_of_twenty_pushers_of_the_same_messages_one_stores_each(engines: list[Ti
 
 
 @pytest.mark.requirement("Q-56")
-def test_pushers_who_race_to_make_queues_and_partitions_all_find_them_made(engines: list[TimedEngine]) -> None:
+def test_pushers_who_race_to_make_queues_and_partitions_all_find_them_made(engines: list[Engine]) -> None:
     def pusher(number: int) -> None:
         for turn in range(8):
             places = [(f"queue-{turn}", f"{part}") for part in range(3)]
@@ -121,7 +122,7 @@ def test_pushers_who_race_to_make_queues_and_partitions_all_find_them_made(engin
 
 
 @pytest.mark.requirement("Q-67")
-def test_racing_pushers_fill_a_queue_to_its_limit_and_no_further(engines: list[TimedEngine]) -> None:
+def test_racing_pushers_fill_a_queue_to_its_limit_and_no_further(engines: list[Engine]) -> None:
     engines[0].configure("orders", QueueOptions(max_size=50))
     engines[0].subscribe("orders", "one")
 
@@ -143,7 +144,7 @@ def test_racing_pushers_fill_a_queue_to_its_limit_and_no_further(engines: list[T
 
 @pytest.mark.requirement("Q-67")
 @pytest.mark.parametrize("groups", [[], ["one"]], ids=["no group", "a group"])
-def test_what_an_operator_removed_takes_no_room(engine: TimedEngine, groups: list[str]) -> None:
+def test_what_an_operator_removed_takes_no_room(engine: Engine, groups: list[str]) -> None:
     engine.configure("orders", QueueOptions(max_size=2))
     for group in groups:
         engine.subscribe("orders", group)
@@ -162,7 +163,7 @@ def test_what_an_operator_removed_takes_no_room(engine: TimedEngine, groups: lis
 
 @pytest.mark.requirement("Q-34", "Z-07")
 @BOTH_MODES
-def test_a_group_made_while_others_push_misses_nothing(engines: list[TimedEngine], *, ordered: bool) -> None:
+def test_a_group_made_while_others_push_misses_nothing(engines: list[Engine], *, ordered: bool) -> None:
     engines[0].configure("orders", QueueOptions(ordered=ordered))
     groups = [f"group-{number}" for number in range(6)]
     got: dict[str, list[Leased]] = {group: [] for group in groups}
@@ -184,7 +185,7 @@ def test_a_group_made_while_others_push_misses_nothing(engines: list[TimedEngine
 
 
 @pytest.mark.requirement("Q-60")
-def test_a_group_that_begins_with_what_is_new_gets_all_that_is_pushed_afterwards(engines: list[TimedEngine]) -> None:
+def test_a_group_that_begins_with_what_is_new_gets_all_that_is_pushed_afterwards(engines: list[Engine]) -> None:
     for turn in range(6):
         started, ended, subscribed = dict[str, float](), dict[str, float](), list[float]()
         queue = f"queue-{turn}"
@@ -215,7 +216,7 @@ def test_a_group_that_begins_with_what_is_new_gets_all_that_is_pushed_afterwards
 @pytest.mark.requirement("Q-65", "Z-09")
 @BOTH_MODES
 def test_whoever_acknowledges_while_an_operator_goes_back_takes_nothing_away(
-    engines: list[TimedEngine], *, ordered: bool
+    engines: list[Engine], *, ordered: bool
 ) -> None:
     engines[0].configure("orders", QueueOptions(ordered=ordered))
     wanted = numbered(12)
@@ -223,7 +224,7 @@ def test_whoever_acknowledges_while_an_operator_goes_back_takes_nothing_away(
         push(engines[0], *wanted, partition=str(part))
 
     for turn in range(10):
-        held = [engines[turn % 2].pop(Want(queue="orders", limit=5)) for turn in range(2)]
+        held = [engines[turn % 2].pop(PopRequest(queue="orders", limit=5)) for turn in range(2)]
         race(
             lambda: engines[0].seek("__QUEUE_MODE__", "orders", 0.0),
             *(partial(engines[1].settle, settlements(taken.messages)) for taken in held),
@@ -239,7 +240,7 @@ def test_whoever_acknowledges_while_an_operator_goes_back_takes_nothing_away(
 @pytest.mark.requirement("Q-65")
 @BOTH_MODES
 def test_a_group_deleted_under_its_consumers_begins_anew_with_everything(
-    engines: list[TimedEngine], *, ordered: bool
+    engines: list[Engine], *, ordered: bool
 ) -> None:
     engines[0].configure("orders", QueueOptions(ordered=ordered))
     wanted = numbered(30)
@@ -249,7 +250,7 @@ def test_a_group_deleted_under_its_consumers_begins_anew_with_everything(
 
     def consumer(number: int) -> None:
         while not stop.is_set():
-            messages = engines[number % 2].pop(Want(queue="orders", group="one", limit=4, partitions=2)).messages
+            messages = engines[number % 2].pop(PopRequest(queue="orders", group="one", limit=4, partitions=2)).messages
             engines[number % 2].settle(settlements(messages, "one"))
 
     def operator() -> None:
@@ -266,7 +267,7 @@ def test_a_group_deleted_under_its_consumers_begins_anew_with_everything(
 
 
 @pytest.mark.requirement("Q-67")
-def test_what_is_cleared_and_what_is_left_is_what_was_pushed(engines: list[TimedEngine]) -> None:
+def test_what_is_cleared_and_what_is_left_is_what_was_pushed(engines: list[Engine]) -> None:
     engines[0].subscribe("orders", "one")
     cleared: list[int] = []
 
@@ -286,7 +287,7 @@ def test_what_is_cleared_and_what_is_left_is_what_was_pushed(engines: list[Timed
 
 
 @pytest.mark.requirement("Q-67")
-def test_a_queue_deleted_under_pushes_and_pops_works_on(engines: list[TimedEngine]) -> None:
+def test_a_queue_deleted_under_pushes_and_pops_works_on(engines: list[Engine]) -> None:
     stop = threading.Event()
 
     def pusher(number: int) -> None:
@@ -297,7 +298,7 @@ def test_a_queue_deleted_under_pushes_and_pops_works_on(engines: list[TimedEngin
 
     def consumer() -> None:
         while not stop.is_set():
-            messages = patiently(partial(engines[1].pop, Want(queue="orders", limit=5))).messages
+            messages = patiently(partial(engines[1].pop, PopRequest(queue="orders", limit=5))).messages
             patiently(partial(engines[1].settle, settlements(messages)))
 
     def operator() -> None:
@@ -319,7 +320,7 @@ def test_a_queue_deleted_under_pushes_and_pops_works_on(engines: list[TimedEngin
 
 
 @pytest.mark.requirement("Q-41", "Q-39")
-def test_of_operators_who_redrive_the_same_dead_letters_one_pushes_each(engines: list[TimedEngine]) -> None:
+def test_of_operators_who_redrive_the_same_dead_letters_one_pushes_each(engines: list[Engine]) -> None:
     rig = Rig(engines[0])
     rig.configure()
     wanted = numbered(12)
@@ -339,7 +340,7 @@ def test_of_operators_who_redrive_the_same_dead_letters_one_pushes_each(engines:
 @pytest.mark.requirement("Z-01", "Q-39")
 @BOTH_MODES
 def test_a_message_given_up_and_made_pending_again_at_once_is_one_of_both(
-    engines: list[TimedEngine], *, ordered: bool
+    engines: list[Engine], *, ordered: bool
 ) -> None:
     rig = Rig(engines[0], ordered=ordered)
     rig.configure()
@@ -364,7 +365,7 @@ def test_a_message_given_up_and_made_pending_again_at_once_is_one_of_both(
 @pytest.mark.requirement("Z-01")
 @BOTH_MODES
 def test_what_is_made_pending_again_while_its_batch_is_acknowledged_comes(
-    engines: list[TimedEngine], *, ordered: bool
+    engines: list[Engine], *, ordered: bool
 ) -> None:
     rig = Rig(engines[0], ordered=ordered)
     rig.configure()
@@ -384,7 +385,7 @@ def test_what_is_made_pending_again_while_its_batch_is_acknowledged_comes(
 
 @pytest.mark.requirement("Z-01", "Q-37")
 @BOTH_MODES
-def test_upkeep_among_consumers_takes_nothing_that_is_in_hand(engines: list[TimedEngine], *, ordered: bool) -> None:
+def test_upkeep_among_consumers_takes_nothing_that_is_in_hand(engines: list[Engine], *, ordered: bool) -> None:
     rig = Rig(engines[0], ordered=ordered)
     rig.configure(max_wait_time=50.0, retention_enabled=True, completed_retention=1.0)
     completed: Counter[str] = Counter()
@@ -395,7 +396,7 @@ def test_upkeep_among_consumers_takes_nothing_that_is_in_hand(engines: list[Time
         for engine in engines:
             engine.clock_offset += 60
 
-        def finish(taken: Taken) -> None:
+        def finish(taken: PopResult) -> None:
             settled = rig.complete(taken.messages)
             assert all(each.success for each in settled)
             completed.update(each.transaction_id for each in settled)
@@ -410,7 +411,7 @@ def test_upkeep_among_consumers_takes_nothing_that_is_in_hand(engines: list[Time
 
 
 @pytest.mark.requirement("Z-01", "Q-67")
-def test_a_mode_that_changes_among_consumers_leaves_nothing_behind(engines: list[TimedEngine]) -> None:
+def test_a_mode_that_changes_among_consumers_leaves_nothing_behind(engines: list[Engine]) -> None:
     options = {ordered: QueueOptions(ordered=ordered, retry_limit=None) for ordered in (True, False)}
     engines[0].configure("orders", options[True])
     stop = threading.Event()
@@ -421,7 +422,7 @@ def test_a_mode_that_changes_among_consumers_leaves_nothing_behind(engines: list
 
     def consumer(number: int) -> None:
         while not stop.is_set():
-            messages = engines[number % 2].pop(Want(queue="orders", limit=3)).messages
+            messages = engines[number % 2].pop(PopRequest(queue="orders", limit=3)).messages
             engines[number % 2].settle(settlements(messages[: 1 + number]))
 
     def operator() -> None:
@@ -446,7 +447,7 @@ def test_a_mode_that_changes_among_consumers_leaves_nothing_behind(engines: list
 
 @pytest.mark.requirement("Q-31", "Q-28", "Z-09")
 @BOTH_MODES
-def test_whoever_extends_a_lease_too_late_is_told_so(engines: list[TimedEngine], *, ordered: bool) -> None:
+def test_whoever_extends_a_lease_too_late_is_told_so(engines: list[Engine], *, ordered: bool) -> None:
     rig = Rig(engines[0], ordered=ordered)
     rig.configure(lease_time=0.03, retry_limit=None)
     patience = random.Random(1)
@@ -461,7 +462,7 @@ def test_whoever_extends_a_lease_too_late_is_told_so(engines: list[TimedEngine],
         def take() -> tuple[float, Leased]:
             deadline = time.monotonic() + 10
             while time.monotonic() < deadline:
-                for found in engines[1].pop(Want(queue="orders", lease_time=60.0)).messages:
+                for found in engines[1].pop(PopRequest(queue="orders", lease_time=60.0)).messages:
                     return time.monotonic(), found
             raise AssertionError("nobody got it although nobody extends it")
 
@@ -475,7 +476,7 @@ def test_whoever_extends_a_lease_too_late_is_told_so(engines: list[TimedEngine],
 
 @pytest.mark.requirement("Q-32", "Q-46")
 @BOTH_MODES
-def test_a_message_settled_twice_at_once_is_settled_once(engines: list[TimedEngine], *, ordered: bool) -> None:
+def test_a_message_settled_twice_at_once_is_settled_once(engines: list[Engine], *, ordered: bool) -> None:
     rig = Rig(engines[0], ordered=ordered)
     rig.configure()
     for turn in range(10):
@@ -518,7 +519,7 @@ def test_whatever_the_caps_of_a_reply_every_message_comes_once_and_in_order(
     while sum(done.values()) < 60:
         largest = chance.choice([1, 900, 2500])
         parts, limit = chance.randrange(1, 5), chance.randrange(1, 9)
-        messages = engine.pop(Want(queue="orders", limit=limit, partitions=parts, largest_reply=largest)).messages
+        messages = engine.pop(PopRequest(queue="orders", limit=limit, partitions=parts, largest_reply=largest)).messages
         assert 0 < len(messages) <= limit
         assert len({each.partition for each in messages}) <= parts
         assert sum(len(each.payload) for each in messages) <= largest or len(messages) == 1
@@ -549,7 +550,7 @@ def test_a_partition_whose_message_does_not_fit_beside_others_has_its_turn(
     turns: list[str] = []
     for _ in range(6):
         engine.push([Push("orders", b"x" * 600, "A")])
-        messages = engine.pop(Want(queue="orders", limit=5, partitions=2, largest_reply=1000)).messages
+        messages = engine.pop(PopRequest(queue="orders", limit=5, partitions=2, largest_reply=1000)).messages
         engine.settle(settlements(messages))
         turns += [each.partition for each in messages]
 
@@ -580,7 +581,7 @@ def test_what_becomes_due_in_a_partition_that_is_leased_comes_when_it_is_free(
 
 
 @pytest.mark.requirement("Q-51")
-def test_what_becomes_due_under_many_consumers_is_placed_once(engines: list[TimedEngine]) -> None:
+def test_what_becomes_due_under_many_consumers_is_placed_once(engines: list[Engine]) -> None:
     rig = Rig(engines[0], ordered=False)
     rig.configure()
     wanted = numbered(40)

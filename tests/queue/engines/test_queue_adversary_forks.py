@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from pump.queue.vocabulary import Filter, Push, Want
+from pump.queue.engine import Engine
+from pump.queue.vocabulary import Filter, PopRequest, Push
 from support.queue_child import LIMIT_SECONDS, Child
 from support.queue_races import drained, names
-from support.queue_rig import TimedEngine
 from support.waiting import eventually
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
@@ -22,13 +22,13 @@ pytestmark = [
 ]
 
 
-def push(engine: TimedEngine, *ids: str) -> None:
+def push(engine: Engine, *ids: str) -> None:
     pushed = engine.push([Push("jobs", each.encode(), transaction_id=each) for each in ids])
     assert all(each.message_id and not each.duplicate for each in pushed)
 
 
 @pytest.mark.requirement("Z-01", "Z-14")
-def test_parent_and_children_work_side_by_side(engine: TimedEngine) -> None:
+def test_parent_and_children_work_side_by_side(engine: Engine) -> None:
     push(engine, "first")
 
     def work(who: str) -> None:
@@ -46,7 +46,7 @@ def test_parent_and_children_work_side_by_side(engine: TimedEngine) -> None:
 
 
 @pytest.mark.requirement("Z-01")
-def test_a_child_that_ends_or_closes_takes_nothing_from_its_parent(engine: TimedEngine) -> None:
+def test_a_child_that_ends_or_closes_takes_nothing_from_its_parent(engine: Engine) -> None:
     push(engine, "1")
 
     assert Child(engine.close).go().ended() == ""
@@ -57,9 +57,9 @@ def test_a_child_that_ends_or_closes_takes_nothing_from_its_parent(engine: Timed
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_child_is_rung_and_rings(engine: TimedEngine) -> None:
+def test_a_child_is_rung_and_rings(engine: Engine) -> None:
     heard = threading.Event()
-    engine.pop(Want(queue="jobs", ordered=False))
+    engine.pop(PopRequest(queue="jobs", ordered=False))
     engine.listen("jobs", heard.set)
     told, tell = os.pipe()
 
@@ -82,7 +82,7 @@ def test_a_child_is_rung_and_rings(engine: TimedEngine) -> None:
     os.close(tell)
 
 
-def announce(engine: TimedEngine) -> None:
+def announce(engine: Engine) -> None:
     """Push, and close so that what is announced has been said."""
     push(engine, "the child's")
     engine.close()

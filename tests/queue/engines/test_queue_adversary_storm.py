@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.errors import Conflict
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Filter, Push, State, Status, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, State, Status
 from support.queue_races import drained, patiently, race, settlements
-from support.queue_rig import TimedEngine
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 
 GROUPS = ("one", "two")
 STATUSES = [*Status, *[Status.COMPLETED] * 5]
@@ -24,7 +24,7 @@ STATUSES = [*Status, *[Status.COMPLETED] * 5]
 class Storm:
     """What all threads share: which messages were confirmed, and how often each was acknowledged."""
 
-    def __init__(self, engines: list[TimedEngine], *, ordered: bool) -> None:
+    def __init__(self, engines: list[Engine], *, ordered: bool) -> None:
         self.engines = engines
         self.ordered = ordered
         self.pushed: set[tuple[str, str]] = set()
@@ -39,7 +39,7 @@ class Storm:
             act = chance.choice([self.push, self.consume, self.consume, self.consume, self.operate])
             act(engine, chance, f"{number}-{turn}")
 
-    def push(self, engine: TimedEngine, chance: random.Random, name: str) -> None:
+    def push(self, engine: Engine, chance: random.Random, name: str) -> None:
         part = chance.choice("ABC")
         names = [f"{name}-{number}" for number in range(chance.randrange(1, 5))]
         delay = chance.choice([0.0, 0.0, 0.02])
@@ -48,9 +48,9 @@ class Storm:
         with self._lock:
             self.pushed |= {(part, each) for each in names}
 
-    def consume(self, engine: TimedEngine, chance: random.Random, name: str) -> None:
+    def consume(self, engine: Engine, chance: random.Random, name: str) -> None:
         group = chance.choice(GROUPS)
-        want = Want(
+        want = PopRequest(
             queue="orders", group=group, limit=chance.randrange(1, 6), partitions=chance.randrange(1, 4),
             lease_time=chance.choice([0.01, 60.0]), largest_reply=chance.choice([20, 10_000]),
         )  # fmt: skip
@@ -73,7 +73,7 @@ class Storm:
                 with self._lock:
                     self.acknowledged[group, partitions[one.partition_id], one.transaction_id] += 1
 
-    def operate(self, engine: TimedEngine, chance: random.Random, name: str) -> None:
+    def operate(self, engine: Engine, chance: random.Random, name: str) -> None:
         """What takes no message away."""
         letters, _ = patiently(partial(engine.dead_letters, Filter(queue="orders", limit=3)))
         for letter in letters:

@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
 from pump.queue.sealing import Sealing
-from pump.queue.vocabulary import Filter, Push, Settlement, State, Status, Trace, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, Settlement, State, Status, Trace
 from support.queue_races import drained, settlements
-from support.queue_rig import DEAD, FAIL, Rig, TimedEngine
+from support.queue_rig import DEAD, FAIL, Rig
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 
 STRANGE = [
     "O'Brien; DROP TABLE message; --",
@@ -37,12 +38,12 @@ def short(text: str) -> str:
 
 @pytest.mark.requirement("Q-56", "Q-40", "Q-66", "Z-11")
 @pytest.mark.parametrize("name", STRANGE, ids=IDS)
-def test_any_name_that_is_text_lives_through_everything(engine: TimedEngine, name: str) -> None:
+def test_any_name_that_is_text_lives_through_everything(engine: Engine, name: str) -> None:
     engine.configure(name, QueueOptions(retry_delay=0.0, retry_limit=1), namespace=name, task=name)
     item = Push(name, name.encode(), name, short(name), producer=name)
     (pushed,) = engine.push([item])
     assert engine.push([item])[0].duplicate
-    want = Want(queue=name, group=name, partition=name)
+    want = PopRequest(queue=name, group=name, partition=name)
 
     for time in range(2):
         (message,) = engine.pop(want).messages
@@ -102,7 +103,7 @@ def test_the_largest_payload_comes_back_whole_and_one_byte_more_is_refused(
     engine.configure("orders", QueueOptions(encryption=encryption, retry_delay=0.0))
     engine.push([Push("orders", LARGEST, transaction_id=str(number)) for number in range(12)])
 
-    first = engine.pop(Want(queue="orders", limit=100)).messages
+    first = engine.pop(PopRequest(queue="orders", limit=100)).messages
     engine.settle(settlements(first, status=FAIL))
     rest = drained(engine, "orders")
 
@@ -159,8 +160,8 @@ def test_ids_and_names_that_name_nothing_are_answered(rig: Rig, text: str) -> No
         lambda: engine.clear(text),
         lambda: engine.clear("orders", text),
         lambda: engine.subscribe("orders", text),
-        lambda: engine.pop(Want(queue="orders", group=text)),
-        lambda: engine.pop(Want(queue="orders", partition=text)),
+        lambda: engine.pop(PopRequest(queue="orders", group=text)),
+        lambda: engine.pop(PopRequest(queue="orders", partition=text)),
         lambda: engine.configure(text, QueueOptions()),
     )
 
@@ -204,12 +205,12 @@ def test_numbers_that_no_database_holds_are_refused_or_mean_very_many(rig: Rig, 
         lambda: engine.settle(settlements([message], status=FAIL, retries=number)),
         lambda: engine.settle(settlements([others[0]], status=FAIL, delay=number)),
         lambda: engine.extend(others[1].lease_id, number),
-        lambda: engine.pop(Want(queue="orders", limit=number)),
-        lambda: engine.pop(Want(queue="orders", partitions=number)),
-        lambda: engine.pop(Want(queue="orders", lease_time=number)),
-        lambda: engine.pop(Want(queue="orders", retry_limit=number)),
-        lambda: engine.pop(Want(queue="orders", largest_reply=number)),
-        lambda: engine.pop(Want(queue="orders", group="since", subscribe_from=number)),
+        lambda: engine.pop(PopRequest(queue="orders", limit=number)),
+        lambda: engine.pop(PopRequest(queue="orders", partitions=number)),
+        lambda: engine.pop(PopRequest(queue="orders", lease_time=number)),
+        lambda: engine.pop(PopRequest(queue="orders", retry_limit=number)),
+        lambda: engine.pop(PopRequest(queue="orders", largest_reply=number)),
+        lambda: engine.pop(PopRequest(queue="orders", group="since", subscribe_from=number)),
         lambda: engine.stored(Filter(limit=number)),
         lambda: engine.stored(Filter(offset=number)),
         lambda: engine.stored(Filter(since=number)),
@@ -269,7 +270,7 @@ def test_what_was_stored_before_encryption_or_under_an_older_key_comes_with_the_
     second.push([Push("orders", b"plain again", transaction_id="plain again")])
     second.clock_offset += 100
 
-    found = second.pop(Want(queue="orders", limit=10)).messages
+    found = second.pop(PopRequest(queue="orders", limit=10)).messages
     assert [each.payload for each in found] == [b"plain", b"one", b"two", b"plain again", b"late", b"1"]
     assert all(each.dead for each in second.settle(settlements(found, status=FAIL)))
 
@@ -289,13 +290,13 @@ def test_who_lacks_the_key_is_told_so_and_nothing_is_counted(make_engine: Engine
 
     for engine in (lacks, has_none):
         with pytest.raises(Conflict, match="key that is not here"):
-            engine.pop(Want(queue="orders"))
+            engine.pop(PopRequest(queue="orders"))
         (seen,) = engine.stored(Filter(queue="orders"))
         found = engine.message(seen.partition_id, "1")
         assert found is not None
         assert found.payload is None
     assert has_none.push([Push("orders", b"x")])[0].refused
-    (message,) = knows.pop(Want(queue="orders")).messages
+    (message,) = knows.pop(PopRequest(queue="orders")).messages
     assert (message.payload, message.deliveries) == (b"two", 1)
     knows.settle(settlements([message], status=DEAD))
     (letter,), _ = lacks.dead_letters(Filter(queue="orders"))
@@ -319,7 +320,7 @@ def test_a_message_that_cannot_be_opened_does_not_keep_back_other_partitions(
     lacks.push([Push("orders", b"", f"{number}", f"{number}") for number in range(3)])
 
     with pytest.raises(Conflict):
-        lacks.pop(Want(queue="orders", limit=10, partitions=10))
+        lacks.pop(PopRequest(queue="orders", limit=10, partitions=10))
 
-    named = [lacks.pop(Want(queue="orders", partition=f"{number}")).messages for number in range(3)]
+    named = [lacks.pop(PopRequest(queue="orders", partition=f"{number}")).messages for number in range(3)]
     assert [each.transaction_id for each in itertools.chain(*named)] == ["0", "1", "2"]

@@ -15,7 +15,7 @@ from brokers.proxy import Direction, Proxy
 from pump.queue.engine import Engine
 from pump.queue.options import QueueOptions
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import Leased, Push, Settlement, Want
+from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement
 
 MESSAGES = 400
 
@@ -83,7 +83,7 @@ def held_by(engine: Engine) -> list[Leased]:
     """Messages under one lease, with so many acknowledged before that nothing is done for the first time."""
     engine.configure("orders", QueueOptions(ordered=True))
     engine.push([Push("orders", b"tea") for _ in range(MESSAGES)])
-    held = list(engine.pop(Want(queue="orders", limit=MESSAGES)).messages)
+    held = list(engine.pop(PopRequest(queue="orders", limit=MESSAGES)).messages)
     for _ in range(5):
         acknowledge(engine, [held.pop(0)])
     return held

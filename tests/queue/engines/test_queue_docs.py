@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from brokers.postgres import Postgres
 from pump.command.cli import main
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, State
 from pump.transports.postgres import _OPTIONS as POSTGRES_OPTIONS
 from pump.transports.sqlite import _OPTIONS as SQLITE_OPTIONS
 from support.programs import DEADLINE, Program
@@ -54,15 +55,13 @@ def test_the_queue_works_without_a_pump(programs: Mapping[str, Path]) -> None:
     subprocess.run([sys.executable, "embedded.py"], cwd=folder, check=True, timeout=DEADLINE)
 
     queue = SqliteEngine(folder / "shop.db")
-    assert [each.payload for each in queue.pop(Want(queue="invoices")).messages] == [b'{"order": 1}']
-    assert queue.pop(Want(queue="parcels", group="packing")).messages == ()
+    assert [each.payload for each in queue.pop(PopRequest(queue="invoices")).messages] == [b'{"order": 1}']
+    assert queue.pop(PopRequest(queue="parcels", group="packing")).messages == ()
     queue.close()
 
 
 @pytest.mark.requirement("Q-49")
-def test_the_awaiting_engine_takes_part_in_transactions_of_the_program(
-    programs: Mapping[str, Path], postgres: Postgres
-) -> None:
+def test_an_awaiting_program_has_transactions_of_its_own(programs: Mapping[str, Path], postgres: Postgres) -> None:
     scope: dict[str, Any] = {}
     exec(compile(programs["awaited.py"].read_text("utf-8"), "awaited.py", "exec"), scope)  # noqa: S102 - the docs' own
     with postgres.connect() as connection:
@@ -71,18 +70,13 @@ def test_the_awaiting_engine_takes_part_in_transactions_of_the_program(
         asyncio.run(scope["pack"](postgres.url))
 
         assert connection.execute("select parcel from packed").fetchall() == [("order-1",)]
-        queue = scope["AsyncPostgresEngine"](postgres.url, schema="shop")
-        assert asyncio.run(states_of(queue)) == {
-            "parcels": {"packing": State.COMPLETED},
-            "invoices": {DEFAULT_GROUP: State.PENDING},
-        }
+        with closing(scope["PostgresEngine"](postgres.url, schema="shop")) as queue:
+            assert {each.queue: dict(each.states) for each in queue.stored(Filter())} == {
+                "parcels": {"packing": State.COMPLETED},
+                "invoices": {DEFAULT_GROUP: State.PENDING},
+            }
         connection.execute("drop table packed")
         connection.execute("drop schema shop cascade")
-
-
-async def states_of(queue: Any) -> dict[str, dict[str, State]]:
-    async with queue:
-        return {each.queue: dict(each.states) for each in await queue.stored(Filter())}
 
 
 def test_the_client_works(programs: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +90,7 @@ def test_the_client_works(programs: Mapping[str, Path], capsys: pytest.CaptureFi
         work(url)
 
     assert capsys.readouterr().out == "packing {'sku': 'tea'}\npacked {'sku': 'tea'}\n"
-    assert [each.payload for each in queue.pop(Want(queue="invoices")).messages] == [b'{"sku":"tea"}']
+    assert [each.payload for each in queue.pop(PopRequest(queue="invoices")).messages] == [b'{"sku":"tea"}']
     queue.close()
 
 

@@ -11,23 +11,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from pump.queue.engine import Engine
 from pump.queue.options import QueueOptions
 from pump.queue.vocabulary import (
     DeadLetter,
     Filter,
     GroupInfo,
     Leased,
+    PopRequest,
     Push,
     Settlement,
     State,
     Status,
     Step,
-    Want,
 )
 from support.queue_model import MAX_WAIT_SECONDS, RETRY_LIMIT, Key, Model
-from support.queue_rig import TimedEngine
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 
 LEASE_SECONDS = 1000.0
 DELAY_SECONDS = 1500.0
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
 
     def take(self, group: str, limit: int, partition: str | None, partitions: int, *, auto_ack: bool) -> list[Held]:
         """What a pop gets, which has to be right."""
-        want = Want(
+        want = PopRequest(
             queue=self.queue, group=group, limit=limit, partition=partition, partitions=partitions, auto_ack=auto_ack
         )
         now = self.now
@@ -261,7 +261,7 @@ class Machine(RuleBasedStateMachine):
             lambda: self.delete_group(group),
             lambda: self.delete_message(partition, name),
             lambda: self.retry(partition, name),
-            lambda: self.bury(partition, name, group),
+            lambda: self.give_up(partition, name, group),
             lambda: self.purge(group),
         ]
         acts[act]()
@@ -314,16 +314,16 @@ class Machine(RuleBasedStateMachine):
         if uid is not None and (partition, name) in self.model.messages:
             assert self.engine.retry(uid, name) == self.model.retry((partition, name))
 
-    def bury(self, partition: str, name: str, group: str) -> None:
+    def give_up(self, partition: str, name: str, group: str) -> None:
         uid = self.uid_of(partition)
         if uid is not None:
             only = group if len(name) == 1 else None  # for one group or for all
 
-            number = self.engine.bury(uid, name, group=only)
+            number = self.engine.give_up(uid, name, group=only)
 
             self.model.groups.update(self.groups())
             key = (partition, name)
-            assert number == (self.model.bury(key, only) if key in self.model.messages else 0)
+            assert number == (self.model.give_up(key, only) if key in self.model.messages else 0)
 
     def purge(self, group: str) -> None:
         if group in self.model.groups:

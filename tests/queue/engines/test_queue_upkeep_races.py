@@ -47,7 +47,7 @@ class Traffic:
 
     def give_up(self) -> None:
         for partition_id, name in self.growing():
-            if int(name) % 5 == 0 and self.rig.engine.bury(partition_id, name):
+            if int(name) % 5 == 0 and self.rig.engine.give_up(partition_id, name):
                 self.buried.append(name)
 
     def growing(self) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import pytest
 
 from brokers.postgres import Postgres
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.postgres.warnings import Holder, Holders
+from pump.queue.postgres.warnings import SnapshotHolder, SnapshotHolders
 from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.sqlite.warnings import too_old
 from pump.queue.vocabulary import Push
@@ -49,19 +49,19 @@ def test_a_transaction_that_was_prepared_and_forgotten_is_told_by_its_name() -> 
 
 
 def test_the_age_of_what_says_none_is_counted_from_when_it_was_first_seen() -> None:
-    holders = Holders()
-    slot = Holder("replication slot", "standby", "700", None)
+    holders = SnapshotHolders()
+    slot = SnapshotHolder("replication slot", "standby", "700", None)
     moved = slot._replace(horizon="701")
-    backend = Holder("client backend", "17", "650", 400.0)
+    backend = SnapshotHolder("client backend", "17", "650", 400.0)
 
-    assert holders.told([slot], 300.0, 1000.0) == []
-    assert holders.told([slot], 300.0, 1300.0) == []
-    first, second = holders.told([slot, backend], 300.0, 1301.0)
+    assert holders.texts([slot], 300.0, 1000.0) == []
+    assert holders.texts([slot], 300.0, 1300.0) == []
+    first, second = holders.texts([slot, backend], 300.0, 1301.0)
     assert "client backend 17 has held an old snapshot of the database for 400 s" in first
     assert "replication slot standby has held an old snapshot of the database for 301 s" in second
-    assert holders.told([moved], 300.0, 1302.0) == []
-    assert holders.told([], 300.0, 1303.0) == []
-    assert holders.told([slot], 300.0, 1900.0) == []
+    assert holders.texts([moved], 300.0, 1302.0) == []
+    assert holders.texts([], 300.0, 1303.0) == []
+    assert holders.texts([slot], 300.0, 1900.0) == []
 
 
 def test_a_log_that_a_reader_keeps_from_being_emptied_is_told(tmp_path: Path) -> None:

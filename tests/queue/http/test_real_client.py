@@ -575,7 +575,7 @@ def test_a_consumer_outlives_a_database_that_is_away(file_engine: Any, own_signa
 
     from pump.queue.http.server import QueueServer
 
-    away = Away(file_engine)
+    away: Any = Away(file_engine)
     handled: list[Any] = []
 
     async def scenario() -> None:

@@ -191,7 +191,7 @@ def test_a_message_is_removed(http: InProcess) -> None:
 # -- dead letters
 
 
-def bury(http: InProcess, queue: str, payload: object, error: str = "bad", **members: Any) -> dict[str, Any]:
+def dead_letter_of(http: InProcess, queue: str, payload: object, error: str = "bad", **members: Any) -> dict[str, Any]:
     """Push one message and let its consumer give it up."""
     group = members.pop("group", "__QUEUE_MODE__")
     http.push(queue, payload, **members)
@@ -202,7 +202,7 @@ def bury(http: InProcess, queue: str, payload: object, error: str = "bad", **mem
 
 
 def test_a_dead_letter_says_what_became_of_its_message(http: InProcess) -> None:
-    message = bury(http, "q", {"sku": "tea"}, "ValueError: no tea", group="g")
+    message = dead_letter_of(http, "q", {"sku": "tea"}, "ValueError: no tea", group="g")
 
     answer = http.get("/api/v1/dlq").json
 
@@ -223,11 +223,11 @@ def test_a_dead_letter_says_what_became_of_its_message(http: InProcess) -> None:
 
 @pytest.mark.requirement("Q-40")
 def test_dead_letters_are_selected_by_everything_and_counted(http: InProcess, engine: Any) -> None:
-    bury(http, "a", 1, group="g")
+    dead_letter_of(http, "a", 1, group="g")
     between = time.time() + 30
     engine.clock_offset += 60
     for number in range(3):
-        bury(http, "b", number, partition="p")
+        dead_letter_of(http, "b", number, partition="p")
 
     def found(**query: object) -> tuple[int, int]:
         answer = http.get("/api/v1/dlq", params=query).json
@@ -268,7 +268,7 @@ def test_a_page_of_dead_letters_is_put_together_and_does_not_grow_without_bound(
 
 @pytest.mark.requirement("Q-41")
 def test_a_dead_letter_is_pushed_again_once(http: InProcess) -> None:
-    message = bury(http, "q", "again", transactionId="one")
+    message = dead_letter_of(http, "q", "again", transactionId="one")
     [dead] = http.get("/api/v1/dlq").json["messages"]
 
     first = http.post("/api/v1/dlq/redrive", {"ids": [dead["id"], UNKNOWN]}).json["results"]
@@ -284,7 +284,7 @@ def test_a_dead_letter_is_pushed_again_once(http: InProcess) -> None:
 
 
 def test_a_dead_message_is_made_pending_again_in_its_place(http: InProcess) -> None:
-    message = bury(http, "q", "again")
+    message = dead_letter_of(http, "q", "again")
 
     answer = http.post(f"{place(message)}/retry")
 

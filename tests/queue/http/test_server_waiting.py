@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pump.queue.vocabulary import Taken, Want
+from pump.queue.vocabulary import PopRequest, PopResult
 from support.queue_http import InProcess, data
 from support.queue_http_fixtures import Serving
 from support.waiting import eventually
@@ -198,10 +198,10 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def pop(self, want: Want) -> Taken:
+    def pop(self, want: PopRequest) -> PopResult:
         self.popping.set()
         assert self.allowed.wait(10)
-        taken: Taken = self._engine.pop(want)
+        taken: PopResult = self._engine.pop(want)
         return taken
 
 

@@ -9,7 +9,7 @@ import pytest
 from brokers.postgres import Postgres
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.vocabulary import Push, Want
+from pump.queue.vocabulary import PopRequest, Push
 from support.queue_races import drained, names
 
 
@@ -28,7 +28,7 @@ def test_while_a_caller_keeps_a_transaction_open_others_get_what_is_not_in_it(
     engine.subscribe("orders", "one")
     for part in ("A", "B"):
         engine.push([Push("orders", b"", part, f"{part}-now"), Push("orders", b"", part, f"{part}-due", delay=10.0)])
-    want = Want(queue="orders", group="one", limit=10, partitions=10)
+    want = PopRequest(queue="orders", group="one", limit=10, partitions=10)
 
     with own_postgres.connect() as connection:
         with connection.transaction():

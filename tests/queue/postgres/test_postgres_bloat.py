@@ -10,7 +10,7 @@ import pytest
 from brokers.postgres import Postgres
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.vocabulary import Push, Settlement, Want
+from pump.queue.vocabulary import PopRequest, Push, Settlement
 
 BATCH = 100
 SIDE_TABLES = ("progress", "partition", "delivery", "consumer_group", "queue", "scheduled", "dead", "removed")
@@ -34,7 +34,7 @@ def make() -> Iterator[MakeEngine]:
 def cycle(engine: PostgresEngine, number: int = BATCH) -> None:
     """Push, pop and acknowledge so many."""
     engine.push([Push("q", b"x" * 200) for _ in range(number)])
-    messages = engine.pop(Want(queue="q", limit=number)).messages
+    messages = engine.pop(PopRequest(queue="q", limit=number)).messages
     settled = engine.settle([Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in messages])
     assert sum(each.success for each in settled) == number
 

@@ -19,7 +19,7 @@ from pump.queue.errors import Conflict, QueueUnavailable
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.sealing import Sealing
-from pump.queue.vocabulary import Leased, Push, Settlement, Status, Want
+from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement, Status
 
 SECRET = "hunter2"
 KEYS = Sealing({"first": bytes(32)})
@@ -62,7 +62,7 @@ def push(engine: PostgresEngine, *names: str, partition: str = "Default") -> Non
 
 
 def pop(engine: PostgresEngine, **want: Any) -> list[Leased]:
-    return list(engine.pop(Want(**{"queue": "q", "limit": 100, **want})).messages)
+    return list(engine.pop(PopRequest(**{"queue": "q", "limit": 100, **want})).messages)
 
 
 def names(engine: PostgresEngine, **want: Any) -> list[str]:

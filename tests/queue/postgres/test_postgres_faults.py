@@ -16,9 +16,7 @@ from pump.queue.engine import Engine
 from pump.queue.errors import QueueUnavailable
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.postgres.session import Finishing
-from pump.queue.vocabulary import Filter, Leased, Push, Settlement, State, Want
-from support.queue_async_engine import AwaitedEngine
+from pump.queue.vocabulary import Filter, Leased, PopRequest, Push, Settlement, State
 
 MakeEngine = Callable[..., PostgresEngine]
 
@@ -41,19 +39,12 @@ def engine(make: MakeEngine) -> PostgresEngine:
     return make()
 
 
-@pytest.fixture(params=[PostgresEngine, AwaitedEngine], ids=["blocking", "awaiting"])
-def either(request: pytest.FixtureRequest, own_postgres: Postgres) -> Iterator[Engine]:
-    engine: Engine = request.param(own_postgres.url, schema=f"test_{uuid4().hex[:16]}")
-    yield engine
-    engine.close()
-
-
 def push(engine: PostgresEngine, *names: str) -> None:
     engine.push([Push("q", name.encode(), transaction_id=name) for name in names])
 
 
 def pop(engine: Engine, limit: int = 100) -> list[Leased]:
-    return list(engine.pop(Want(queue="q", limit=limit)).messages)
+    return list(engine.pop(PopRequest(queue="q", limit=limit)).messages)
 
 
 def settle(engine: PostgresEngine, messages: list[Leased]) -> None:
@@ -65,7 +56,7 @@ def busy(engine: PostgresEngine, connections: int) -> Iterator[None]:
     """Meanwhile so many connections of the engine are in use."""
     with ExitStack() as stack:
         for _ in range(connections):
-            stack.enter_context(Finishing(engine._pool.session()))
+            stack.enter_context(engine._pool.connection())
         yield
 
 
@@ -125,6 +116,77 @@ def test_whoever_waits_for_a_connection_gets_it_when_it_is_free(make: MakeEngine
             each.result()
 
     assert len(pop(engine)) == 4
+
+
+def test_whoever_calls_again_at_once_stands_behind_who_waits(make: MakeEngine) -> None:
+    engine = make(pool_size=1, pool_wait=60.0)
+    served = []
+
+    def call(name: str) -> None:
+        with engine._pool.connection():
+            served.append(name)
+
+    with ThreadPoolExecutor(1) as thread:
+        with busy(engine, 1):
+            waiting = thread.submit(call, "who waits")
+            wait_until(lambda: len(engine._pool._waiters) == 1, "it waits")
+        call("who calls again")
+        waiting.result()
+
+    assert served == ["who waits", "who calls again"]
+
+
+def test_a_call_that_is_interrupted_closes_its_connection_and_leaves_its_place(make: MakeEngine) -> None:
+    engine = make(pool_size=1)
+    used = []
+
+    def interrupted() -> None:
+        with engine._pool.connection() as connection:
+            used.append(connection)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert used[0].closed
+    assert engine._pool._lent == 0
+    push(engine, "1")
+
+
+def test_closing_ends_every_connection_and_refuses_who_comes_later(make: MakeEngine, own_postgres: Postgres) -> None:
+    engine = make()
+    push(engine, "1")
+
+    with ThreadPoolExecutor(1) as thread:
+        with own_postgres.connect(application_name="lock") as connection, connection.transaction():
+            connection.execute(f"lock table {engine._schema}.partition")
+            late = thread.submit(push, engine, "late")
+            wait_until(lambda: is_blocked(own_postgres), "the push waits")
+            engine.close()
+            engine.close()
+            with pytest.raises(QueueUnavailable, match="closed"):
+                push(engine, "too late")
+        late.result()  # what had begun comes to its end
+
+    wait_until(lambda: connections(own_postgres) == 0, "every connection has ended")
+
+
+def connections(server: Postgres) -> int:
+    with server.connect() as connection:
+        ours = "select count(*) from pg_stat_activity where application_name = 'message-pump'"
+        return int(connection.execute(ours).fetchone()[0])
+
+
+def test_closing_refuses_who_stands_in_line(make: MakeEngine) -> None:
+    engine = make(pool_size=1, pool_wait=60.0)
+
+    with ThreadPoolExecutor(1) as thread, busy(engine, 1):
+        waiting = thread.submit(push, engine, "1")
+        wait_until(lambda: len(engine._pool._waiters) == 1, "it waits")
+        engine.close()
+
+        with pytest.raises(QueueUnavailable, match="closed"):
+            waiting.result()
 
 
 def test_a_statement_that_takes_too_long_is_given_up_and_changed_nothing(
@@ -265,7 +327,7 @@ def kill_server(server: Postgres) -> None:
 @pytest.mark.parametrize("disturb", [kill_backends, kill_server])
 @pytest.mark.parametrize(("messages", "times"), [(2_000, 3), pytest.param(20_000, 20, marks=pytest.mark.long)])
 def test_whatever_was_confirmed_is_completed_in_the_end(
-    either: Engine,
+    engine: PostgresEngine,
     own_postgres: Postgres,
     disturb: Callable[[Postgres], None],
     messages: int,
@@ -273,7 +335,7 @@ def test_whatever_was_confirmed_is_completed_in_the_end(
     *,
     ordered: bool,
 ) -> None:
-    load = Load(either, messages, ordered=ordered)
+    load = Load(engine, messages, ordered=ordered)
 
     with ThreadPoolExecutor(6) as threads:
         working = [threads.submit(load.produce) for _ in range(3)]
@@ -284,6 +346,6 @@ def test_whatever_was_confirmed_is_completed_in_the_end(
         for each in working:
             each.result()
 
-    stored = either.stored(Filter(queue="q", limit=2 * messages))
+    stored = engine.stored(Filter(queue="q", limit=2 * messages))
     assert sorted(each.transaction_id for each in stored) == sorted(load.confirmed)
     assert {state for each in stored for state in each.states.values()} == {State.COMPLETED}

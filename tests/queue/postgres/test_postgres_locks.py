@@ -11,7 +11,7 @@ from brokers.postgres import Postgres
 from brokers.waiting import wait_until
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.vocabulary import DEFAULT_GROUP, Push, Settlement, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, PopRequest, Push, Settlement
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_lease_is_extended_although_its_rows_have_changed_meanwhile(
 ) -> None:
     engine.configure("q", QueueOptions(ordered=ordered))
     engine.push([Push("q", b""), Push("q", b"")])
-    taken = engine.pop(Want(queue="q", limit=2))
+    taken = engine.pop(PopRequest(queue="q", limit=2))
 
     with postgres.connect() as connection:
         extended = meanwhile(
@@ -66,7 +66,7 @@ def test_what_was_completed_stays_counted_although_others_count_meanwhile(
 ) -> None:
     engine.configure("q", QueueOptions(ordered=False, retention_enabled=True, completed_retention=10.0))
     engine.push([Push("q", b"", transaction_id=str(number)) for number in range(10)])
-    _, *others = engine.pop(Want(queue="q", limit=10)).messages
+    _, *others = engine.pop(PopRequest(queue="q", limit=10)).messages
     engine.settle([Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in others])
     engine.clock_offset += 11
 
@@ -81,11 +81,11 @@ def test_what_was_completed_stays_counted_although_others_count_meanwhile(
 def test_what_is_completed_just_now_is_not_given_up_as_well(postgres: Postgres, engine: PostgresEngine) -> None:
     engine.configure("q", QueueOptions(ordered=False))
     (pushed,) = engine.push([Push("q", b"", transaction_id="1")])
-    engine.pop(Want(queue="q"))
+    engine.pop(PopRequest(queue="q"))
 
     with postgres.connect() as connection, ThreadPoolExecutor(1) as threads:
         with connection.transaction():
             connection.execute(f"delete from {engine._schema}.delivery")  # noqa: S608 - as an acknowledgement does
-            buried = threads.submit(engine.bury, pushed.partition_id, "1", group=DEFAULT_GROUP)
-            wait_until(lambda: buried.done() or waits(connection), "the call waits for the row")
-        assert buried.result() == 0
+            attempt = threads.submit(engine.give_up, pushed.partition_id, "1", group=DEFAULT_GROUP)
+            wait_until(lambda: attempt.done() or waits(connection), "the call waits for the row")
+        assert attempt.result() == 0

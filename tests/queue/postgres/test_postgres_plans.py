@@ -10,11 +10,10 @@ import pytest
 
 from brokers.postgres import Postgres
 from pump.queue.options import QueueOptions
-from pump.queue.postgres.dead_letters import BURY, RETRY
+from pump.queue.postgres.dead_letters import GIVE_UP, RETRY
 from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.postgres.operators import PURGE, PURGE_SCHEDULED, TEND
-from pump.queue.postgres.session import Finishing, finished
-from pump.queue.vocabulary import Leased, Push, Settlement, Status, Want
+from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement, Status
 
 BATCH = 10
 MOST_ROWS = 100 * BATCH
@@ -42,8 +41,8 @@ class Explained:
         options = " ".join(f"-c {name}={value}" for name, value in OPTIONS.items())
         self.engine = PostgresEngine(f"{server.url}?options={quote(options)}", schema=self.schema)
         self.told: list[Node] = []
-        with Finishing(self.engine._pool.session()) as session:  # with the connection that all calls use
-            session.connection.add_notice_handler(lambda notice: self._hear(notice.message_primary or ""))
+        with self.engine._pool.connection() as connection:  # with the connection that all calls use
+            connection.add_notice_handler(lambda notice: self._hear(notice.message_primary or ""))
         for ordered in (True, False):
             self.engine.configure(name(ordered=ordered), QueueOptions(ordered=ordered, retry_delay=0))
             self.push(ordered=ordered, number=1)
@@ -81,11 +80,11 @@ class Explained:
         return names
 
     def pop(self, *, ordered: bool) -> list[Leased]:
-        return list(self.engine.pop(Want(queue=name(ordered=ordered), limit=BATCH, ordered=ordered)).messages)
+        return list(self.engine.pop(PopRequest(queue=name(ordered=ordered), limit=BATCH, ordered=ordered)).messages)
 
     def ask(self, statement: str, *values: object) -> Any:
         """One statement of the engine, alone; what it answers first."""
-        return finished(self.engine._call(lambda work: work.value(statement, *values)))
+        return self.engine._write(lambda work: work.value(statement, *values))
 
     def number(self, *, ordered: bool) -> int:
         """The one partition's."""
@@ -157,7 +156,7 @@ def give_up(explained: Explained, *, ordered: bool) -> None:
     uid = info.partitions[0].id
     explained.told = []
     for each in names[::2]:
-        explained.ask(BURY, uid, each, None, "", 0.0)
+        explained.ask(GIVE_UP, uid, each, None, "", 0.0)
     explained.ask(RETRY, uid, names[0], 0.0)
     settle(explained, explained.pop(ordered=ordered), Status.COMPLETED)
 
@@ -205,7 +204,7 @@ def keep(explained: Explained, *, ordered: bool) -> None:
 
 
 def find_nothing(explained: Explained, *, ordered: bool) -> None:
-    want = Want(queue=name(ordered=ordered), partition="nowhere", ordered=ordered)
+    want = PopRequest(queue=name(ordered=ordered), partition="nowhere", ordered=ordered)
     assert explained.engine.pop(want).why_empty == "partition_not_found"
 
 

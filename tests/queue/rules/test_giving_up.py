@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pump.queue.errors import NotFound
-from pump.queue.vocabulary import DEFAULT_GROUP, State, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, PopRequest, State
 from support.queue_rig import FAIL, Rig
 
 
@@ -16,7 +16,7 @@ def test_a_pending_message_is_given_up_for_every_group_that_has_not_settled_it(e
     either.engine.subscribe(either.queue, "a")
     either.engine.subscribe(either.queue, "b")
 
-    number = either.engine.bury(pushed.partition_id, "1", error="it is poison")
+    number = either.engine.give_up(pushed.partition_id, "1", error="it is poison")
 
     assert number == 2
     assert either.states("a") == {"1": State.DEAD, "2": State.PENDING}
@@ -27,7 +27,7 @@ def test_a_pending_message_is_given_up_for_every_group_that_has_not_settled_it(e
     ]
     assert {(each.retries, each.crashes, each.deliveries) for each in either.dead()} == {(0, 0, 0)}
     assert either.names(group="a") == either.names(group="b") == ["2"]
-    assert either.engine.bury(pushed.partition_id, "1") == 0
+    assert either.engine.give_up(pushed.partition_id, "1") == 0
 
 
 @pytest.mark.requirement("Z-01")
@@ -36,8 +36,8 @@ def test_a_message_is_given_up_for_one_group_alone(either: Rig) -> None:
     either.engine.subscribe(either.queue, "a")
     either.engine.subscribe(either.queue, "b")
 
-    assert either.engine.bury(pushed.partition_id, "1", group="a") == 1
-    assert either.engine.bury(pushed.partition_id, "1", group="nobody") == 0
+    assert either.engine.give_up(pushed.partition_id, "1", group="a") == 1
+    assert either.engine.give_up(pushed.partition_id, "1", group="nobody") == 0
 
     assert either.names(group="a") == []
     assert either.names(group="b") == ["1"]
@@ -48,7 +48,7 @@ def test_what_is_given_up_ahead_of_others_is_passed_over_and_not_counted(either:
     pushed = either.push("1", "2", "3", "4", "5")
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
     for name in ("2", "3", "5"):
-        either.engine.bury(pushed[0].partition_id, name)
+        either.engine.give_up(pushed[0].partition_id, name)
     (group,) = either.engine.groups()
 
     assert group.lag == 2
@@ -69,8 +69,8 @@ def test_what_is_given_up_ahead_of_others_is_passed_over_and_not_counted(either:
 def test_where_all_that_is_left_was_given_up_nothing_is_ready(either: Rig) -> None:
     (pushed, _) = either.push("1", "2")
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
-    either.engine.bury(pushed.partition_id, "1")
-    either.engine.bury(pushed.partition_id, "2")
+    either.engine.give_up(pushed.partition_id, "1")
+    either.engine.give_up(pushed.partition_id, "2")
 
     assert either.take().due_in is None
     assert either.take().due_in is None
@@ -85,8 +85,8 @@ def test_a_message_that_is_not_due_is_given_up_where_it_is(either: Rig) -> None:
     either.engine.subscribe(either.queue, "a")
     either.engine.subscribe(either.queue, "b")
 
-    assert either.engine.bury(pushed.partition_id, "1", group="a") == 1
-    assert either.engine.bury(pushed.partition_id, "1", group="a") == 0
+    assert either.engine.give_up(pushed.partition_id, "1", group="a") == 1
+    assert either.engine.give_up(pushed.partition_id, "1", group="a") == 0
 
     assert (either.states("a"), either.states("b")) == ({"1": State.DEAD}, {"1": State.PENDING})
     assert [each.payload for each in either.dead()] == [b"1"]
@@ -105,7 +105,7 @@ def test_whoever_has_a_message_that_is_given_up_has_it_no_more(either: Rig) -> N
     either.push("1", "2", "3")
     first, *others = either.pop(2)
 
-    assert either.engine.bury(first.partition_id, "1", error="stop") == 1
+    assert either.engine.give_up(first.partition_id, "1", error="stop") == 1
 
     late = either.one(first)
     assert (late.success, late.message) == (False, "invalid_lease")
@@ -120,14 +120,14 @@ def test_a_lease_ends_when_the_last_message_of_it_is_given_up(rig: Rig) -> None:
     rig.push("1", "2")
     taken = rig.take(1)
 
-    rig.engine.bury(taken.messages[0].partition_id, "1")
+    rig.engine.give_up(taken.messages[0].partition_id, "1")
 
     assert not rig.engine.extend(taken.lease_id).success
     assert rig.names() == ["2"]
 
 
 @pytest.mark.requirement("Q-55")
-@pytest.mark.parametrize("act", ["bury", "delete_message"])
+@pytest.mark.parametrize("act", ["give_up", "delete_message"])
 def test_the_rest_is_ready_when_the_message_that_kept_it_back_is_taken_away(either: Rig, act: str) -> None:
     either.push("1", "2")
     either.one(either.pop(1)[0], FAIL, delay=1000.0, error="first")
@@ -137,7 +137,7 @@ def test_the_rest_is_ready_when_the_message_that_kept_it_back_is_taken_away(eith
 
     assert either.names() == ["2"]
     assert [(each.error, each.retries, each.deliveries) for each in either.dead()] == (
-        [("first", 1, 1)] if act == "bury" else []
+        [("first", 1, 1)] if act == "give_up" else []
     )
 
 
@@ -147,7 +147,7 @@ def test_what_was_given_up_ahead_of_others_is_tried_again_in_its_place(either: R
     either.push("4", delay=60.0)
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
     for name in ("2", "4"):
-        either.engine.bury(pushed[0].partition_id, name)
+        either.engine.give_up(pushed[0].partition_id, name)
 
     assert either.engine.retry(pushed[0].partition_id, "2") == 1
     assert either.engine.retry(pushed[0].partition_id, "4") == 1
@@ -164,14 +164,14 @@ def test_a_group_that_goes_back_finds_pending_what_was_given_up_ahead(either: Ri
     either.push("3", delay=60.0)
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
     for name in ("2", "3"):
-        either.engine.bury(pushed[0].partition_id, name)
+        either.engine.give_up(pushed[0].partition_id, name)
 
     either.engine.seek(DEFAULT_GROUP, either.queue, 0.0)
 
     assert set(either.states().values()) == {State.PENDING}
     assert either.progress().pending == 3
     assert either.names() == ["1", "2"]
-    assert either.engine.bury(pushed[0].partition_id, "3") == 1
+    assert either.engine.give_up(pushed[0].partition_id, "3") == 1
     assert either.dead_names() == ["2", "3"]
 
 
@@ -181,7 +181,7 @@ def test_what_was_given_up_ahead_may_be_deleted(either: Rig) -> None:
     either.push("4", delay=60.0)
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
     for name in ("2", "4"):
-        either.engine.bury(pushed[0].partition_id, name)
+        either.engine.give_up(pushed[0].partition_id, name)
 
     removed = [either.engine.delete_message(pushed[0].partition_id, name) for name in ("2", "4")]
 
@@ -197,9 +197,9 @@ def test_what_was_given_up_ahead_may_be_deleted(either: Rig) -> None:
 def test_where_nobody_ever_consumed_a_message_is_given_up_for_the_default_group(either: Rig) -> None:
     (pushed,) = either.push("1")
 
-    assert either.engine.bury(pushed.partition_id, "unknown") == 0
+    assert either.engine.give_up(pushed.partition_id, "unknown") == 0
     assert list(either.engine.groups()) == []
-    assert either.engine.bury(pushed.partition_id, "1") == 1
+    assert either.engine.give_up(pushed.partition_id, "1") == 1
 
     assert [each.group for each in either.dead()] == [DEFAULT_GROUP]
     assert either.names() == []
@@ -210,10 +210,10 @@ def test_where_nobody_ever_consumed_a_message_is_given_up_for_the_default_group(
 def test_what_is_not_there_is_not_given_up(either: Rig) -> None:
     (pushed,) = either.push("1")
 
-    assert either.engine.bury("not a uuid", "1") == 0
-    assert either.engine.bury(pushed.partition_id, "a\0b") == 0
-    assert either.engine.bury(pushed.message_id, "1") == 0
-    assert either.engine.bury(pushed.partition_id, "\ud800") == 0
+    assert either.engine.give_up("not a uuid", "1") == 0
+    assert either.engine.give_up(pushed.partition_id, "a\0b") == 0
+    assert either.engine.give_up(pushed.message_id, "1") == 0
+    assert either.engine.give_up(pushed.partition_id, "\ud800") == 0
     assert either.dead() == []
 
 
@@ -222,7 +222,7 @@ def test_the_longest_wait_leaves_alone_what_was_given_up_ahead(either: Rig) -> N
     either.configure(max_wait_time=60.0)
     pushed = either.push("1", "2")
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
-    either.engine.bury(pushed[0].partition_id, "2")
+    either.engine.give_up(pushed[0].partition_id, "2")
     either.later(61)
 
     either.engine.maintain()
@@ -239,7 +239,7 @@ def test_an_operators_acts_are_logged(either: Rig, caplog: pytest.LogCaptureFixt
     either.engine.subscribe(either.queue, "g")
     caplog.set_level(logging.INFO, "pump.queue")
 
-    either.engine.bury(pushed.partition_id, "1")
+    either.engine.give_up(pushed.partition_id, "1")
     either.engine.purge(either.queue, "g")
 
     assert f"message 1 of partition {pushed.partition_id} was given up for 1 groups" in caplog.messages
@@ -290,7 +290,7 @@ def test_a_purge_counts_what_it_completes_as_completed(either: Rig) -> None:
     pushed = either.push("1", "2", "3", "4")
     either.engine.subscribe(either.queue, DEFAULT_GROUP)
     either.complete(either.pop(1))
-    either.engine.bury(pushed[0].partition_id, "3")
+    either.engine.give_up(pushed[0].partition_id, "3")
 
     assert either.engine.purge(either.queue, DEFAULT_GROUP) == 2
 
@@ -328,7 +328,7 @@ def test_what_is_not_there_is_not_purged(either: Rig) -> None:
 def test_a_purge_is_undone_by_going_back(either: Rig) -> None:
     either.push("1", "2")
     either.push("3", delay=60.0)
-    either.engine.pop(Want(queue=either.queue, limit=1, ordered=either.ordered))
+    either.engine.pop(PopRequest(queue=either.queue, limit=1, ordered=either.ordered))
     either.expire()
     either.engine.purge(either.queue, DEFAULT_GROUP)
 

@@ -5,9 +5,10 @@ from collections import Counter
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound
-from pump.queue.vocabulary import DEFAULT_GROUP, Push, Want
-from support.queue_rig import BACK, FAIL, Rig, TimedEngine
+from pump.queue.vocabulary import DEFAULT_GROUP, PopRequest, Push
+from support.queue_rig import BACK, FAIL, Rig
 
 
 @pytest.mark.requirement("Q-32", "Q-54")
@@ -153,12 +154,12 @@ def test_a_new_group_has_all_of_a_partition_that_is_made_later(either: Rig) -> N
 
 
 @pytest.mark.requirement("Q-60")
-def test_a_group_may_come_before_its_queue(engine: TimedEngine) -> None:
-    assert not engine.pop(Want(queue="later", group="g", subscribe_from="new")).messages
+def test_a_group_may_come_before_its_queue(engine: Engine) -> None:
+    assert not engine.pop(PopRequest(queue="later", group="g", subscribe_from="new")).messages
 
     engine.push([Push("later", b"x", transaction_id="1")])
 
-    assert [each.transaction_id for each in engine.pop(Want(queue="later", group="g")).messages] == ["1"]
+    assert [each.transaction_id for each in engine.pop(PopRequest(queue="later", group="g")).messages] == ["1"]
 
 
 @pytest.mark.requirement("Q-60")
@@ -235,23 +236,23 @@ def test_a_groups_lag_is_what_it_has_not_settled(either: Rig) -> None:
 
 
 @pytest.mark.requirement("Q-55")
-def test_the_first_consumer_decides_whether_a_queue_has_order(engine: TimedEngine) -> None:
+def test_the_first_consumer_decides_whether_a_queue_has_order(engine: Engine) -> None:
     engine.push([Push("q", b"x")])
     assert engine.queues("q")[0].ordered is None
 
-    engine.pop(Want(queue="q", ordered=False))
+    engine.pop(PopRequest(queue="q", ordered=False))
 
     assert engine.queues("q")[0].ordered is False
     with pytest.raises(Conflict):
-        engine.pop(Want(queue="q", ordered=True))
-    assert not engine.pop(Want(queue="q")).messages
+        engine.pop(PopRequest(queue="q", ordered=True))
+    assert not engine.pop(PopRequest(queue="q")).messages
 
 
 @pytest.mark.requirement("Q-55")
-def test_a_queue_whose_consumer_says_nothing_has_order(engine: TimedEngine) -> None:
+def test_a_queue_whose_consumer_says_nothing_has_order(engine: Engine) -> None:
     engine.push([Push("q", b"x")])
 
-    engine.pop(Want(queue="q"))
+    engine.pop(PopRequest(queue="q"))
 
     assert engine.queues("q")[0].ordered is True
 

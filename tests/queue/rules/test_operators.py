@@ -6,14 +6,15 @@ from dataclasses import fields
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, Push, State, Trace, Want
-from support.queue_rig import BACK, DEAD, FAIL, Rig, TimedEngine
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, Push, State, Trace
+from support.queue_rig import BACK, DEAD, FAIL, Rig
 
 
 @pytest.mark.requirement("Q-67")
-def test_options_are_replaced_as_a_whole(engine: TimedEngine) -> None:
+def test_options_are_replaced_as_a_whole(engine: Engine) -> None:
     changed = QueueOptions(
         ordered=False, lease_time=7.0, retry_limit=9, retry_delay=3.0, max_size=11, ttl=12.0, priority=13,
         delayed_processing=1.5, window_buffer=2.5, dead_letter_queue=False, dead_letter_after_max_retries=False,
@@ -32,7 +33,7 @@ def test_options_are_replaced_as_a_whole(engine: TimedEngine) -> None:
 
 
 @pytest.mark.requirement("Q-67")
-def test_the_options_of_a_queue_that_was_only_pushed_to_are_the_defaults(engine: TimedEngine) -> None:
+def test_the_options_of_a_queue_that_was_only_pushed_to_are_the_defaults(engine: Engine) -> None:
     engine.push([Push("q", b"")])
 
     assert engine.options("q") == QueueOptions()
@@ -388,7 +389,7 @@ def test_a_message_is_shown_with_its_payload_lease_and_states(either: Rig) -> No
 
 
 @pytest.mark.requirement("Q-27")
-def test_a_message_that_no_group_knows_is_pending(engine: TimedEngine) -> None:
+def test_a_message_that_no_group_knows_is_pending(engine: Engine) -> None:
     (pushed,) = engine.push([Push("q", b"")])
 
     found = engine.message(pushed.partition_id, pushed.transaction_id)
@@ -420,7 +421,7 @@ def test_a_queue_is_shown_with_its_partitions_and_everybodys_progress(either: Ri
 
 
 @pytest.mark.requirement("Q-66")
-def test_notes_are_found_by_message_and_by_name(engine: TimedEngine) -> None:
+def test_notes_are_found_by_message_and_by_name(engine: Engine) -> None:
     partition_id, other = str(uuid.uuid4()), str(uuid.uuid4())
     noted = [
         Trace(
@@ -443,7 +444,7 @@ def test_notes_are_found_by_message_and_by_name(engine: TimedEngine) -> None:
 
 
 @pytest.mark.requirement("Q-66")
-def test_a_note_that_could_not_be_found_again_is_refused(engine: TimedEngine) -> None:
+def test_a_note_that_could_not_be_found_again_is_refused(engine: Engine) -> None:
     with pytest.raises(BadRequest):
         engine.add_trace(Trace(transaction_id="1", partition_id="not a uuid", data=b""))
     with pytest.raises(BadRequest):
@@ -451,10 +452,10 @@ def test_a_note_that_could_not_be_found_again_is_refused(engine: TimedEngine) ->
 
 
 @pytest.mark.requirement("Q-60")
-def test_the_same_queue_is_meant_by_everybody(make_engine: Callable[..., TimedEngine], engine: TimedEngine) -> None:
+def test_the_same_queue_is_meant_by_everybody(make_engine: Callable[..., Engine], engine: Engine) -> None:
     other = make_engine()
 
     engine.push([Push("q", b"x", transaction_id="1")])
 
-    assert [each.transaction_id for each in other.pop(Want(queue="q")).messages] == ["1"]
-    assert not engine.pop(Want(queue="q")).messages
+    assert [each.transaction_id for each in other.pop(PopRequest(queue="q")).messages] == ["1"]
+    assert not engine.pop(PopRequest(queue="q")).messages

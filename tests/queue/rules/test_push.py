@@ -6,15 +6,16 @@ import uuid
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest
 from pump.queue.vocabulary import DEFAULT_PARTITION, Filter, Push, State
-from support.queue_rig import Rig, TimedEngine
+from support.queue_rig import Rig
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 @pytest.mark.requirement("Q-10", "Q-58")
-def test_a_push_makes_its_queue_and_partition(engine: TimedEngine) -> None:
+def test_a_push_makes_its_queue_and_partition(engine: Engine) -> None:
     (pushed,) = engine.push([Push("made.here", b"{}")])
 
     (info,) = engine.queues("made.here")
@@ -100,7 +101,7 @@ def test_of_racing_pushes_of_one_message_one_is_stored(either: Rig) -> None:
 
 
 @pytest.mark.requirement("Q-57")
-def test_answers_are_in_the_order_of_the_items(engine: TimedEngine) -> None:
+def test_answers_are_in_the_order_of_the_items(engine: Engine) -> None:
     items = [
         Push(f"q{index % 3}", b"", partition=f"p{index % 2}", transaction_id=str(index // 2)) for index in range(40)
     ]
@@ -136,7 +137,7 @@ def refused_items() -> list[Push]:
 
 @pytest.mark.requirement("Q-72", "Z-11")
 @pytest.mark.parametrize("item", refused_items())
-def test_what_no_database_could_keep_is_refused_before_anything_is_stored(engine: TimedEngine, item: Push) -> None:
+def test_what_no_database_could_keep_is_refused_before_anything_is_stored(engine: Engine, item: Push) -> None:
     with pytest.raises(BadRequest, match="item 1: "):
         engine.push([Push("q", b""), item])
 
@@ -145,7 +146,7 @@ def test_what_no_database_could_keep_is_refused_before_anything_is_stored(engine
 
 @pytest.mark.requirement("Q-58")
 @pytest.mark.parametrize("name", ["a/b", "a b", "%2F", "ü", "𝄞", "'; drop table message; --", "x" * 255])
-def test_names_are_any_text(engine: TimedEngine, name: str) -> None:
+def test_names_are_any_text(engine: Engine, name: str) -> None:
     rig = Rig(engine, queue=name)
 
     rig.push("1", partition=name)
@@ -244,6 +245,6 @@ def test_a_full_queue_does_not_hold_back_another(either: Rig) -> None:
 
 
 @pytest.mark.requirement("Z-14", "Z-11")
-def test_more_at_once_than_a_call_may_carry_is_refused(engine: TimedEngine) -> None:
+def test_more_at_once_than_a_call_may_carry_is_refused(engine: Engine) -> None:
     with pytest.raises(BadRequest):
         engine.push([Push("q", b"")] * 10_001)

@@ -7,13 +7,14 @@ import pytest
 pytest.importorskip("cryptography")
 
 from pump.errors import ConfigurationError
+from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, QueueError
 from pump.queue.options import QueueOptions
 from pump.queue.sealing import Sealing
 from pump.queue.vocabulary import State
-from support.queue_rig import DEAD, Rig, TimedEngine
+from support.queue_rig import DEAD, Rig
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 ONE, TWO = bytes(range(32)), bytes(range(1, 33))
 
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from pump.queue.engine import Engine
 from pump.queue.options import QueueOptions
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, Settlement, State, Status
-from support.queue_rig import BACK, DEAD, FAIL, OK, Rig, TimedEngine, settlement
+from support.queue_rig import BACK, DEAD, FAIL, OK, Rig, settlement
 
-EngineMaker = Callable[..., TimedEngine]
+EngineMaker = Callable[..., Engine]
 
 
 @pytest.mark.requirement("Q-01")

@@ -17,7 +17,7 @@ from pump.errors import PumpError
 from pump.queue.errors import QueueUnavailable
 from pump.queue.sqlite import connection as sqlite_connection
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import Filter, Push, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push
 from support import queue_narrow_worker
 from support.queue_child import LIMIT_SECONDS, Child
 from support.queue_races import drained, names, settlements
@@ -107,7 +107,7 @@ def test_processes_fork_while_their_threads_work(path: Path, engine: SqliteEngin
         number = 0
         while not stop.is_set():
             push(engine, f"{thread}-{number}")
-            engine.settle(settlements(engine.pop(Want(queue="jobs", ordered=False)).messages))
+            engine.settle(settlements(engine.pop(PopRequest(queue="jobs", ordered=False)).messages))
             confirmed.append(f"{thread}-{number}")
             number += 1
 
@@ -228,7 +228,7 @@ def test_while_a_stranger_has_the_file_callers_are_told_so_and_may_repeat(
     monkeypatch.setattr(sqlite_connection, "BUSY_MS", 50)
     with closing(SqliteEngine(path)) as engine, closing(sqlite3.connect(path, isolation_level=None)) as stranger:
         push(engine, "1", "2")
-        taken = engine.pop(Want(queue="jobs"))
+        taken = engine.pop(PopRequest(queue="jobs"))
         stranger.execute("BEGIN EXCLUSIVE")
 
         for act in (

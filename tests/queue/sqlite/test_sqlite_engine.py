@@ -22,7 +22,7 @@ from pump.queue.sqlite import connection as sqlite_connection
 from pump.queue.sqlite import watch as sqlite_watch
 from pump.queue.sqlite.connection import file_system_of, warn_of_old_sqlite
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, Push, Settlement, State, Step, Want
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, Push, Settlement, State, Step
 from support import queue_worker
 
 WAIT_SECONDS = 20.0
@@ -79,7 +79,7 @@ def test_what_was_confirmed_survives_the_death_of_every_process(path: Path, tmp_
         assert max(Counter(completed).values()) == 1
         assert engine.dead_letters(Filter())[1] == 0
         engine.clock_offset += 400
-        while (taken := engine.pop(Want(queue="jobs", limit=1000))).messages:
+        while (taken := engine.pop(PopRequest(queue="jobs", limit=1000))).messages:
             engine.settle(
                 [Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in taken.messages]
             )
@@ -91,7 +91,7 @@ def test_what_was_confirmed_survives_the_death_of_every_process(path: Path, tmp_
 
 @pytest.mark.requirement("Q-59", "R-41")
 def test_a_push_of_another_process_rings(path: Path, engine: SqliteEngine, tmp_path: Path) -> None:
-    engine.pop(Want(queue="jobs", ordered=False))
+    engine.pop(PopRequest(queue="jobs", ordered=False))
     rung = threading.Event()
     end = engine.listen("jobs", rung.set)
 
@@ -105,7 +105,7 @@ def test_a_push_of_another_process_rings(path: Path, engine: SqliteEngine, tmp_p
 
 @pytest.mark.requirement("Q-59")
 def test_another_engine_rings_at_once(path: Path, engine: SqliteEngine) -> None:
-    engine.pop(Want(queue="jobs"))
+    engine.pop(PopRequest(queue="jobs"))
     rung: list[float] = []
     event = threading.Event()
 
@@ -152,19 +152,19 @@ def test_a_bell_that_fails_harms_nobody(engine: SqliteEngine, caplog: pytest.Log
     assert engine.push([Push("jobs", b"")])
 
     assert rung.is_set()
-    assert "will look by itself" in caplog.text
+    assert "looks by itself later" in caplog.text
 
 
 def test_a_look_that_finds_nothing_writes_nothing(path: Path, engine: SqliteEngine) -> None:
     engine.push([Push("jobs", b"")])
-    engine.pop(Want(queue="jobs"))
+    engine.pop(PopRequest(queue="jobs"))
     with closing(sqlite3.connect(path)) as connection:
         before = connection.execute("PRAGMA data_version").fetchone()
 
         for _ in range(10):
-            assert not engine.pop(Want(queue="jobs")).messages
-            assert not engine.pop(Want(queue="jobs", partition="Default")).messages
-            assert not engine.pop(Want(queue="jobs", partition="none")).messages
+            assert not engine.pop(PopRequest(queue="jobs")).messages
+            assert not engine.pop(PopRequest(queue="jobs", partition="Default")).messages
+            assert not engine.pop(PopRequest(queue="jobs", partition="none")).messages
 
         assert connection.execute("PRAGMA data_version").fetchone() == before
 
@@ -196,7 +196,7 @@ def test_the_log_of_changes_is_moved_into_the_file(
 
     wait_for(lambda: log.stat().st_size == 0, "a checkpoint")
 
-    assert len(engine.pop(Want(queue="jobs", limit=100)).messages) == 50
+    assert len(engine.pop(PopRequest(queue="jobs", limit=100)).messages) == 50
 
 
 def test_one_process_is_elected_to_checkpoint_and_another_when_it_is_gone(path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_child_has_connections_of_its_own(engine: SqliteEngine) -> None:
     _, status = os.waitpid(child, 0)
 
     assert status == 0
-    found = engine.pop(Want(queue="jobs", limit=5)).messages
+    found = engine.pop(PopRequest(queue="jobs", limit=5)).messages
     assert [each.transaction_id for each in found] == ["parent", "child"]
 
 
@@ -280,7 +280,7 @@ def test_an_old_sqlite_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
             warn_of_old_sqlite(version)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "SQLite 3.40.1 has a defect that can corrupt a file written by several processes; 3.51.3 mends it"
+        "SQLite 3.40.1 has a defect that can corrupt a file written by several processes; 3.51.3 fixes it"
     ]
 
 
@@ -316,7 +316,7 @@ def test_threads_wait_for_each_other_and_none_is_refused(path: Path) -> None:
             try:
                 for number in range(40):
                     engine.push([Push("jobs", b"", transaction_id=f"{name}-{number}")])
-                    engine.pop(Want(queue="jobs", limit=1, auto_ack=True))
+                    engine.pop(PopRequest(queue="jobs", limit=1, auto_ack=True))
             except QueueUnavailable as failure:
                 failures.append(failure)
 
@@ -346,7 +346,7 @@ def test_a_callers_own_statements_and_the_queues_are_one_transaction(
     path: Path, engine: SqliteEngine, isolation: Literal["IMMEDIATE", "DEFERRED"] | None
 ) -> None:
     engine.push([Push("jobs", b"", transaction_id="1")])
-    (message,) = engine.pop(Want(queue="jobs")).messages
+    (message,) = engine.pop(PopRequest(queue="jobs")).messages
     said = Settlement("1", message.partition_id, message.lease_id)
     with closing(sqlite3.connect(path, isolation_level=isolation)) as connection:
         connection.execute("CREATE TABLE own (name TEXT NOT NULL)")
@@ -360,7 +360,7 @@ def test_a_callers_own_statements_and_the_queues_are_one_transaction(
 
         assert own_rows(connection) == ["done"]
     assert len(engine.stored(Filter(queue="next"))) == 1
-    assert engine.pop(Want(queue="next")).messages
+    assert engine.pop(PopRequest(queue="next")).messages
 
 
 @pytest.mark.requirement("Q-49")
@@ -396,14 +396,14 @@ def test_an_engine_that_is_closed_says_so(engine: SqliteEngine) -> None:
 
 def test_what_was_ready_before_the_clock_was_put_back_is_ready_still(engine: SqliteEngine) -> None:
     engine.clock_offset = 5000.0
-    engine.pop(Want(queue="jobs"))
+    engine.pop(PopRequest(queue="jobs"))
     engine.push([Push("jobs", b"", transaction_id="1"), Push("jobs", b"", transaction_id="2")])
-    (first,) = engine.pop(Want(queue="jobs")).messages
+    (first,) = engine.pop(PopRequest(queue="jobs")).messages
     engine.settle([Settlement(first.transaction_id, first.partition_id, first.lease_id)])
 
     engine.clock_offset = 0.0
 
-    assert [each.transaction_id for each in engine.pop(Want(queue="jobs")).messages] == ["2"]
+    assert [each.transaction_id for each in engine.pop(PopRequest(queue="jobs")).messages] == ["2"]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -411,16 +411,16 @@ def test_no_statement_of_the_daily_work_scans_a_table(engine: SqliteEngine, orde
     statements: list[str] = []
     for number in range(3):
         engine.push([Push("jobs", b"", partition=str(number % 2), delay=float(number == 2)) for _ in range(5)])
-    engine.pop(Want(queue="jobs", ordered=ordered))
+    engine.pop(PopRequest(queue="jobs", ordered=ordered))
     connection = engine._connections.reading()
     connection.set_trace_callback(statements.append)
 
     engine.push([Push("jobs", b"", transaction_id=str(number)) for number in range(3)])
-    taken = engine.pop(Want(queue="jobs", limit=3, ordered=ordered))
+    taken = engine.pop(PopRequest(queue="jobs", limit=3, ordered=ordered))
     engine.extend(taken.lease_id, 500)
     engine.settle([Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in taken.messages])
-    engine.pop(Want(queue="jobs", limit=3, auto_ack=True))
-    engine.pop(Want(queue="jobs", partition="none"))
+    engine.pop(PopRequest(queue="jobs", limit=3, auto_ack=True))
+    engine.pop(PopRequest(queue="jobs", partition="none"))
     connection.set_trace_callback(None)
 
     daily = [each for each in statements if each.split()[0] in {"SELECT", "UPDATE", "DELETE", "INSERT"}]

@@ -15,9 +15,10 @@ from pump.message import Header, Message
 from pump.queue.limits import LARGEST_PAYLOAD_BYTES
 from pump.queue.transport.envelope import START, read, write
 from pump.queue.transport.producer import QueueProducer
-from pump.queue.transport.routes import DEAD_ROWS, SHARDS, Route, partition_of
-from pump.queue.transport.transport import LARGEST_BODY, LARGEST_HEADERS
+from pump.queue.transport.routes import DEAD_ROWS, SHARDS, partition_of
+from pump.queue.transport.transport import LARGEST_BODY, LARGEST_HEADERS, dead_letter_topics
 from pump.queue.vocabulary import DEFAULT_PARTITION, Push, Pushed
+from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import transport_from
 from pump.transports.postgres import PostgresTransport
 from pump.transports.sqlite import SqliteTransport
@@ -119,18 +120,17 @@ class Order(Command):
 
 def test_rejected_messages_go_where_the_subscription_says() -> None:
     rules = Subscription(Order, topic="orders", channel="billing")
+    rows = DEAD_ROWS.replace("<channel>", "billing")
 
-    assert Route(rules).grave("delivery error") == ""
-    assert Route(replace(rules, dead_letter=DEAD_ROWS.replace("<channel>", "billing"))).grave("unacceptable") == ""
-    named = Route(replace(rules, dead_letter="dead", invalid="odd"))
-    assert (named.grave("delivery error"), named.grave("unacceptable"), named.graves) == (
-        "dead",
-        "odd",
-        ["dead", "odd"],
-    )
-    assert Route(replace(rules, dead_letter=None)).grave("unacceptable") is None
+    def of(**changes: Any) -> tuple[str | None, str | None, list[str]]:
+        found = Destinations.of(replace(rules, **changes), DEAD_ROWS)
+        return found.for_rejected("delivery error"), found.for_rejected("unacceptable"), dead_letter_topics(found)
+
+    assert of() == of(dead_letter=rows) == (rows, rows, [])
+    assert of(dead_letter="dead", invalid="odd") == ("dead", "odd", ["dead", "odd"])
+    assert of(dead_letter=None) == (None, None, [])
     with pytest.raises(ConfigurationError, match="its own dead letters"):
-        Route(replace(rules, dead_letter="orders"))
+        of(dead_letter="orders")
 
 
 # -- producers

@@ -23,10 +23,10 @@ from pump.message import Header, Message
 from pump.queue.errors import QueueUnavailable
 from pump.queue.options import QueueOptions
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.transport import consumer as door_consumer
+from pump.queue.transport import consumer as queue_consumer
 from pump.queue.transport.consumer import QueueConsumer
 from pump.queue.transport.transport import LARGEST_BODY, LARGEST_HEADERS, QueueTransport
-from pump.queue.vocabulary import Filter, Push, State, Want
+from pump.queue.vocabulary import Filter, PopRequest, Push, State
 from pump.transport_kit import ack_batch
 from support.programs import DEADLINE, Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
@@ -248,7 +248,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[QueueConsumer]:
         found.append(consumer)
         return look(consumer, limit)[0], 60.0
 
-    monkeypatch.setattr(door_consumer, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(queue_consumer, "LOOK_SECONDS", 60.0)
     monkeypatch.setattr(QueueConsumer, "_look", counted)
     return found
 
@@ -530,7 +530,7 @@ def test_what_could_not_be_said_is_said_by_the_channels_next_consumer(
 
 
 def test_an_outage_keeps_what_goes_back_and_says_it_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_consumer, "SAY_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(queue_consumer, "RETRY_SECONDS", 0.05)
     consumer = bench.consumer(lease=60.0)
     bench.send("1")
     (message,) = consumer.receive(10, 5.0)
@@ -578,9 +578,12 @@ def test_what_is_being_handled_when_its_consumer_closes_stays_leased(bench: Benc
     assert second.receive(1, 0.2) == []
 
 
-@pytest.mark.parametrize("verdict", ["nack", "requeue", "reject", "bury", "extend"])
+@pytest.mark.parametrize("verdict", ["nack", "requeue", "reject", "dead_letter", "extend"])
 def test_a_late_verdict_is_refused_and_changes_nothing(bench: Bench, verdict: str) -> None:
-    options: dict[str, Any] = {"lease": 0.2, **({"dead_letter": f"{bench.topic}-dead"} if verdict == "bury" else {})}
+    options: dict[str, Any] = {
+        "lease": 0.2,
+        **({"dead_letter": f"{bench.topic}-dead"} if verdict == "dead_letter" else {}),
+    }
     first, second = bench.consumer(**options), bench.consumer()
     bench.send("1")
     (late,) = first.receive(1, 5.0)
@@ -589,7 +592,7 @@ def test_a_late_verdict_is_refused_and_changes_nothing(bench: Bench, verdict: st
         "nack": lambda: first.nack(late),
         "requeue": lambda: first.requeue(late, 0.0, 1),
         "reject": lambda: first.reject(late, GIVEN_UP),
-        "bury": lambda: first.reject(late, GIVEN_UP),
+        "dead_letter": lambda: first.reject(late, GIVEN_UP),
         "extend": lambda: first._extend(late, late.receipt.lease, 0.0),  # type: ignore[attr-defined]
     }
 
@@ -687,7 +690,7 @@ def test_a_message_of_others_is_all_body(bench: Bench) -> None:
 def test_others_can_read_ours(bench: Bench) -> None:
     bench.send('{"sku": "tea"}')
     with bench.door.engine() as engine:
-        (message,) = engine.pop(Want(queue=bench.topic)).messages
+        (message,) = engine.pop(PopRequest(queue=bench.topic)).messages
 
     import json
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pump.queue.vocabulary import Leased, Pushed, Settled, Taken, Want
+from pump.queue.vocabulary import Leased, PopRequest, PopResult, Pushed, Settled
 from pump.queue.wire.replies import popped, pushed, settled
 from pump.queue.wire.times import time_text
 
@@ -49,9 +49,9 @@ def test_no_time_is_null() -> None:
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5), TEXTS, st.booleans())
 def test_a_reply_to_a_consumer_says_all_of_every_message(messages: list[Leased], group: str, auto_ack: bool) -> None:
-    want = Want(queue="q", group=group, auto_ack=auto_ack)
+    want = PopRequest(queue="q", group=group, auto_ack=auto_ack)
 
-    reply = popped(want, Taken(messages, "lease", 0.5, 2))
+    reply = popped(want, PopResult(messages, "lease", 0.5, 2))
 
     assert json.loads(reply) == {
         "success": True,
@@ -68,7 +68,7 @@ def test_a_reply_to_a_consumer_says_all_of_every_message(messages: list[Leased],
         assert not is_json(each.payload) or b'"data":' + each.payload + b"}" in reply
 
 
-def expected(message: Leased, want: Want) -> dict[str, object]:
+def expected(message: Leased, want: PopRequest) -> dict[str, object]:
     """One message as it should be read."""
     found: dict[str, object] = {
         "id": message.id,

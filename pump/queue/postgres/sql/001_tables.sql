@@ -1,6 +1,6 @@
--- The tables of the queue. What state a message is in is read off them, never stored:
--- a sequence above `claimed` is pending, unless the group has passed it; a delivery is leased while its lease lives,
--- else pending; at or below `claimed` without a delivery it is dead where a dead letter names its place, else completed.
+-- The tables of the queue. The state of a message for a group is computed from them, never stored. Above `claimed` it
+-- is pending, unless the group has settled it ahead (`passed`). With a delivery it is leased while its lease is live,
+-- else pending. At or below `claimed` without a delivery it is dead if a dead letter has its place, else completed.
 -- `message_pump` stands for the schema, whatever its name is.
 
 create table message_pump.queue (
@@ -11,7 +11,7 @@ create table message_pump.queue (
     task text not null,
     created_at timestamptz not null,
     partitions integer not null default 0,
-    ordered boolean, -- null until somebody consumes
+    ordered boolean, -- null until the first consumer
     lease_time double precision not null default 300,
     retry_limit integer default 3,
     retry_delay double precision not null default 1,
@@ -29,7 +29,7 @@ create table message_pump.queue (
     encryption boolean not null default false
 );
 
--- No index on what a push changes, and room on the page: then a push rewrites one page and no index.
+-- No index on the columns that a push changes, and free space on the page: a push then rewrites one page and no index.
 create table message_pump.partition (
     id bigint generated always as identity primary key,
     uid uuid not null unique default gen_random_uuid(),
@@ -39,8 +39,8 @@ create table message_pump.partition (
     first_seq bigint not null default 1,
     last_seq bigint not null default 0,
     last_at timestamptz not null,
-    swept bigint not null default 0, -- how far retention has looked beyond what is settled without a break
-    swept_at timestamptz, -- when it was last at the end
+    swept bigint not null default 0, -- how far retention has looked after the first message that is not settled
+    swept_at timestamptz, -- when it last reached the end
     unique (queue_id, name)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
@@ -70,7 +70,7 @@ create table message_pump.message (
     unique (part_id, transaction_id)
 );
 
--- What is not due yet has no place in its partition.
+-- Messages that are not due yet have no place in their partition.
 create table message_pump.scheduled (
     id uuid primary key,
     part_id bigint not null,
@@ -87,23 +87,23 @@ create table message_pump.scheduled (
 );
 create index scheduled_due on message_pump.scheduled (queue_id, due_at, ordinal);
 
--- `ready_at` is when a consumer should look at the partition next: at once, when its lease ends, when its head is
--- due, or, where there is nothing to give, 'infinity' until a push. The line of partitions is in its order.
+-- `ready_at` is when a consumer should look at the partition next: at once, when its lease ends, when its first message
+-- is due, or, if there is nothing to hand out, 'infinity' until a push. Consumers take partitions in this order.
 create table message_pump.progress (
     group_id bigint not null,
     part_id bigint not null,
-    claimed bigint not null, -- the highest sequence that was ever handed out
-    floor bigint not null default 0, -- no open delivery is below it
-    base bigint not null, -- what of `claimed` was not completed but skipped
+    claimed bigint not null, -- the highest sequence that was handed out
+    floor bigint not null default 0, -- no delivery is below it
+    base bigint not null, -- how many up to `claimed` were skipped, not completed
     ready_at timestamptz not null default 'infinity',
     lease_id uuid,
     lease_until timestamptz,
-    lease_open integer not null default 0, -- how many of the lease are not settled
-    open_rows integer not null default 0, -- how many deliveries an ordered partition has
+    lease_open integer not null default 0, -- messages of the lease that are not settled
+    open_rows integer not null default 0, -- deliveries of an ordered partition
     consumed_at timestamptz
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
--- There is one row for each pair, as whoever makes a group or a partition has locked its queue. The index does not say
--- so: it would look at every version of the row at each change, and an old snapshot keeps them all.
+-- There is one row for each pair, because creating a group or a partition locks its queue. The index is not unique: a
+-- unique one would check every version of the row at each change, and an old snapshot keeps them all.
 create index progress_place on message_pump.progress (group_id, part_id);
 create index progress_ready on message_pump.progress (group_id, ready_at) where ready_at < 'infinity';
 create index progress_part on message_pump.progress (part_id);
@@ -120,14 +120,14 @@ create table message_pump.delivery (
     deliveries integer not null default 1,
     retries integer not null default 0,
     crashes integer not null default 0,
-    retry_limit integer default -1, -- of whoever has it; -1 is the queue's, null none
+    retry_limit integer default -1, -- given by its consumer; -1 is the queue's, null is none
     error text,
     primary key (group_id, part_id, seq)
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 create index delivery_due on message_pump.delivery (group_id, visible_at, part_id, seq) where visible_at is not null;
 create index delivery_lease on message_pump.delivery (lease_id) where lease_id is not null and visible_at is not null;
 
--- It outlives its message, its queue and its group; `seq` is null once it says nothing about a message's state.
+-- A dead letter outlives its message, queue and group; `seq` is null once it does not affect a message's state.
 create table message_pump.dead (
     id uuid primary key default gen_random_uuid(),
     group_id bigint not null,
@@ -157,8 +157,8 @@ create index dead_place on message_pump.dead (part_id, seq, group_id) where seq 
 create index dead_moved on message_pump.dead (moved_at, id);
 create index dead_queue on message_pump.dead (queue_name, moved_at, id);
 
--- The places, from `seq` to `last`, of messages that are gone from among others, so that counting by sequences stays
--- right. No two ranges touch: there is at most one more of them than there are messages.
+-- Ranges of places, from `seq` to `last`, whose messages were removed from among others, so that counting by sequences
+-- stays correct. No two ranges touch, so there is at most one more range than there are messages.
 create table message_pump.removed (
     part_id bigint not null,
     seq bigint not null,
@@ -166,8 +166,8 @@ create table message_pump.removed (
     primary key (part_id, last)
 );
 
--- What a group is done with before it was given it, since an operator said so. It has no `seq` while its message has
--- no place; it says nothing any more once the group's claim is beyond it.
+-- Messages that a group settled before they were handed out, because an operator said so. `seq` is null while the
+-- message is scheduled; the row has no meaning once the group's claim is beyond it.
 create table message_pump.passed (
     message_id uuid not null,
     group_id bigint not null,

@@ -1,10 +1,10 @@
--- Queues, partitions and what is put into them. Locks are taken in this order: queues, partitions, progress, each by
+-- Queues, partitions and pushes. Locks are taken in this order: queues, partitions, progress, each by
 -- id. A partition's lock is held until the commit, so its sequence is the order in which pushes committed.
 
 create function message_pump.now_at(_offset double precision) returns timestamptz
 language sql as $$ select clock_timestamp() + make_interval(secs => _offset) $$;
 
--- Where each of the named partitions is; what is missing is made, unless its queue has too many already.
+-- The ids of the named partitions; missing ones are created, unless their queue has too many already.
 create function message_pump.places(
     _queues text[], _namespaces text[], _tasks text[], _partitions text[], _most integer, _offset double precision
 ) returns table (part_id bigint, part_uid text, of_queue bigint, sealed boolean) language plpgsql as $$
@@ -23,7 +23,7 @@ begin
         cross join lateral (select q.id from message_pump.queue q where q.name = a.q limit 1) q
         where not exists (select 1 from message_pump.partition p where p.queue_id = q.id and p.name = a.p)
     ) then
-        -- A group that is made meanwhile waits for the queue's row, so that no pair of both is missed.
+        -- Creating a group waits for the queue's row, so that no pair of group and partition is missed.
         perform 1 from message_pump.queue q where q.name = any (_queues) order by q.id for no key update;
         with made as (
             insert into message_pump.partition (queue_id, name, created_at, last_at)
@@ -65,19 +65,19 @@ begin
     end if;
 end $$;
 
--- How many places of a partition beyond one are empty.
+-- How many places of a partition after a sequence are empty.
 create function message_pump.removed_beyond(_part bigint, _seq bigint) returns bigint language sql stable as $$
     select coalesce(sum(r.last - greatest(r.seq - 1, _seq)), 0)::bigint
     from message_pump.removed r where r.part_id = _part and r.last > _seq
 $$;
 
--- How many messages beyond its claim a group has passed.
+-- How many messages after its claim a group has settled ahead.
 create function message_pump.passed_beyond(_group bigint, _part bigint, _claimed bigint) returns bigint
 language sql stable as $$
     select count(*) from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq > _claimed
 $$;
 
--- How many messages of a queue are not settled by its slowest group; without a group, all that it holds.
+-- How many messages of a queue its slowest group has not settled; without a group, all that it holds.
 create function message_pump.size_of(_queue bigint) returns bigint language sql as $$
     select coalesce(
         (
@@ -105,7 +105,7 @@ create function message_pump.size_of(_queue bigint) returns bigint language sql 
     )::bigint + (select count(*) from message_pump.scheduled s where s.queue_id = _queue);
 $$;
 
--- Wake who waits for one of these partitions; says whether anybody did.
+-- Make these partitions ready for the groups that had nothing there; returns whether there was such a group.
 create function message_pump.wake(_parts bigint[], _now timestamptz) returns boolean language plpgsql as $$
 begin
     update message_pump.progress g set ready_at = _now where g.ctid = any (array(
@@ -116,8 +116,8 @@ begin
     return found;
 end $$;
 
--- Give the due messages of a queue their places, the first thousand of them.
--- A pop does not wait for a push that is under way, whose caller may keep it open: it looks again in a moment.
+-- Number the due messages of a queue, the first thousand of them.
+-- A pop does not wait for a push in progress, whose caller may keep its transaction open: it looks again soon.
 create function message_pump.promote(_queue bigint, _now timestamptz, _waits boolean) returns boolean
 language plpgsql as $$
 declare
@@ -159,7 +159,7 @@ begin
                 select * from message_pump.partition p where p.id = n.part_id limit 1
             ) p
             returning id, seq
-    ), passed as ( -- where a group was done with them already
+    ), passed as ( -- if a group has settled them ahead
         update message_pump.passed s set seq = x.seq
             from (
                 select s.tid, n.seq from placed n cross join lateral (
@@ -187,10 +187,10 @@ begin
     return message_pump.wake(_parts, _now);
 end $$;
 
--- Store messages that are told apart by partition and transaction id already; `_parts` in rising order, `_queues` those
--- that they belong to. Answers only with what is out of the ordinary: 'duplicate' (and the id that it has), 'full',
--- 'scheduled', and 'woken' at ordinal 0. A partition's row, which every push leaves another version of, is looked up
--- once: while somebody's old snapshot keeps them all, each look passes every version.
+-- Store messages, no two of which have the same partition and transaction id; `_parts` in rising order, `_queues` their
+-- queues. Returns only rows for what is unusual: 'duplicate' (with the id of the stored message), 'full', 'scheduled',
+-- and 'woken' at ordinal 0. A partition's row is looked up once: every push adds a version of it, and while an old
+-- snapshot keeps them all, each lookup passes every version.
 create function message_pump.push(
     _queues bigint[], _parts bigint[], _sealed boolean[], _which integer[], _ids uuid[], _transactions text[],
     _payloads bytea[], _traces uuid[], _producers text[], _not_before double precision[], _delays double precision[],
@@ -224,7 +224,7 @@ begin
             raise exception 'what the caller knows of the queue is out of date' using errcode = 'MP001';
         end if;
         if _queue.max_size > 0 then
-            -- Or two pushes into different partitions would each take the last place of a full queue.
+            -- Otherwise two pushes into different partitions could both take the last place of the queue.
             perform 1 from message_pump.queue q where q.id = _queue.queue_id for no key update;
             _limited := _limited || _queue.queue_id;
         end if;

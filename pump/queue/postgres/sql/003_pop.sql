@@ -1,6 +1,6 @@
--- Handing out messages. `claimed` grows only together with the delivery rows of what it passes.
+-- Handing out messages. `claimed` grows only together with the delivery rows of the messages that it passes.
 
--- The queue of a group, due messages placed; or 'MP001': what the caller knows of them is out of date.
+-- The queue of a group, after numbering its due messages; or 'MP001': what the caller has cached is out of date.
 create function message_pump.opened(_queue bigint, _group bigint, _ordered boolean, _now timestamptz)
 returns message_pump.queue language plpgsql as $$
 declare
@@ -17,8 +17,8 @@ begin
     return _found;
 end $$;
 
--- Nothing, or 'MP001' where the queue's mode was changed since it was opened. Once the group's row in a partition is
--- locked, its mode stays: whoever changes it locks all of these first. What is leased in the wrong mode never comes again.
+-- Raises 'MP001' if the queue's mode was changed since it was opened. While the group's row in a partition is locked,
+-- the mode stays: changing it locks all of these rows first. A message leased in the wrong mode would never come again.
 create function message_pump.assert_mode(_queue bigint, _ordered boolean) returns void language plpgsql as $$
 begin
     perform 1 from message_pump.queue q where q.id = _queue and q.ordered = _ordered;
@@ -27,11 +27,11 @@ begin
     end if;
 end $$;
 
--- Whether a lease that ends then is one still; an end too far off was set before the clock was put back.
+-- Whether a lease with that end is live; an end too far off was set before the clock was put back.
 create function message_pump.lives(_until timestamptz, _now timestamptz) returns boolean
 language sql stable as $$ select coalesce(_until > _now and _until <= _now + interval '7 days', false) $$;
 
--- After so many retries and crashes a message of this queue is a dead letter; null: never.
+-- The number of retries and crashes after which a message of this queue is a dead letter; null is never.
 create function message_pump.limit_of(_queue message_pump.queue, _limit integer) returns integer
 language sql immutable as $$
     select case
@@ -41,8 +41,7 @@ language sql immutable as $$
     end
 $$;
 
--- Make a dead letter of a message, in the place of its delivery if it has one; or of one that has no place yet, by its
--- id.
+-- Make a dead letter of a message, which replaces its delivery if it has one; or of a scheduled message, by its id.
 create function message_pump.bury(
     _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null
 ) returns void language plpgsql as $$
@@ -74,9 +73,9 @@ begin
             deliveries = excluded.deliveries, moved_at = excluded.moved_at, redriven_at = null;
 end $$;
 
--- Say when a partition that had nothing fresh to give is to be looked at again; `_tid` is the group's row there. It is
--- parked only while no push can be under way, so that no wake-up is missed; where one is, somebody looks again in a
--- moment.
+-- Store when to look again at a partition that had nothing new to hand out; `_tid` is the group's row there. `ready_at`
+-- becomes 'infinity' only while no push can be in progress, so that no wake-up is missed; otherwise somebody looks
+-- again soon.
 create function message_pump.rest(_tid tid, _part bigint, _delay double precision, _now timestamptz)
 returns void language plpgsql as $$
 declare
@@ -103,7 +102,7 @@ begin
             delete from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq <= _last;
         end if;
     end if;
-    -- Where `_next` is null, whatever was left has been removed or passed: there is nothing to hand out.
+    -- If `_next` is null, what was left has been removed or settled ahead: there is nothing to hand out.
     update message_pump.progress g set
         ready_at = case when _next is null then 'infinity'
             else greatest(_next, _now + interval '1 millisecond') end,
@@ -117,8 +116,8 @@ create type message_pump.taken as (
     until double precision
 );
 
--- Whether one of those keys is the one that a payload was sealed with; or 'MP003': then the whole call is undone, and
--- nothing is counted.
+-- Whether a payload was sealed with one of those keys; or 'MP003': then the whole call is rolled back, and nothing is
+-- counted.
 create function message_pump.openable(_payload bytea, _keys bytea[]) returns boolean language plpgsql as $$
 begin
     if substring(_payload from 2 for get_byte(_payload, 0)) = any (_keys) then
@@ -127,7 +126,7 @@ begin
     raise exception 'a message is sealed with a key that is not here' using errcode = 'MP003';
 end $$;
 
--- Hand out one message again.
+-- Redeliver one message.
 create function message_pump.take_again(
     _group bigint, _part bigint, _uid text, _name text, _seq bigint, _lease uuid, _visible timestamptz,
     _limit integer, _until double precision
@@ -147,7 +146,7 @@ begin
     return _result;
 end $$;
 
--- Hand out what nobody of the group has had, after `_claimed`.
+-- Hand out new messages of the group, after `_claimed`.
 create function message_pump.take_fresh(
     _group bigint, _part bigint, _uid text, _name text, _claimed bigint, _room integer, _bytes bigint, _first boolean, _lease uuid,
     _visible timestamptz, _limit integer, _old_enough timestamptz, _until double precision
@@ -179,7 +178,7 @@ begin
     from fresh m order by m.seq;
 end $$;
 
--- From the partitions that have waited longest, or from one. Each is leased as a whole.
+-- Pop from the partitions that have waited longest, or from one. Each partition is leased as a whole.
 create function message_pump.pop_ordered(
     _queue bigint, _group bigint, _partition text, _room integer, _parts integer, _lease uuid,
     _lease_time double precision, _limit integer, _bytes bigint, _offset double precision
@@ -325,7 +324,7 @@ begin
                 if _blocked is null then
                     perform message_pump.rest(_tid, _part, _q.delayed_processing, _now);
                     if _leased > 0 then
-                        -- What did not fit beside others keeps its turn, or these would keep it back for ever.
+                        -- A message that did not fit beside others keeps its turn, or these would hold it back for ever.
                         update message_pump.progress s set ready_at = least(_p.ready_at, s.ready_at)
                             where s.group_id = _group and s.part_id = _part
                                 and s.ready_at <= _now + interval '1 millisecond';
@@ -340,7 +339,7 @@ begin
     end loop;
 end $$;
 
--- What is due again, from wherever, then what is fresh. Each message has a lease of its own.
+-- Pop redeliveries that are due, from any partition, then new messages. Each message has a lease of its own.
 create function message_pump.pop_unordered(
     _queue bigint, _group bigint, _partition text, _room integer, _parts integer, _lease uuid,
     _lease_time double precision, _limit integer, _bytes bigint, _offset double precision
@@ -437,7 +436,7 @@ begin
                     and (cardinality(_seen) < _parts or s.part_id = any (_seen))
                 order by s.ready_at limit 1 for no key update skip locked;
             if _part is null and cardinality(_seen) = 0 then
-                -- Another consumer is at it just now: it leaves what it does not take itself.
+                -- Another consumer is taking from it now: it leaves what it does not take itself.
                 select s.ctid, s.part_id, s.claimed into _tid, _part, _claimed from message_pump.progress s
                     where s.group_id = _group and s.ready_at <= _now + interval '1 second'
                         and not s.part_id = any (_tried)
@@ -481,7 +480,7 @@ begin
             select s.ready_at into _ready from message_pump.progress s where s.ctid = _tid;
             perform message_pump.rest(_tid, _part, _q.delayed_processing, _now);
             if _fresh = 0 and cardinality(_seen) > 0 then
-                -- What did not fit beside others keeps its turn, or these would keep it back for ever.
+                -- A message that did not fit beside others keeps its turn, or these would hold it back for ever.
                 update message_pump.progress s set ready_at = least(_ready, s.ready_at)
                     where s.group_id = _group and s.part_id = _part and s.ready_at <= _now + interval '1 millisecond';
             end if;
@@ -490,7 +489,7 @@ begin
     end loop;
 end $$;
 
--- Why there was nothing, and the seconds until there is something by time alone.
+-- Why there was nothing, and the seconds until time alone makes something ready.
 create function message_pump.why_empty(_queue bigint, _group bigint, _partition text, _offset double precision)
 returns table (why text, due_in double precision) language plpgsql as $$
 declare

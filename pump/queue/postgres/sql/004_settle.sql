@@ -1,8 +1,8 @@
--- What consumers say of what they have. Locks are taken on progress by id of partition (where a queue is ordered), and
--- on deliveries by place (where it is not), before anything is looked at.
+-- Settling leased messages. Locks are taken on progress rows in the order of partition ids (ordered queues), or on
+-- deliveries in the order of places (unordered ones), before anything is read.
 
--- End the lease of an ordered partition: what is not settled of it goes back to its place, uncounted. What an earlier
--- lease left behind, which nobody has taken since, stays as it is: the crash is counted when somebody does.
+-- End the lease of an ordered partition: its messages that are not settled are pending again, uncounted. Deliveries of
+-- an earlier lease that nobody has taken since stay as they are: their crash is counted when somebody does.
 create function message_pump.end_lease(_group bigint, _part bigint, _now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -23,8 +23,8 @@ begin
         where s.group_id = _group and s.part_id = _part;
 end $$;
 
--- Take settled deliveries off the account of an ordered partition's lease; `_tid` is the group's row there, null where
--- the caller does not know it. Whether that ended the lease.
+-- Subtract settled deliveries from the counts of an ordered partition's lease; `_tid` is the group's row there, null if
+-- the caller does not know it. Returns whether that ended the lease.
 create function message_pump.count_off(
     _group bigint, _part bigint, _tid tid, _rows integer, _of_lease integer, _now timestamptz
 ) returns boolean language plpgsql as $$
@@ -34,7 +34,7 @@ begin
     if _tid is null then
         select s.ctid into _tid from message_pump.progress s where s.group_id = _group and s.part_id = _part;
     end if;
-    -- While the lease lasts nothing changes that an index holds.
+    -- While the lease lasts, no indexed column changes.
     update message_pump.progress s set open_rows = s.open_rows - _rows, lease_open = s.lease_open - _of_lease
         where s.ctid = _tid and (_of_lease = 0 or s.lease_open > _of_lease);
     if found then
@@ -52,9 +52,9 @@ begin
     return true;
 end $$;
 
--- Complete messages, no two of them the same. `_which` says for each in which of `_parts` it is. A lease id that is
--- null is made up for by one of `_leases`, or, where the caller is lenient, by the message's being handed out.
--- Codes: 0 acknowledged, 1 already acknowledged, 2 invalid lease, 3 not found; 16 more where its lease is over.
+-- Complete messages, no two of them the same. `_which` is the index in `_parts` of each message's partition. For a null
+-- lease id, one of `_leases` is enough, or, if the caller is lenient, that the message is leased at all.
+-- Codes: 0 acknowledged, 1 already acknowledged, 2 invalid lease, 3 not found; plus 16 if its lease ended.
 create function message_pump.complete(
     _group text, _parts uuid[], _which integer[], _transactions text[], _lease_ids uuid[], _leases uuid[],
     _lenient boolean, _offset double precision
@@ -96,7 +96,7 @@ begin
         names[_p.o] := _p.name;
         continue when _p.gid is null;
         if _p.ordered then
-            -- By its lease first: an old snapshot keeps every version of a row, and only few are of one lease.
+            -- First by its lease: an old snapshot keeps every version of a row, and only few of them have this lease.
             select s.tid into _tid from (
                 select s.ctid tid, s.group_id, s.part_id from message_pump.progress s where s.lease_id = any (_mine)
                 offset 0
@@ -182,7 +182,7 @@ begin
             );
         end if;
     end if;
-    if 3 = any (codes) then -- a message that is not due yet is there, but nobody has it
+    if 3 = any (codes) then -- a scheduled message exists, but nobody has it leased
         codes := array(
             select case when a.c = 3 and exists (
                 select 1 from message_pump.scheduled s where s.part_id = _ids[a.w] and s.transaction_id = a.t
@@ -193,9 +193,9 @@ begin
     return next;
 end $$;
 
--- Settle messages one after the other, each as it says: 'failed', 'retry', 'dlq', or 'completed' where a call names a
--- message twice. Leases end after the last one. The codes, besides those above: 4 failed and comes again, 5 failed and
--- is a dead letter, 6 released.
+-- Settle messages one after the other: 'failed', 'retry', 'dlq', or 'completed' if a call settles a message twice.
+-- Leases end after the last one. Codes besides those above: 4 failed and comes again, 5 failed and is a dead letter, 6
+-- released.
 create function message_pump.settle(
     _group text, _parts uuid[], _which integer[], _transactions text[], _lease_ids uuid[], _statuses text[],
     _delays double precision[], _errors text[], _reasons text[], _retries integer[], _leases uuid[],
@@ -335,8 +335,8 @@ begin
     return next;
 end $$;
 
--- Let a lease end no earlier than so many seconds from now; null is its queue's lease time. Nothing where there is no
--- such lease, null where it is over.
+-- Let a lease end no earlier than so many seconds from now; null is its queue's lease time. Returns no row if there is
+-- no such lease, null if it has expired.
 create function message_pump.extend(_lease uuid, _seconds double precision, _offset double precision)
 returns setof double precision language plpgsql as $$
 declare
@@ -359,7 +359,7 @@ begin
     end if;
     _until := _now + make_interval(secs => least(_time, 604800));
     if _ordered then
-        -- Locked by a statement of its own: the next one then sees what others did to the rows meanwhile.
+        -- Locked by a separate statement: the next one then sees what others did to the rows meanwhile.
         perform 1 from message_pump.progress s where s.lease_id = _lease order by s.part_id for no key update;
         update message_pump.progress s set
             lease_until = greatest(s.lease_until, _until), ready_at = greatest(s.lease_until, _until)

@@ -1,6 +1,6 @@
--- What operators do to queues, groups and partitions. The order of locks is that of pushes.
+-- What operators do to queues, groups and partitions. Locks are taken in the same order as by pushes.
 
--- The last place in a partition before a moment, by halving: times rise with places.
+-- The last place in a partition before a moment, by binary search: times rise with places.
 create function message_pump.last_before(_part bigint, _moment timestamptz) returns bigint language plpgsql as $$
 declare
     _low bigint;
@@ -20,13 +20,13 @@ begin
     return _low;
 end $$;
 
--- How many places of a partition up to one are empty.
+-- How many places of a partition up to a sequence are empty.
 create function message_pump.removed_up_to(_part bigint, _seq bigint) returns bigint language sql stable as $$
     select coalesce(sum(least(r.last, _seq) - r.seq + 1), 0)::bigint
     from message_pump.removed r where r.part_id = _part and r.seq <= _seq
 $$;
 
--- Note that places are empty now; ranges that touch become one.
+-- Record that places are empty now; ranges that touch become one.
 create function message_pump.vacate(_part bigint, _places bigint[]) returns void language plpgsql as $$
 declare
     _low bigint;
@@ -51,7 +51,7 @@ begin
     end loop;
 end $$;
 
--- How many messages of a partition a group has completed, in all.
+-- How many messages of a partition a group has completed, in total.
 create function message_pump.completed(_group bigint, _part bigint) returns bigint language sql stable as $$
     select s.claimed - s.base
         + (select count(*) from message_pump.passed y
@@ -63,7 +63,7 @@ create function message_pump.completed(_group bigint, _part bigint) returns bigi
     from message_pump.progress s where s.group_id = _group and s.part_id = _part
 $$;
 
--- Put a group's claim elsewhere, with no delivery open and no lease; what was completed stays counted.
+-- Set a group's claim, and end its deliveries and lease; what was completed stays counted.
 create function message_pump.move(_group bigint, _part bigint, _claimed bigint, _now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -80,7 +80,7 @@ begin
         where s.group_id = _group and s.part_id = _part;
 end $$;
 
--- The queue and the group, made where they are missing and may be; the first consumer decides the mode.
+-- The queue and the group, created if they are missing and `_create` is set; the first consumer decides the mode.
 -- 'MP002': the queue has the other mode.
 create function message_pump.enter(
     _queue text, _namespace text, _task text, _group text, _ordered boolean, _subscription text,
@@ -112,7 +112,7 @@ begin
     return next;
 end $$;
 
--- Make a group known, beginning where it says; one that exists keeps its place.
+-- Create a group with its start; one that exists keeps its progress.
 create function message_pump.subscribe(
     _queue bigint, _group text, _subscription text, _since double precision, _now timestamptz
 ) returns bigint language plpgsql as $$
@@ -121,7 +121,7 @@ declare
     _p record;
     _claimed bigint;
 begin
-    -- A partition that is made meanwhile waits for the queue's row, so that no pair of both is missed.
+    -- Creating a partition waits for the queue's row, so that no pair of group and partition is missed.
     perform 1 from message_pump.queue q where q.id = _queue for no key update;
     select g.id into _id from message_pump.consumer_group g where g.queue_id = _queue and g.name = _group;
     if found then
@@ -129,7 +129,7 @@ begin
     end if;
     insert into message_pump.consumer_group (queue_id, name, subscription, subscribed_from, created_at)
         values (_queue, _group, _subscription, to_timestamp(_since), _now) returning id into _id;
-    -- What is being pushed or removed just now is to be on one side or the other.
+    -- A push or removal in progress has to come before or after this.
     perform 1 from message_pump.partition p where p.queue_id = _queue order by p.id for no key update;
     for _p in
         select p.id, p.first_seq, p.last_seq from message_pump.partition p where p.queue_id = _queue order by p.id
@@ -138,7 +138,7 @@ begin
             when 'new' then _p.last_seq
             when 'all' then _p.first_seq - 1
             else message_pump.last_before(_p.id, to_timestamp(_since)) end;
-        -- Looked at by the first consumer, which parks it if there is nothing: a push may be under way.
+        -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
         insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)
             values (
                 _id, _p.id, _claimed, _claimed + 1, _claimed - message_pump.removed_up_to(_p.id, _claimed), _now
@@ -147,7 +147,7 @@ begin
     return _id;
 end $$;
 
--- Change a queue's mode; false where somebody has a lease.
+-- Change a queue's mode; false if there is a live lease.
 create function message_pump.set_mode(_queue bigint, _ordered boolean, _now timestamptz) returns boolean
 language plpgsql as $$
 declare

@@ -1,6 +1,7 @@
--- What operators do to single messages, and to all that a group has pending. The order of locks is that of pushes.
+-- What operators do to single messages, and to all that a group has pending. Locks are taken in the same order as by
+-- pushes.
 
--- An operator took away what may have kept back the rest of a partition, unless that is leased.
+-- Let consumers look at a partition again, unless it is leased: what may have held back its messages was removed.
 create function message_pump.look_again(_group bigint, _part bigint, _now timestamptz) returns void
 language plpgsql as $$
 begin
@@ -9,7 +10,7 @@ begin
             and not message_pump.lives(s.lease_until, _now);
 end $$;
 
--- Remove one message for all groups; what it was completed for stays counted.
+-- Remove one message for all groups; it stays counted for the groups that completed it.
 create function message_pump.delete_message(_uid uuid, _transaction text, _offset double precision) returns boolean
 language plpgsql as $$
 declare
@@ -81,7 +82,7 @@ begin
     delete from message_pump.trace_name n where n.trace_ordinal in (select ordinal from gone);
 end $$;
 
--- Make a dead message pending again in its place, for every group that gave it up.
+-- Make a dead message pending again in its old place, for every group that gave it up.
 create function message_pump.retry(_uid uuid, _transaction text, _offset double precision) returns integer
 language plpgsql as $$
 declare
@@ -122,7 +123,7 @@ begin
     return _done;
 end $$;
 
--- Which message has a transaction id, and where; a message that is not due has no place.
+-- The id and place of the message with a transaction id; a scheduled message has no place.
 create function message_pump.place_of(_part bigint, _transaction text, out id uuid, out seq bigint)
 language plpgsql as $$
 begin
@@ -134,8 +135,8 @@ begin
     end if;
 end $$;
 
--- Make a dead letter of a message, wherever it is, for each group that has not settled it, or for one of them; says
--- for how many.
+-- Make a dead letter of a message in any state, for each group that has not settled it, or for one of them; returns for
+-- how many.
 create function message_pump.give_up(
     _uid uuid, _transaction text, _name text, _error text, _offset double precision
 ) returns integer language plpgsql as $$
@@ -187,8 +188,8 @@ begin
     return _done;
 end $$;
 
--- Complete for a group what is pending for it in a partition: at once what it was never given, and of what comes back
--- at most so many; `again` says whether there may be more of that. What somebody has leased stays his.
+-- Complete for a group what is pending for it in a partition: all new messages, and a bounded number of redeliveries;
+-- `again` says whether there may be more of these. What is leased stays leased.
 create function message_pump.purge(_group bigint, _part bigint, _most integer, _offset double precision)
 returns table (done bigint, again boolean) language plpgsql as $$
 declare
@@ -236,7 +237,7 @@ begin
     return next;
 end $$;
 
--- The same of what has no place yet, the next so many after one; says how many, and where it came to.
+-- The same for scheduled messages, the next `_most` after one; returns how many, and the last one.
 create function message_pump.purge_scheduled(
     _queue bigint, _group bigint, _after timestamptz, _ordinal bigint, _most integer
 ) returns table (done bigint, due timestamptz, place bigint) language plpgsql as $$
@@ -255,7 +256,7 @@ begin
         return;
     end if;
     place := _ordinals[cardinality(_ordinals)];
-    -- Who gives them their places meanwhile, waits or is waited for.
+    -- Numbering them waits for this lock, or this waits for it.
     perform 1 from message_pump.partition p where p.id = any (_parts) order by p.id for no key update;
     insert into message_pump.passed (message_id, group_id, part_id, seq, dead)
         select s.id, _group, s.part_id, null, false

@@ -1,8 +1,8 @@
--- What time does: the longest waits end, and what is old enough goes. The order of locks is that of pushes.
+-- What becomes due with time: the longest waits end, and old messages are removed. Locks are taken in the same order as
+-- by pushes.
 
--- Make dead letters of what a group has had waiting since before a moment, up to a place, unless the partition (or, in
--- an unordered one, the message) is leased. Looks at no more than `_most` of what comes back and `_most` of what nobody
--- had; says at how many.
+-- Make dead letters of what a group has pending up to a place, unless the partition (or, in an unordered one, the
+-- message) is leased. Looks at no more than `_most` redeliveries and `_most` new messages; returns the larger count.
 create function message_pump.bury_old(
     _group bigint, _part bigint, _high bigint, _most integer, _ordered boolean, _reason text, _error text,
     _now timestamptz
@@ -70,9 +70,8 @@ begin
     return greatest(_buried, _fresh);
 end $$;
 
--- Of the next `_most` messages after a place, and up to one that every group has claimed, remove those that no group
--- has a delivery of, which is: all have settled them. Says how many it saw, and the last of these, and how many it
--- removed.
+-- Look at the next `_most` messages after a place, up to one that every group has claimed, and remove those of which no
+-- group has a delivery: all have settled them. Returns how many it saw, the last of these, and how many it removed.
 create function message_pump.sweep(
     _part bigint, _after bigint, _high bigint, _most integer, out seen integer, out last bigint, out gone integer
 ) language plpgsql as $$
@@ -106,11 +105,11 @@ begin
     end if;
 end $$;
 
--- Remove from a partition what all groups have settled, up to a place. First what is settled without a break, from
--- the beginning. Then what is settled beyond the first message that is not: that look goes on where the last one
--- stopped, and once it came to the end it rests for a minute, so that each call sees at most twice `_most` messages,
--- and what stays is seen once a minute however much of it there is. Says how many it saw; as many as `_most` means
--- that there may be more.
+-- Remove from a partition what all groups have settled, up to a place. First the settled messages from the beginning up
+-- to the first one that is not settled. Then those after it: this second look continues where the last call stopped,
+-- and after it has reached the end it rests for a minute. So each call looks at no more than twice `_most` messages,
+-- and what stays is looked at once a minute, however much it is. Returns how many it saw; `_most` means that there may
+-- be more.
 create function message_pump.clean(_part bigint, _high bigint, _most integer, _now timestamptz) returns integer
 language plpgsql as $$
 declare
@@ -149,7 +148,7 @@ begin
             swept_at = case when _seen < _most then _now else p.swept_at end
             where p.id = _part;
     end if;
-    -- Empty places before the first message need no remembering, once all groups are beyond them.
+    -- Empty places before the first message are deleted once all groups have passed them.
     select r.last + 1 into _first
         from (
             select r.seq, r.last from message_pump.removed r
@@ -165,17 +164,17 @@ begin
         returning r.last - r.seq + 1 n
     )
     select _emptied - coalesce(sum(g.n), 0) into _emptied from gone g;
-    -- So that what was completed stays counted: see `completed`.
+    -- Keep the count of completed messages correct: see `completed`.
     if _emptied <> 0 then
-        -- Locked by a statement of its own: the next one then sees what others did to the rows meanwhile.
+        -- Locked by a separate statement: the next one then sees what others did to the rows meanwhile.
         perform 1 from message_pump.progress s where s.part_id = _part order by s.group_id for no key update;
         update message_pump.progress s set base = s.base - _emptied where s.part_id = _part;
     end if;
     return _seen;
 end $$;
 
--- Apply the maximum waiting time and retention to one partition, at most `_most` messages of it at a time. Answers
--- how many it dealt with; as many as `_most` means that there may be more.
+-- Apply the maximum waiting time and retention to one partition, to at most `_most` of its messages at a time. Returns
+-- how many it looked at; `_most` means that there may be more.
 create function message_pump.tend(_part bigint, _most integer, _offset double precision) returns integer
 language plpgsql as $$
 declare
@@ -191,7 +190,7 @@ begin
     if not found then
         return 0;
     end if;
-    -- What nobody takes is somebody's dead letter.
+    -- Dead letters need a group, so a message that nobody consumes becomes one of the default group.
     if (_q.max_wait_time > 0 or (_q.retention_enabled and _q.retention > 0))
         and not exists (select 1 from message_pump.consumer_group g where g.queue_id = _q.id) then
         perform message_pump.subscribe(_q.id, '__QUEUE_MODE__', 'all', null, _now);
@@ -208,7 +207,7 @@ begin
         end loop;
     end if;
     if _q.retention_enabled and (_q.retention > 0 or _q.completed_retention > 0) then
-        -- So that no group is made in the midst of it that would begin with what goes.
+        -- Otherwise a group created meanwhile could start at messages that are being removed.
         perform 1 from message_pump.partition p where p.id = _part for no key update;
         _high := 0;
         if _q.retention > 0 then
@@ -232,7 +231,7 @@ begin
     return _dealt;
 end $$;
 
--- Let a lease that was taken before the clock was put back end now.
+-- End leases that were taken before the clock was put back.
 create function message_pump.end_impossible_leases(_offset double precision) returns void language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
@@ -243,9 +242,9 @@ begin
         where d.lease_id is not null and d.visible_at > _now + interval '7 days';
 end $$;
 
--- Every statement inside these functions is a probe of an index. The planner does not know that before there are
--- statistics, and forgets it when they mislead it, so it is not asked. What only other functions call is spared the
--- changing of settings, which a call for each message would feel.
+-- Every statement in these functions is meant to be a lookup in an index. Without statistics, or with misleading ones,
+-- the planner chooses otherwise, so these settings forbid it. Functions that only other functions call do not get them,
+-- as changing settings at each call would cost time for each message.
 do $do$
 declare
     _function regprocedure;

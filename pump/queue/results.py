@@ -1,0 +1,38 @@
+"""The words in which both engines answer, so that what a caller sees never depends on the database."""
+
+from typing import Final
+
+from pump.queue.errors import Conflict
+from pump.queue.vocabulary import DeadLetter, Push, Pushed
+
+FULL: Final = "queue is full"
+TOO_MANY_PARTITIONS: Final = "queue has too many partitions"
+
+ACKNOWLEDGED: Final = "acknowledged"
+ALREADY_ACKNOWLEDGED: Final = "already_acknowledged"
+RELEASED: Final = "released"
+FAILED_RETRY: Final = "failed_retry"
+FAILED_DEAD: Final = "failed_dlq"
+INVALID_LEASE: Final = "invalid_lease"
+NOT_FOUND: Final = "not_found"
+ERRORS: Final = {INVALID_LEASE: "Invalid or expired lease", NOT_FOUND: "Message not found"}
+"""The error of each settlement that is refused."""
+
+LEASE_NOT_FOUND: Final = "Lease not found"
+LEASE_EXPIRED: Final = "Lease already expired"
+
+REDRIVEN: Final = "reprocess-"
+"""In front of the transaction id of a dead letter that is pushed again."""
+
+
+def push_refused(item: Push, transaction_id: str, partition_id: str, why: str) -> Pushed:
+    """The result of a push that was not stored."""
+    return Pushed(item.queue, item.partition, partition_id, "", transaction_id, refused=why, trace_id=item.trace_id)
+
+
+def push_of(dead: DeadLetter, trace_id: str | None) -> Push:
+    """A dead letter's message, to be pushed again."""
+    if dead.payload is None:
+        raise Conflict(f"dead letter {dead.id} is encrypted with a key that is not here")
+    name = REDRIVEN + dead.transaction_id
+    return Push(dead.queue, dead.payload, dead.partition, name, trace_id=trace_id, producer=dead.producer)

@@ -1,0 +1,202 @@
+"""One call of an engine while it runs: what can be done in it, and what its operations share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+from pump.errors import PumpError
+from pump.queue.options import QueueOptions
+from pump.queue.sealing import Sealing
+from pump.queue.vocabulary import (
+    Committed,
+    DeadLetter,
+    Extended,
+    Filter,
+    GroupInfo,
+    PopRequest,
+    PopResult,
+    Push,
+    Pushed,
+    QueueInfo,
+    Result,
+    Settled,
+    Settlement,
+    Step,
+    Stored,
+    Trace,
+)
+
+NO_KEY: Final = "the queue is encrypted, and there is no key"
+DUPLICATE: Final = "duplicate transactionId"
+
+
+class Work(ABC):
+    """A unit of work on one database. `Engine` has a method of the same name for most of these, and says what it does.
+
+    Each operation is a function in a file of the engine's folder.
+    """
+
+    def __init__(self, sealing: Sealing | None, *, lenient: bool) -> None:
+        self.sealing: Final = sealing
+        self.lenient: Final = lenient
+        self.changed: Final[set[str]] = set()
+        """Queues where something may have become ready; their listeners are called after the commit."""
+
+    def opened(self, payload: bytes, partition_id: str, transaction_id: str, *, sealed: bool) -> bytes | None:
+        """The payload as it was pushed; None if it is encrypted with a key that is not here."""
+        if not sealed:
+            return payload
+        return None if self.sealing is None else self.sealing.open(payload, partition_id, transaction_id)
+
+    @abstractmethod
+    def together(self) -> AbstractContextManager[object]:
+        """Several statements as one transaction."""
+
+    @abstractmethod
+    def ping(self) -> object:
+        """Ask the database for an answer."""
+
+    @abstractmethod
+    def push(self, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
+        """`ids` are those of `ids_for(items)`."""
+
+    @abstractmethod
+    def pop(self, request: PopRequest) -> PopResult:
+        """Lease what is ready."""
+
+    @abstractmethod
+    def settle(
+        self, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
+    ) -> list[Settled]:
+        """`benign` says whether settling a message that is completed already counts as a success."""
+
+    @abstractmethod
+    def extend(self, lease_id: str, seconds: float | None) -> Extended:
+        """Renew a lease."""
+
+    @abstractmethod
+    def configure(self, name: str, options: QueueOptions, namespace: str | None, task: str | None) -> None:
+        """Replace all options of a queue."""
+
+    @abstractmethod
+    def options(self, name: str) -> QueueOptions | None:
+        """The options of a queue."""
+
+    @abstractmethod
+    def subscribe(self, name: str, group: str, start: float | str) -> None:
+        """Create a group."""
+
+    @abstractmethod
+    def queues(self, name: str | None = None) -> list[QueueInfo]:
+        """All queues, or one with its partitions."""
+
+    @abstractmethod
+    def delete_queue(self, name: str) -> bool:
+        """Remove a queue."""
+
+    @abstractmethod
+    def clear(self, name: str, partition: str | None, /) -> int:
+        """Remove all messages."""
+
+    @abstractmethod
+    def groups(self, name: str | None = None) -> list[GroupInfo]:
+        """All groups, or those of that name."""
+
+    @abstractmethod
+    def delete_group(self, name: str, queue: str | None, /) -> bool:
+        """Delete a group's progress."""
+
+    @abstractmethod
+    def seek(self, group: str, name: str, to: float | None, partition: str | None, /) -> int:
+        """Move a group."""
+
+    @abstractmethod
+    def stored(self, which: Filter) -> list[Stored]:
+        """Messages without their payloads."""
+
+    @abstractmethod
+    def message(self, partition_id: str, transaction_id: str, /) -> Stored | None:
+        """One message with its payload."""
+
+    @abstractmethod
+    def delete_message(self, partition_id: str, transaction_id: str, /) -> bool:
+        """Remove a message."""
+
+    @abstractmethod
+    def dead_letters(self, which: Filter) -> tuple[list[DeadLetter], int]:
+        """A page of dead letters."""
+
+    @abstractmethod
+    def redrive(self, ids: Sequence[str]) -> list[Pushed | None]:
+        """Push dead letters again."""
+
+    @abstractmethod
+    def retry(self, partition_id: str, transaction_id: str, /) -> int:
+        """Make a dead message pending again."""
+
+    @abstractmethod
+    def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str, /) -> int:
+        """Make a dead letter of a message."""
+
+    @abstractmethod
+    def add_trace(self, trace: Trace) -> str:
+        """Store a note."""
+
+    @abstractmethod
+    def traces(
+        self, partition_id: str | None, transaction_id: str | None, name: str | None, /, *, limit: int, offset: int
+    ) -> list[Trace]:
+        """Notes, oldest first."""
+
+    @abstractmethod
+    def trace_names(self) -> list[str]:
+        """All names of notes."""
+
+    @abstractmethod
+    def maintain(self) -> float:
+        """Do what time makes due."""
+
+
+# -- several steps as one transaction
+
+
+class StepRefused(PumpError):  # noqa: N818 - it says what happened
+    """A step of a transaction was refused: everything before it is rolled back."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(f"operation {index}: {why}")
+
+
+def transact(work: Work, steps: Sequence[Step], leases: frozenset[str], ids: Sequence[str]) -> Committed:
+    """Settle, then push; results in the order of the steps. Raises StepRefused where one is refused.
+
+    Outside a transaction, completing a message that is completed already counts as a success. Inside, it means that the
+    caller has carried out the same transaction before: a second time would push twice.
+    """
+    settlements = [(index, step) for index, step in enumerate(steps) if isinstance(step, Settlement)]
+    pushes = [(index, step) for index, step in enumerate(steps) if isinstance(step, Push)]
+    results: dict[int, Result] = {}
+    with work.together():
+        settled = work.settle([step for _, step in settlements], leases, benign=False)
+        for (index, _), each in zip(settlements, settled, strict=True):
+            results[index] = accepted(index, each)
+        pushed = work.push([step for _, step in pushes], ids)
+        for (index, _), stored in zip(pushes, pushed, strict=True):
+            results[index] = accepted(index, stored)
+    return Committed(success=True, results=[results[index] for index in range(len(steps))])
+
+
+def accepted(index: int, result: Result) -> Result:
+    """The result; StepRefused if the step was not carried out."""
+    if isinstance(result, Pushed):
+        if result.duplicate or result.refused:
+            raise StepRefused(index, result.refused or DUPLICATE)
+    elif not result.success:
+        raise StepRefused(index, result.error or result.message)
+    return result
+
+
+def pushes_of(steps: Sequence[Step]) -> list[Push]:
+    """The pushes among the steps."""
+    return [step for step in steps if isinstance(step, Push)]
