@@ -4,10 +4,10 @@ The settled order of a rejection is: store the dead letter, wait until that is c
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from pump.dead_letter import Rejection, dead_letter
+from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
 from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, Header, Message
 
 SHORT_LIMIT: Final = 256
@@ -18,21 +18,23 @@ PARKED_SECONDS: Final = 8.0
 """How long a message waits that can be neither handled again nor given up."""
 
 
-def dead_letter_headers(message: Message, rejection: Rejection) -> Iterator[Header]:
-    """The header of a dead letter, each one smaller than the one before: full, with short provenance, minimal.
+def dead_letter_headers(
+    message: Message, rejection: Rejection, limits: Sequence[int] = (TOTAL_LIMIT,)
+) -> Iterator[Header]:
+    """The header of a dead letter, then smaller ones, for when the broker cannot take the last one.
 
-    The next one is for when the broker cannot take the last one. The minimal one has none of the sender's headers.
+    One for each limit, in bytes of provenance; then a minimal one, which has none of the sender's headers.
     """
-    known = identified(message)
-    yield dead_letter(message, rejection)._replace(id=known.id)
-    short = dead_letter(message, rejection, limit=SHORT_LIMIT)._replace(id=known.id)
-    yield short
-    yield short._replace(headers={name: text for name, text in short.headers.items() if name in MINIMAL})
+    header = identified(message)
+    for limit in limits:
+        header = dead_letter(message, rejection, limit=limit)._replace(id=header.id)
+        yield header
+    yield header._replace(headers={name: text for name, text in header.headers.items() if name in MINIMAL})
 
 
 def fitting_dead_letter(message: Message, rejection: Rejection, fits: Callable[[Header], bool]) -> Header:
     """The largest header of a dead letter that fits; the minimal one if none does."""
-    for header in dead_letter_headers(message, rejection):
+    for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
         if fits(header):
             break
     return header

@@ -86,26 +86,23 @@ class Prefetch:
         self._acked += sum(number > began_after for number in numbers)
         self._moved_at = now
 
-    @property
-    def credit(self) -> int:
-        """How many more deliveries the broker may send."""
-        return self.size - (self.last - self._began_after - self._acked)
+    def is_used_up(self) -> bool:
+        """Whether more is wanted, and no more may come."""
+        return self.wanted > self.size <= self.last - self._began_after - self._acked
 
-    @property
-    def is_too_large(self) -> bool:
-        """Whether more may come than is wanted."""
-        return self.wanted < self.size
-
-    def is_too_small(self, unsettled: Collection[int], in_hand: int) -> bool:
-        """Whether consuming should begin anew with a larger prefetch; not before the present one is used up."""
+    def should_grow(self, unsettled: Collection[int], in_hand: int) -> bool:
+        """Whether a prefetch that is used up is so small that consuming should begin anew with a larger one."""
         wanted = self.wanted
-        if wanted <= self.size or self.credit > 0:
-            return False
         earlier = sum(number <= self._began_after for number in unsettled)
         allowed = earlier + self.size
         is_everything = wanted >= self.largest
         nothing_comes = in_hand - earlier >= self.size
         return allowed < wanted and (2 * allowed <= wanted or is_everything or nothing_comes)
+
+    @property
+    def credit(self) -> int:
+        """How many more deliveries the broker may send."""
+        return self.size - (self.last - self._began_after - self._acked)
 
     def may_end(self, now: float) -> bool:
         """Whether nothing can be on its way."""

@@ -39,7 +39,7 @@ def within(limit: int) -> Callable[[Header], bool]:
 def test_a_dead_letter_says_all_first_and_the_least_last() -> None:
     rejected = message(colour="red")
 
-    full, short, minimal = dead_letter_headers(rejected, REJECTION)
+    full, short, minimal = dead_letter_headers(rejected, REJECTION, (8192, 256))
 
     assert full == dead_letter(rejected, REJECTION)
     assert size(full) > size(short) > size(minimal)
@@ -50,7 +50,7 @@ def test_a_dead_letter_says_all_first_and_the_least_last() -> None:
 
 def test_the_largest_that_fits_is_chosen() -> None:
     rejected = message(colour="red" * 200)
-    full, short, minimal = dead_letter_headers(rejected, REJECTION)
+    full, short, minimal = dead_letter_headers(rejected, REJECTION, (8192, 256))
 
     for limit, expected in ((10_000, full), (1000, short), (100, minimal), (0, minimal)):
         assert fitting_dead_letter(rejected, REJECTION, within(limit)) == expected

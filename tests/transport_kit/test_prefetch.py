@@ -82,17 +82,20 @@ def test_it_grows_when_it_is_used_up_and_more_is_wanted() -> None:
     prefetch = consuming(10, 2)
     prefetch.want(10, 0)
 
-    assert not prefetch.is_too_small([], 0)
+    assert not prefetch.is_used_up()
     prefetch.last = 2
-    assert prefetch.is_too_small([1, 2], 2)
+    assert prefetch.is_used_up()
+    assert prefetch.should_grow([1, 2], 2)
 
 
-def test_it_shrinks_when_less_is_wanted() -> None:
-    prefetch = consuming(10, 4)
-    assert not prefetch.is_too_large
+def test_a_little_more_is_no_reason_to_begin_anew_while_what_came_is_not_taken() -> None:
+    prefetch = consuming(20, 10)
+    prefetch.want(12, 0)
+    prefetch.last = 10
 
-    prefetch.wanted = 3
-    assert prefetch.is_too_large
+    assert prefetch.is_used_up()
+    assert not prefetch.should_grow(range(1, 11), 5)
+    assert prefetch.should_grow(range(1, 11), 10)
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40), st.integers(0, 40)), max_size=30))
@@ -102,7 +105,7 @@ def test_a_broker_that_obeys_it_sends_no_more_than_is_wanted_beside_what_came_be
     prefetch, unsettled = Prefetch(largest), list[int]()
     for limit, sent, settled in rounds:
         prefetch.want(limit, len(unsettled))
-        if not prefetch.size or prefetch.is_too_small(unsettled, len(unsettled)):
+        if not prefetch.size or (prefetch.is_used_up() and prefetch.should_grow(unsettled, len(unsettled))):
             assert prefetch.begin(len(unsettled)) <= prefetch.wanted
         for _ in range(min(sent, prefetch.credit)):
             prefetch.last += 1

@@ -1,14 +1,14 @@
 """One AMQP connection and the thread that does its input and output: heartbeats go on whatever handlers do.
 
-Everything that touches pika's objects happens in that thread. Others ask for it by `call`, and wait, where they have
-to, for an Operation; what takes several of them in a row is a generator, which either colour drives.
+Only that thread touches pika's objects. Other threads ask for it by `call`, and wait for an Operation where they have
+to; several operations in a row are a conversation, blocking or awaiting.
 """
 
 import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -17,18 +17,23 @@ from pika import exceptions
 from pika.adapters.select_connection import IOLoop
 from pika.channel import Channel
 
-from pump.clock import Clock, Signal
+from pump import conversation
+from pump.clock import Signal, SystemClock
+from pump.conversation import Conversation, Effect
 from pump.duration import seconds
 from pump.errors import PumpError, SetupError, TransportError
+from pump.transports.rabbitmq.pika_internals import abort
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 pikas_log: Final = logging.getLogger("pika")
-if pikas_log.level == logging.NOTSET:  # it tells of one lost connection up to five times, by tracebacks; we do, once
+if pikas_log.level == logging.NOTSET:  # it logs one lost connection up to five times, with tracebacks; we do once
     pikas_log.setLevel(logging.CRITICAL)
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+CLOCK: Final = SystemClock()
 
 ACCESS_REFUSED: Final = 403
 NOT_FOUND: Final = 404
@@ -39,82 +44,87 @@ NOT_ALLOWED: Final = 530
 LAST_TURNS: Final = 4
 
 
-class Operation(Generic[Result]):
-    """Something that the input-output thread does for others; the first end of it counts."""
+class Wait(Effect[bool]):
+    """Wait until the signal is set, or `timeout` seconds are over; whether it is set."""
 
-    def __init__(self, patience: float, late: Callable[[], Exception]) -> None:
+    __slots__ = ("signal", "timeout")
+
+    def __init__(self, signal: Signal, timeout: float) -> None:
+        self.signal: Final = signal
+        self.timeout: Final = timeout
+
+
+Steps: TypeAlias = Conversation[Wait, Result]
+"""What is done step by step, blocking or awaiting between the steps."""
+Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
+"""Makes a request on an AMQP channel, and has its answer passed on."""
+
+
+def run(steps: Steps[Result]) -> Result:
+    """Do all steps, blocking."""
+    return conversation.run(steps, lambda wait: CLOCK.wait(wait.signal, wait.timeout))
+
+
+async def run_async(steps: Steps[Result]) -> Result:
+    """The same, awaiting."""
+    return await conversation.run_async(steps, lambda wait: CLOCK.wait_async(wait.signal, wait.timeout))
+
+
+def blocking(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Result]:
+    """The method that does the steps of this one, blocking."""
+
+    def done(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return run(method(*args, **options))
+
+    return done
+
+
+def awaiting(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Coroutine[Any, Any, Result]]:
+    """The same, awaiting."""
+
+    async def done(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return await run_async(method(*args, **options))
+
+    return done
+
+
+class Operation(Generic[Result]):
+    """Something that a connection's thread does for another thread. It ends once: the first result or error counts."""
+
+    def __init__(self, timeout: float, late: Callable[[], Exception]) -> None:
+        """`late` makes the error for an operation that has not ended within `timeout` seconds."""
         self.ended: Final = Signal()
-        self.patience: Final = patience
-        """How long to wait for its end, in seconds."""
+        self.timeout: Final = timeout
         self._late: Final = late
         self._lock: Final = threading.Lock()
-        self._over = False
         self._value: Result | None = None
         self._error: Exception | None = None
 
-    def succeed(self, value: Result) -> None:
-        """It has this result."""
-        self._end(value, None)
-
-    def fail(self, error: Exception) -> None:
-        """It cannot be done."""
-        self._end(None, error)
-
-    def expire(self) -> None:
-        """Nobody waits any longer."""
-        if not self._over:
-            self._end(None, self._late())
-
-    def result(self) -> Result:
-        """What it came to."""
+    def __iter__(self) -> Steps[Result]:
+        """`yield from operation` waits for its result."""
+        if not (yield from Wait(self.ended, self.timeout)):
+            self.fail(self._late())
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]  # it was succeed that set it
 
+    def succeed(self, value: Result) -> None:
+        """End it with this result."""
+        self._end(value, None)
+
+    def fail(self, error: Exception) -> None:
+        """End it with this error."""
+        self._end(None, error)
+
     def _end(self, value: Result | None, error: Exception | None) -> None:
         with self._lock:
-            if self._over:
-                return
-            self._over, self._value, self._error = True, value, error
-        self.ended.set()
+            if not self.ended.is_set():
+                self._value, self._error = value, error
+                self.ended.set()
 
 
-Steps: TypeAlias = Generator[Operation[Any], None, Result]
-"""Operations, one after another, for either colour to wait for."""
-
-
-def outcome(operation: Operation[Result]) -> Steps[Result]:
-    """The result of one operation."""
-    yield operation
-    return operation.result()
-
-
-def run(steps: Steps[Result], clock: Clock) -> Result:
-    """Take all steps, blocking."""
-    try:
-        while True:
-            operation = next(steps)
-            if not clock.wait(operation.ended, operation.patience):
-                operation.expire()
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-
-
-async def run_async(steps: Steps[Result], clock: Clock) -> Result:
-    """The same, awaiting."""
-    try:
-        while True:
-            operation = next(steps)
-            if not await clock.wait_async(operation.ended, operation.patience):
-                operation.expire()
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-
-
-class Refused(Exception):  # noqa: N818 - it never leaves the transport
-    """The broker closed an AMQP channel over what it was asked for."""
+class ChannelRefused(Exception):  # noqa: N818 - it never leaves the transport
+    """The broker refused a request, and closed its AMQP channel."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code} {text}")
@@ -122,27 +132,28 @@ class Refused(Exception):  # noqa: N818 - it never leaves the transport
         self.text = text
 
 
-class Owner(Protocol):
-    """Whom a connection serves; called in its thread."""
+class ConnectionOwner(Protocol):
+    """Is told about its connection, in the connection's thread."""
 
     def opened(self) -> None:
         """The connection is open."""
 
     def lost(self, error: PumpError) -> None:
-        """The connection is gone, and with it everything that came by it."""
+        """The connection is closed, and with it its AMQP channels."""
 
 
-class Link:
+class AmqpConnection:
     """One connection. Once lost it stays lost."""
 
-    def __init__(self, settings: RabbitMQSettings, name: str, owner: Owner | None = None) -> None:
+    def __init__(self, settings: RabbitMQSettings, name: str, owner: ConnectionOwner | None = None) -> None:
         self._settings: Final = settings
         self._name: Final = name
         self._owner: Final = owner
         self._timeout: Final = seconds(settings.timeout)
         self._lock: Final = threading.Lock()
         self._waiting: Final[set[Operation[Any]]] = set()
-        self._lost: PumpError | None = None
+        self._error: PumpError | None = None
+        """Why it is lost."""
         self._loop: Final = IOLoop()
         self._connection: pika.SelectConnection | None = None
         self._ended: Final = Operation[None](self._timeout, self._is_stuck)
@@ -159,20 +170,26 @@ class Link:
         """Do something in the connection's thread, soon, if it still runs."""
         self._loop.add_callback_threadsafe(partial(self.guard, act, *args, **options))
 
-    def begin(self, patience: float | None = None) -> Operation[Any]:
-        """An operation that ends with the connection at the latest."""
-        operation = Operation[Any](self._timeout if patience is None else patience, self._no_answer)
+    def begin(self, timeout: float | None = None) -> Operation[Any]:
+        """A new operation, which fails when the connection is lost."""
+        operation = Operation[Any](self._timeout if timeout is None else timeout, self._no_answer)
         with self._lock:
-            lost = self._lost
-            if lost is None:
+            error = self._error
+            if error is None:
                 self._waiting.add(operation)
                 operation.ended.add_callback(partial(self._waiting.discard, operation))
-        if lost is not None:
-            operation.fail(lost)
+        if error is not None:
+            operation.fail(error)
+        return operation
+
+    def ask(self, act: Callable[[Operation[Any]], object]) -> Operation[Any]:
+        """Do something in the connection's thread that ends the operation, then or later."""
+        operation = self.begin()
+        self.call(act, operation)
         return operation
 
     def close(self) -> Operation[None]:
-        """Close it in an orderly way; what was sent before arrives."""
+        """Close it in order: the broker receives what was sent before."""
         self.call(self._close)
         return self._ended
 
@@ -183,7 +200,7 @@ class Link:
 
     def _is_stuck(self) -> Exception:
         self.call(self._abort)
-        return TransportError(f"{self._settings} did not say goodbye within {self._timeout:g} s")
+        return TransportError(f"{self._settings} did not close the connection within {self._timeout:g} s")
 
     # -- in the connection's thread
 
@@ -192,39 +209,35 @@ class Link:
         """Pika's connection, which is open."""
         connection = self._connection
         if connection is None or not connection.is_open:
-            raise self._lost or TransportError(f"{self._settings} is not connected")
+            raise self._error or TransportError(f"{self._settings} is not connected")
         return connection
 
     def guard(self, act: Callable[Arguments, object], *args: Arguments.args, **options: Arguments.kwargs) -> None:
-        """Do something; whatever it raises costs the connection, and never the thread."""
+        """Do something; if it raises, the connection is dropped, but its thread goes on."""
         try:
             act(*args, **options)
         except PumpError as error:
             self.drop(error)
         except Exception as error:
-            if self._lost is None:
+            if self._error is None:
                 log.exception("%s: the connection %s is given up", self._settings, self._name)
             self.drop(TransportError(f"{self._settings}: {type(error).__name__}: {error}"))
+
+    def guarded(self, act: Callable[Arguments, object]) -> Callable[Arguments, None]:
+        """The same, as a callback."""
+        return partial(self.guard, act)
 
     def explained(self, error: BaseException) -> PumpError:
         """One of our errors for one of pika's."""
         return explained(error, self._settings)
 
-    def guarded(self, act: Callable[Arguments, object]) -> Callable[Arguments, None]:
-        """The same as a callback."""
-        return partial(self.guard, act)
-
     def open_channel(self, opened: Callable[[Channel], None], closed: Callable[[Exception], None]) -> None:
-        """Open an AMQP channel; `closed` is told why it is not open any more, whoever closed it."""
-
-        def on_close(_: Channel, reason: Exception) -> None:
-            closed(reason)
-
+        """Open an AMQP channel; `closed` is called with the reason when it is closed, by either side."""
         channel = self.connection.channel(on_open_callback=self.guarded(opened))
-        channel.add_on_close_callback(self.guarded(on_close))
+        channel.add_on_close_callback(lambda _, reason: self.guard(closed, reason))
 
     def drop(self, error: PumpError) -> None:
-        """Give the connection up; a peer that does not say goodbye in time is left without one."""
+        """Close the connection because of an error; at once, if the broker does not answer in time."""
         self._fail(error)
         self._close()
         self._loop.call_later(self._timeout, self._abort)
@@ -234,8 +247,8 @@ class Link:
             self._connection = pika.SelectConnection(
                 self._settings.parameters(self._name),
                 on_open_callback=self.guarded(self._on_open),
-                on_open_error_callback=lambda _, error: self._over(error),
-                on_close_callback=lambda _, error: self._over(error),
+                on_open_error_callback=lambda _, error: self._on_closed(error),
+                on_close_callback=lambda _, error: self._on_closed(error),
                 custom_ioloop=self._loop,
             )
             self._loop.start()
@@ -245,9 +258,9 @@ class Link:
             self._fail(explained(error, self._settings))
             self._abort()
         finally:
-            self._fail(TransportError(f"{self._settings}: the connection is closed"))
+            self._fail(self._closed_error())
             with contextlib.suppress(Exception):
-                for _ in range(LAST_TURNS):  # a connection that was aborted closes its socket in one of them
+                for _ in range(LAST_TURNS):  # an aborted connection closes its socket in one of them
                     self._loop.process_timeouts()
             with contextlib.suppress(Exception):
                 self._loop.close()
@@ -258,81 +271,73 @@ class Link:
             self._owner.opened()
         self._opened.succeed(None)
 
-    def _over(self, error: BaseException) -> None:
+    def _on_closed(self, error: BaseException) -> None:
         self._fail(explained(error, self._settings))
         self._loop.stop()
 
     def _close(self) -> None:
-        self._fail(TransportError(f"{self._settings}: the connection is closed"))
+        self._fail(self._closed_error())
         connection = self._connection
         if connection is not None and not (connection.is_closing or connection.is_closed):
             connection.close()
 
+    def _closed_error(self) -> TransportError:
+        return TransportError(f"{self._settings}: the connection is closed")
+
     def _abort(self) -> None:
-        """End it at once: the peer does not answer. Pika has no public way to."""
         connection = self._connection
         if connection is not None and not connection.is_closed:
-            with contextlib.suppress(Exception):
-                connection._terminate_stream(exceptions.ConnectionClosed(0, "gave up waiting"))  # noqa: SLF001
+            abort(connection)
         self._loop.stop()
 
     def _fail(self, error: PumpError) -> None:
         with self._lock:
-            if self._lost is not None:
+            if self._error is not None:
                 return
-            self._lost = error
+            self._error = error
             waiting = list(self._waiting)
         for operation in waiting:
             operation.fail(error)
         if self._owner is not None:
             try:
                 self._owner.lost(error)
-            except Exception:  # nobody above can be told: the connection is gone all the same
-                log.exception("%s: the end of the connection %s could not be told", self._settings, self._name)
+            except Exception:  # the connection is lost all the same, and nobody else can be told
+                log.exception("%s: reporting the end of the connection %s failed", self._settings, self._name)
 
 
-class Session:
-    """Requests to the broker, one after another, on an AMQP channel that is opened anew when one was refused.
+class RequestChannel:
+    """Requests to the broker, one after another, on an AMQP channel that is opened again after one was refused.
 
-    For connections without consumers alone: where a channel with a consumer was closed, no other can be opened.
+    For connections without consumers: where a channel with a consumer was closed, no other can be opened.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link: Final = link
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection: Final = connection
         self._channel: Channel | None = None
         self._operation: Operation[Any] | None = None
 
-    def ask(self, request: Callable[[Channel, Callable[[Any], None]], object]) -> Steps[Any]:
-        """The broker's answer; Refused if it closes the channel instead."""
+    def request(self, act: Act) -> Steps[Any]:
+        """The broker's answer; ChannelRefused if it closes the channel instead."""
         if self._channel is None:
-            opening: Operation[Channel] = self._link.begin()
-            self._link.call(self._link.open_channel, opening.succeed, self._closed)
-            self._channel = yield from outcome(opening)
-        operation: Operation[Any] = self._link.begin()
-        self._operation = operation
-        self._link.call(self._request, request, self._channel, operation)
-        return (yield from outcome(operation))
+            self._channel = yield from self._connection.ask(
+                lambda opening: self._connection.open_channel(opening.succeed, self._on_closed)
+            )
+        return (yield from self._connection.ask(partial(self._act, act, self._channel)))
 
     def close(self) -> Steps[None]:
-        """Leave nothing open."""
+        """Close the channel, if one is open."""
         channel, self._channel = self._channel, None
         if channel is not None:
-            self._operation = self._link.begin()
-            self._link.call(channel.close)
-            yield from outcome(self._operation)
+            yield from self._connection.ask(partial(self._act, lambda channel, _: channel.close(), channel))
 
-    def _request(
-        self,
-        request: Callable[[Channel, Callable[[Any], None]], object],
-        channel: Channel,
-        operation: Operation[Any],
-    ) -> None:
+    def _act(self, act: Act, channel: Channel, operation: Operation[Any]) -> None:
+        self._operation = operation
         try:
-            request(channel, operation.succeed)
+            act(channel, operation.succeed)
         except exceptions.ChannelWrongStateError:
             operation.fail(TransportError("the broker closed an AMQP channel"))
 
-    def _closed(self, reason: Exception) -> None:
+    def _on_closed(self, reason: Exception) -> None:
         self._channel = None
         if self._operation is None:
             return
@@ -343,38 +348,38 @@ class Session:
 
 
 def refusal(reason: Exception) -> Exception:
-    """Why an AMQP channel was closed: Refused where the broker says so."""
+    """Why an AMQP channel was closed: ChannelRefused if the broker closed it."""
     if isinstance(reason, exceptions.ChannelClosedByBroker):
-        return Refused(reason.reply_code, reason.reply_text)
+        return ChannelRefused(reason.reply_code, reason.reply_text)
     return TransportError(f"an AMQP channel was closed: {reason}")
 
 
 def explained(error: BaseException, settings: RabbitMQSettings) -> PumpError:
-    """One of our errors for whatever pika raised, in a sentence that says what to do where we know it."""
+    """One of our errors for whatever pika raised, saying what to do about it where that is known."""
     if isinstance(error, PumpError):
         return error
     causes = list(_causes(error))
     for cause in causes:
-        text = _mendable(cause, settings)
+        text = _what_to_mend(cause, settings)
         if text:
             return SetupError(text)
-    return TransportError(f"{settings}: {_words(causes)}")
+    return TransportError(f"{settings}: {_innermost_text(causes)}")
 
 
-def _mendable(cause: BaseException, settings: RabbitMQSettings) -> str:
-    """What the broker says in so many words; pika guesses the same of any connection that breaks early."""
+def _what_to_mend(cause: BaseException, settings: RabbitMQSettings) -> str:
+    """Only by what the broker itself says: pika guesses the same of any connection that breaks early."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"{settings}: its certificate is not to be trusted: {cause.verify_message}"
-    said = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
-    if f"({ACCESS_REFUSED})" in said:
+    text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
+    if f"({ACCESS_REFUSED})" in text:
         return f"{settings} refuses the user {settings.user!r}: the name or the password is wrong"
-    if f"({NOT_ALLOWED})" in said:
+    if f"({NOT_ALLOWED})" in text:
         return f"{settings}: there is no such virtual host, or the user {settings.user!r} may not use it"
     return ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it wraps, pika's way and Python's, the outermost first."""
+    """The error and all that it wraps, in pika's way and Python's, the outermost first."""
     yield error
     inner = [*getattr(error, "exceptions", ()), getattr(error, "exception", None), error.__cause__, *error.args]
     for each in inner:
@@ -382,8 +387,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             yield from _causes(each)
 
 
-def _words(causes: list[BaseException]) -> str:
-    """What the innermost of them that says anything says."""
+def _innermost_text(causes: list[BaseException]) -> str:
     for cause in reversed(causes):
         if str(cause) and not isinstance(cause, exceptions.AMQPConnectionError):
             return f"{type(cause).__name__}: {cause}"

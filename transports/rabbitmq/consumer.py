@@ -1,277 +1,294 @@
-"""Consumers of RabbitMQ queues in both colours: how each verdict is carried out there."""
+"""Consumers of RabbitMQ queues, blocking and awaiting: how messages are received, and each verdict carried out."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from pump.clock import Clock
-from pump.dead_letter import Rejection, dead_letter
-from pump.errors import PublishError, PumpError
-from pump.message import FIRST_FAILURE_HEADER, Header, Message
-from pump.transports.rabbitmq.connection import Steps, outcome, run, run_async
+from pump.dead_letter import Rejection
+from pump.errors import PublishError, PumpError, TransportError
+from pump.message import Header, Message
+from pump.transport_kit.dead_letters import (
+    PARKED_SECONDS,
+    copy_headers,
+    dead_letter_headers,
+    identified,
+    must_be_parked,
+    report_gone,
+    report_kept,
+)
+from pump.transport_kit.destinations import Destinations
+from pump.transports.rabbitmq.connection import Steps, awaiting, blocking, run, run_async
 from pump.transports.rabbitmq.deliveries import receipt_of
-from pump.transports.rabbitmq.feed import Feed
-from pump.transports.rabbitmq.publisher import Copy, Publisher
-from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, Ladder, Names, in_session
-from pump.transports.rabbitmq.wire import write_properties
+from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
+from pump.transports.rabbitmq.headers import write_properties
+from pump.transports.rabbitmq.publisher import EncodedMessage, Publisher
+from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, DelayQueues, with_topology
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 
-PARKED_SECONDS: Final = 8.0
-"""For how long a message waits that can neither be handled again nor given up."""
-MINIMAL: Final = ("pump-reason", "pump-origin")
 
-
-class Verdicts:
-    """How verdicts are carried out, as steps for either colour. `leave` is called when the publisher is not needed."""
+class ConsumerBase:
+    """What a consumer does in either colour: without waiting, or in steps that are waited for or awaited."""
 
     def __init__(
         self,
-        feed: Feed,
-        names: Names,
+        channel: DeliveryChannel,
+        names: Destinations,
         publisher: Publisher,
-        leave: Callable[[], Steps[None]],
         clock: Clock,
         *,
         max_attempts: int | None,
         broker_limit: int | None,
     ) -> None:
-        self.feed: Final = feed
+        self._channel: Final = channel
+        self._call: Final = channel.connection.call
+        self._deliveries: Final = channel.deliveries
         self._names: Final = names
         self._publisher: Final = publisher
-        self._leave: Final = leave
-        self._left = False
         self._clock: Final = clock
         self._max_attempts: Final = max_attempts
         self._broker_limit: Final = broker_limit
-        self._ladder: Final = Ladder.to_queue(names.channel)
-
-    @property
-    def broker_limit(self) -> int | None:
-        """As Consumer's. A queue that counts is a quorum queue, whatever it was said to be."""
-        return ASSUMED_LIMIT if self._broker_limit is None and self.feed.counts else self._broker_limit
-
-    def requeue(self, message: Message, delay: float, attempts: int) -> Steps[None]:
-        """Store a copy that comes when it is due, then acknowledge the original."""
-        self.feed.check(message)
-        yield from self._again(message, delay, attempts)
-        self.feed.settle(message)
-
-    def _again(self, message: Message, delay: float, attempts: int) -> Steps[None]:
-        header = _identified(message)
-        if FIRST_FAILURE_HEADER not in header.headers:
-            first = {FIRST_FAILURE_HEADER: f"{self._clock.wall():.3f}"}
-            header = header._replace(headers={**header.headers, **first})
-        yield from self._delay(header, message, delay, attempts, self._publisher.due(delay))
-
-    def postpone(self) -> Steps[None]:
-        """Let what came before its time wait for the rest of it."""
-        for message in self.feed.take_postponed():
-            when = receipt_of(message).due
-            delay = max(0.0, when - self._clock.wall())
-            due = when if self._publisher.due(delay) else 0.0
-            yield from self._delay(_identified(message), message, delay, message.attempts, due)
-            self.feed.settle(message)
-
-    def reject(self, message: Message, rejection: Rejection) -> Steps[None]:
-        """Store a dead letter, then acknowledge the original."""
-        self.feed.check(message)
-        grave = self._names.invalid if rejection.kind == "unacceptable" else self._names.dead_letter
-        if grave is None:
-            log.error(
-                "message %s of %s is gone: it was rejected (%s), and its subscription says dead_letter=None",
-                message.id,
-                self._names.channel,
-                rejection.reason,
-            )
-        else:
-            try:
-                yield from self._bury(grave, message, rejection)
-            except PublishError:
-                yield from self._remember(message, rejection)
-                raise
-        self.feed.settle(message)
-
-    def _bury(self, grave: str, message: Message, rejection: Rejection) -> Steps[None]:
-        """With all that is to be said of it, or, where that cannot be, with the least."""
-        header = _identified(message)
-        full = dead_letter(message, rejection)._replace(id=header.id)
-        try:
-            yield from self._store(grave, full, message, write_properties(full, message, topic=header.topic))
-        except PublishError as error:
-            if error.retriable or error.sent is not False:
-                raise
-            least = {name: text for name, text in full.headers.items() if name in MINIMAL}
-            minimal = full._replace(headers=least)
-            yield from self._store(grave, minimal, message, write_properties(minimal, topic=header.topic))
-
-    def _delay(self, header: Header, message: Message, delay: float, attempts: int, due: float) -> Steps[None]:
-        """Store a copy that comes back after the delay."""
-        properties = write_properties(header, message, topic=header.topic, attempts=attempts, due=due)
-        yield from self._publisher.send(self._ladder, [Copy(header.id, properties, message.body)], delay)
-
-    def _store(self, grave: str, header: Header, message: Message, properties: bytes) -> Steps[None]:
-        yield from self._publisher.send(Ladder.to_queue(grave), [Copy(header.id, properties, message.body)], 0.0)
-
-    def _remember(self, message: Message, rejection: Rejection) -> Steps[None]:
-        """A message whose attempts are spent, and which cannot be given up, comes again as one that has none left.
-
-        Its own queue may work where that of the dead letters does not; after a restart nobody else would know.
-        """
-        if self._max_attempts is None or not message.attempts < self._max_attempts <= rejection.attempts:
-            return
-        try:
-            yield from self.requeue(message, PARKED_SECONDS, rejection.attempts)
-        except PumpError as error:
-            log.warning("message %s of %s stays where it is: %s", message.id, self._names.channel, error)
-
-    def hand_back(self) -> Steps[None]:
-        """Give back everything."""
-        yield from outcome(self.feed.hand_back())
-
-    def purge(self) -> Steps[int]:
-        """Remove what waits: here, in the queue, and in the delay queues that lead to it."""
-        number: int = yield from outcome(self.feed.empty())
-        queue = self._names.channel
-        return number + (yield from in_session(self._publisher.settings, lambda topology: topology.purge(queue)))
-
-    def close(self) -> Steps[None]:
-        """Let go of everything."""
-        try:
-            with suppress(PumpError):  # then there is nothing to hand back any more
-                yield from self.hand_back()
-            yield from outcome(self.feed.close())
-        finally:
-            if not self._left:
-                self._left = True
-                yield from self._leave()
-
-
-class _Consumer:
-    """What neither waits nor is awaited."""
-
-    def __init__(self, verdicts: Verdicts, clock: Clock) -> None:
-        self._verdicts: Final = verdicts
-        self._feed: Final = verdicts.feed
-        self._clock: Final = clock
+        self._own_queue: Final = DelayQueues.to_queue(names.channel)
+        self._interrupted = False
+        self._closed = False
+        publisher.enter()
 
     @property
     def generation(self) -> int:
-        """The life of the AMQP channel that deliveries came by."""
-        return self._feed.generation
+        """The number of the AMQP channel that deliveries come by."""
+        return self._deliveries.generation
 
     @property
     def broker_limit(self) -> int | None:
-        """Deliveries of one message after which the queue gives it up; None is never."""
-        return self._verdicts.broker_limit
+        """As Consumer's. A queue that counts deliveries is a quorum queue, whatever the settings say."""
+        return ASSUMED_LIMIT if self._broker_limit is None and self._deliveries.counts else self._broker_limit
 
     def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early."""
-        self._feed.interrupt()
+        """Make the current receive, or else the next one, return early."""
+        self._interrupted = True
+        self._deliveries.arrived.set()
+
+    # -- receiving
+
+    def _begin_to_receive(self, limit: int) -> None:
+        deliveries = self._deliveries
+        deliveries.receiving = True
+        deliveries.prefetch.want(limit, len(deliveries.in_hand))
+
+    def _take(self, limit: int, deadline: float) -> list[Message] | None:
+        """Up to `limit` messages. None: nothing is here yet, and there is time left to wait until `arrived`."""
+        deliveries, channel = self._deliveries, self._channel
+        failure, prefetch = deliveries.failure, deliveries.prefetch
+        if failure is not None:
+            raise TransportError(str(failure)) from failure
+        batch = deliveries.take(deliveries.inbox, limit)
+        if batch:
+            if batch[0].unexplained:  # it may crash the process: send the acknowledgements before
+                self._flush()
+            if prefetch.wanted != prefetch.size and (
+                deliveries.acks or prefetch.wanted < prefetch.size or prefetch.is_used_up()
+            ):
+                self._call(channel.refill)
+            return batch
+        deliveries.arrived.clear()
+        deliveries.waiting = True
+        if deliveries.acks or prefetch.wanted != prefetch.size:
+            self._call(channel.refill)
+        if self._interrupted or self._clock.monotonic() >= deadline:
+            self._interrupted = False
+            return deliveries.take(deliveries.inbox, limit)
+        if deliveries.inbox or deliveries.early or deliveries.failure is not None:
+            deliveries.arrived.set()
+        return None
+
+    def _end_receiving(self) -> None:
+        deliveries = self._deliveries
+        deliveries.receiving = deliveries.waiting = False
+        deliveries.used_at = self._clock.monotonic()
+        self._channel.watch_idle()
+
+    def _delay_early(self) -> Steps[None]:
+        """Put messages that came back before they are due into delay queues again."""
+        deliveries = self._deliveries
+        for message in deliveries.take(deliveries.early, len(deliveries.early)):
+            when = receipt_of(message).due
+            delay = max(0.0, when - self._clock.wall())
+            due = when if self._publisher.due(delay) else 0.0
+            header, attempts = identified(message), message.attempts
+            properties = write_properties(header, message, topic=header.topic, attempts=attempts, due=due)
+            yield from self._store(self._own_queue, header, properties, message, delay)
+            self._settle(message)
+
+    # -- settling
+
+    def settle_soon(self, message: Message) -> None:
+        """Acknowledge it, together with others within 20 ms."""
+        deliveries = self._deliveries
+        deliveries.claim(message, self._clock)
+        deliveries.acks.append(message)
+        if len(deliveries.acks) >= deliveries.prefetch.ack_batch and (deliveries.in_hand or deliveries.inbox):
+            self._flush()
+        elif not deliveries.flush_timed:  # an empty receive flushes sooner, if one comes
+            self._channel.flush_later()
+
+    def _settle(self, message: Message) -> None:
+        """Acknowledge it at once."""
+        self._deliveries.claim(message, self._clock)
+        self._deliveries.acks.append(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        if not self._deliveries.flush_requested:
+            self._deliveries.flush_requested = True
+            self._call(self._channel.flush)
+
+    def give_back(self, message: Message) -> None:
+        """Return it to the queue, for any consumer."""
+        self._call(self._channel.nack, self._deliveries.claim(message, self._clock), message.generation)
+
+    def check(self, message: Message) -> None:
+        """There is no lease to extend: a delivery is this consumer's for as long as its AMQP channel is open."""
+        self._deliveries.check(message)
+
+    def requeue_steps(self, message: Message, delay: float, attempts: int) -> Steps[None]:
+        """Store a copy that comes back to this queue only, after the delay; then acknowledge the original."""
+        self._deliveries.check(message)
+        header = identified(message)
+        headers = {**header.headers, **copy_headers(message, attempts, self._clock.wall())}
+        header = header._replace(headers=headers)
+        properties = write_properties(header, message, topic=header.topic, due=self._publisher.due(delay))
+        yield from self._store(self._own_queue, header, properties, message, delay)
+        self._settle(message)
+
+    def reject_steps(self, message: Message, rejection: Rejection) -> Steps[None]:
+        """Store a dead letter, then acknowledge the original."""
+        self._deliveries.check(message)
+        queue = self._names.for_rejected(rejection.kind)
+        if queue is None:
+            report_gone(log, message, self._names.channel, rejection)
+        else:
+            try:
+                yield from self._store_dead_letter(queue, message, rejection)
+            except PublishError:
+                if must_be_parked(message, rejection, self._max_attempts):
+                    yield from self._park(message, rejection)
+                raise
+        self._settle(message)
+
+    def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> Steps[None]:
+        original: Message | None = message
+        failure: PublishError | None = None
+        for header in dead_letter_headers(message, rejection):
+            properties = write_properties(header, original, topic=header.topic)
+            try:
+                yield from self._store(DelayQueues.to_queue(queue), header, properties, message)
+            except PublishError as error:
+                if error.retriable or error.sent is not False:
+                    raise
+                failure = error
+                original = None  # a smaller one is without the properties that others gave the message
+            else:
+                return
+        if failure is not None:
+            raise failure
+
+    def _park(self, message: Message, rejection: Rejection) -> Steps[None]:
+        try:
+            yield from self.requeue_steps(message, PARKED_SECONDS, rejection.attempts)
+        except PumpError as error:
+            report_kept(log, message, self._names.channel, error)
+
+    def _store(
+        self, to: DelayQueues, header: Header, properties: bytes, message: Message, delay: float = 0.0
+    ) -> Steps[None]:
+        yield from self._publisher.send(to, [EncodedMessage(header.id, properties, message.body)], delay)
+
+    # -- everything at once
+
+    def hand_back_steps(self, messages: Sequence[Message]) -> Steps[None]:
+        """Return everything that this consumer has, in its old order."""
+        yield from self._channel.connection.ask(self._channel.hand_back)
+
+    def purge_steps(self) -> Steps[int]:
+        """Remove what waits here, in the queue, and in the delay queues that lead to it; returns how much that was."""
+        number: int = yield from self._channel.connection.ask(self._channel.purge)
+        queue = self._names.channel
+        return number + (yield from with_topology(self._publisher.settings, lambda topology: topology.purge(queue)))
+
+    def close_steps(self) -> Steps[None]:
+        """Tell the broker what is settled, return the rest, and disconnect."""
+        try:
+            with suppress(PumpError):  # the connection is lost: there is nothing to hand back any more
+                yield from self.hand_back_steps(())
+            yield from self._channel.connection.close()
+        finally:
+            if not self._closed:
+                self._closed = True
+                yield from self._publisher.leave()
 
 
-class RabbitMQConsumer(_Consumer):
+class RabbitMQConsumer(ConsumerBase):
     """One consumer of one queue, blocking."""
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
-        feed, clock = self._feed, self._clock
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        clock, deliveries = self._clock, self._deliveries
         deadline = clock.monotonic() + timeout
-        feed.ask(limit)
+        self._begin_to_receive(limit)
         try:
-            while (messages := feed.take(limit, deadline)) is None:
-                clock.wait(feed.arrived, feed.patience)
-                run(self._verdicts.postpone(), clock)
+            while (messages := self._take(limit, deadline)) is None:
+                clock.wait(deliveries.arrived, deadline - clock.monotonic())
+                if deliveries.early:
+                    run(self._delay_early())
         finally:
-            feed.taken()
+            self._end_receiving()
         return messages
 
-    def acknowledge(self, message: Message) -> None:
-        """The message is done; the broker is told within 20 ms."""
-        self._feed.acknowledge(message)
-
-    def nack(self, message: Message) -> None:
-        """Give it back, to anybody."""
-        self._feed.nack(message)
-
-    def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """Deliver a copy, to this queue only, after the delay; the original is acknowledged once that is stored."""
-        run(self._verdicts.requeue(message, delay, attempts), self._clock)
-
-    def reject(self, message: Message, rejection: Rejection) -> None:
-        """Make it a dead letter; the original is acknowledged once that is stored."""
-        run(self._verdicts.reject(message, rejection), self._clock)
-
-    def extend(self, message: Message) -> None:
-        """There is no lease: a delivery is ours for as long as its AMQP channel is open."""
-        self._feed.check(message)
-
-    def hand_back(self, messages: Sequence[Message]) -> None:
-        """Give back everything that this consumer has, in its old order."""
-        run(self._verdicts.hand_back(), self._clock)
-
-    def purge(self) -> int:
-        """Remove everything that waits in the queue or is delayed; says how many messages that were."""
-        return run(self._verdicts.purge(), self._clock)
-
-    def close(self) -> None:
-        """Tell the broker what is settled, give back the rest, and disconnect."""
-        run(self._verdicts.close(), self._clock)
+    acknowledge = ConsumerBase.settle_soon
+    nack = ConsumerBase.give_back
+    extend = ConsumerBase.check
+    requeue = blocking(ConsumerBase.requeue_steps)
+    reject = blocking(ConsumerBase.reject_steps)
+    hand_back = blocking(ConsumerBase.hand_back_steps)
+    purge = blocking(ConsumerBase.purge_steps)
+    close = blocking(ConsumerBase.close_steps)
 
 
-class AsyncRabbitMQConsumer(_Consumer):
+class AsyncRabbitMQConsumer(ConsumerBase):
     """The same, awaiting, on any loop."""
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """As RabbitMQConsumer's; the loop's other tasks have their turn even when messages never run out."""
-        feed, clock = self._feed, self._clock
+        """As RabbitMQConsumer's; other tasks of the loop run in between even when messages never run out."""
+        clock, deliveries = self._clock, self._deliveries
         deadline = clock.monotonic() + timeout
-        feed.ask(limit)
+        self._begin_to_receive(limit)
         try:
             await asyncio.sleep(0)
-            while (messages := feed.take(limit, deadline)) is None:
-                await clock.wait_async(feed.arrived, feed.patience)
-                await run_async(self._verdicts.postpone(), clock)
+            while (messages := self._take(limit, deadline)) is None:
+                await clock.wait_async(deliveries.arrived, deadline - clock.monotonic())
+                if deliveries.early:
+                    await run_async(self._delay_early())
         finally:
-            feed.taken()
+            self._end_receiving()
         return messages
 
     async def acknowledge(self, message: Message) -> None:
         """As RabbitMQConsumer's; nothing is waited for."""
-        self._feed.acknowledge(message)
+        self.settle_soon(message)
 
     async def nack(self, message: Message) -> None:
         """As RabbitMQConsumer's."""
-        self._feed.nack(message)
-
-    async def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """As RabbitMQConsumer's."""
-        await run_async(self._verdicts.requeue(message, delay, attempts), self._clock)
-
-    async def reject(self, message: Message, rejection: Rejection) -> None:
-        """As RabbitMQConsumer's."""
-        await run_async(self._verdicts.reject(message, rejection), self._clock)
+        self.give_back(message)
 
     async def extend(self, message: Message) -> None:
         """As RabbitMQConsumer's."""
-        self._feed.check(message)
+        self.check(message)
 
-    async def hand_back(self, messages: Sequence[Message]) -> None:
-        """As RabbitMQConsumer's."""
-        await run_async(self._verdicts.hand_back(), self._clock)
-
-    async def purge(self) -> int:
-        """As RabbitMQConsumer's."""
-        return await run_async(self._verdicts.purge(), self._clock)
-
-    async def close(self) -> None:
-        """As RabbitMQConsumer's."""
-        await run_async(self._verdicts.close(), self._clock)
-
-
-def _identified(message: Message) -> Header:
-    """Its header; a copy of a message without an id is given the one that it is known by here."""
-    header = message.header
-    return header if header.id else header._replace(id=message.identity)
+    requeue = awaiting(ConsumerBase.requeue_steps)
+    reject = awaiting(ConsumerBase.reject_steps)
+    hand_back = awaiting(ConsumerBase.hand_back_steps)
+    purge = awaiting(ConsumerBase.purge_steps)
+    close = awaiting(ConsumerBase.close_steps)

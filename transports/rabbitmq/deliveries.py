@@ -1,16 +1,17 @@
-"""What one consumer has of the broker's messages: come, handed out, settled. Its pump and its connection share it."""
+"""The deliveries of one consumer: received, handed out, settled. Its pump's thread and its connection's share them."""
 
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pump.clock import Signal
+from pump.clock import Clock, Signal
+from pump.errors import LeaseLost, PumpError
 from pump.message import Message
+from pump.transport_kit.prefetch import Prefetch
 from pump.transport_kit.protocol import new_generation
 from pump.transport_kit.watermark import Watermark
-from pump.transports.rabbitmq.wire import Receipt
+from pump.transports.rabbitmq.headers import Receipt
 
 REMEMBERED: Final = 10_000
 
@@ -22,53 +23,98 @@ def receipt_of(message: Message) -> Receipt:
     return receipt
 
 
-@dataclass(slots=True, eq=False)
-class Stock:
-    """Single values and the ends of its deques are changed by either thread; nothing here is ever looked at twice."""
+class Deliveries:
+    """All that a consumer's two threads share, without a lock.
 
-    most: int
-    """The most messages that may be unsettled at a time."""
-    generation: int = field(default_factory=new_generation)
-    """The life of the AMQP channel that receipts belong to."""
-    inbox: deque[Message] = field(default_factory=deque)
-    postponed: deque[Message] = field(default_factory=deque)
-    """Came before its time."""
-    handed: dict[int, Message] = field(default_factory=dict)
-    """Handed out and not settled, by delivery tag."""
-    acks: deque[Message] = field(default_factory=deque)
-    """Done, and the broker does not know yet."""
-    wanted: int = 0
-    """How many messages may be unsettled now."""
-    asking: bool = False
-    """Whether somebody waits for messages."""
-    active: float = 0.0
-    """When somebody asked last, or settled the last one in hand; on the monotonic clock."""
-    arrived: Signal = field(default_factory=Signal)
-    """Set when there may be something to take, or a reason not to wait for it any longer."""
+    The connection's thread adds what arrives, takes the acknowledgements to send them, and ends a generation; the
+    pump's threads take messages, and add acknowledgements. Each of these is one atomic operation on a deque, on a dict,
+    or on a single value; so never read a field twice and expect the same value. A generation may end at any moment:
+    what was just taken from it is void then, as `check` says.
+    """
 
-    def new_life(self) -> list[Message]:
-        """All receipts are void from now on; returns what comes again and has spent nothing: not begun, or done."""
+    def __init__(self, channel: str, prefetch: Prefetch, now: float) -> None:
+        self.channel: Final = channel
+        self.prefetch: Final = prefetch
+        """The receiver sets `wanted` and reads the sizes; all else of it is the connection's."""
         self.generation = new_generation()
-        self.handed.clear()
-        unspent = [*self.inbox, *self.postponed, *self.acks]
-        for each in (self.inbox, self.postponed, self.acks):
-            each.clear()
-        return unspent
+        """Of the AMQP channel; earlier deliveries are void."""
+        self.inbox: Final = deque[Message]()
+        self.early: Final = deque[Message]()
+        """Came back before they are due: the longest delay queue was too short."""
+        self.in_hand: Final[dict[int, Message]] = {}
+        """Handed out and not settled, by delivery tag."""
+        self.acks: Final = deque[Message]()
+        """Settled, and the broker does not know yet."""
+        self.arrived: Final = Signal()
+        """Set when there may be something to take, or a reason not to wait for it any longer."""
+        self.failure: PumpError | None = None
+        """Why nothing comes any more."""
+        self.counts = False
+        """Whether the broker was seen to count deliveries."""
+        self.receiving = False
+        """Whether a receive is under way,"""
+        self.waiting = False
+        """and waits for `arrived`."""
+        self.used_at = now
+        """When a receive or the last message in hand ended; on the monotonic clock."""
+        self.flush_requested = False
+        self.flush_timed = False
+
+    def take(self, source: deque[Message], limit: int) -> list[Message]:
+        """Up to `limit` messages from `inbox` or `early`. A redelivered one comes alone: it may crash the process."""
+        taken: list[Message] = []
+        in_hand = self.in_hand
+        try:
+            while source and len(taken) < limit and not (taken and (taken[0].unexplained or source[0].unexplained)):
+                message = source.popleft()
+                in_hand[message.receipt.tag] = message  # type: ignore[attr-defined]  # ours are
+                taken.append(message)
+        except IndexError:  # the generation has just ended
+            pass
+        for message in taken:
+            if message.generation != self.generation:  # it is void; the channel above sees that as well
+                in_hand.pop(message.receipt.tag, None)  # type: ignore[attr-defined]
+        return taken
+
+    def check(self, message: Message) -> int:
+        """The delivery tag of a message that may be settled; LeaseLost if it may not."""
+        receipt = message.receipt
+        if message.generation == self.generation and isinstance(receipt, Receipt) and receipt.tag in self.in_hand:
+            return receipt.tag
+        raise LeaseLost(f"message {message.id} of {self.channel} is not this consumer's any more")
+
+    def claim(self, message: Message, clock: Clock) -> int:
+        """As `check`, for the one caller who settles it."""
+        tag = self.check(message)
+        if self.in_hand.pop(tag, None) is None:
+            raise LeaseLost(f"message {message.id} of {self.channel} is settled already")
+        if not self.in_hand:
+            self.used_at = clock.monotonic()
+        return tag
 
     def unsettled(self) -> list[int]:
         """The delivery tags of all that is here."""
-        return [*self.handed, *(receipt_of(message).tag for message in [*self.inbox.copy(), *self.postponed.copy()])]
+        return [*self.in_hand, *(receipt_of(message).tag for message in [*self.inbox.copy(), *self.early.copy()])]
+
+    def end_generation(self) -> list[Message]:
+        """All deliveries are void from now on; returns those that come again without having cost an attempt."""
+        self.generation = new_generation()
+        self.in_hand.clear()
+        uncharged = [*self.inbox, *self.early, *self.acks]
+        for each in (self.inbox, self.early, self.acks):
+            each.clear()
+        return uncharged
 
 
-class Spared:
-    """Which deliveries come again though no run failed: nobody had begun one, or the broker was told too late."""
+class Uncharged:
+    """Deliveries that come again though no run failed: their handling had not begun, or their ack came too late."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
         self._explained: Final[OrderedDict[str, int]] = OrderedDict()
 
-    def note(self, messages: list[Message]) -> None:
-        """These deliveries spent nothing."""
+    def add(self, messages: Sequence[Message]) -> None:
+        """These deliveries cost no attempt."""
         with self._lock:
             for message in messages:
                 self._explained[message.identity] = message.deliveries - message.unexplained
@@ -77,43 +123,43 @@ class Spared:
                 self._explained.popitem(last=False)
 
     def explain(self, message: Message) -> None:
-        """Take what is known of earlier deliveries off those that nobody can explain."""
+        """Subtract such deliveries from the unexplained ones of a message."""
         explained = self._explained.get(message.identity, 0)
         message.unexplained = max(0, message.unexplained - explained)
 
 
-class Frame(NamedTuple):
-    """One acknowledgement: of a delivery, or of it and of all before it that are not settled."""
+class AckFrame(NamedTuple):
+    """One acknowledgement: of a delivery, or of it and of all unsettled ones before it."""
 
     tag: int
     multiple: bool
 
 
-class Acks:
-    """What has been settled of one AMQP channel's deliveries, which are numbered from 1.
+class AckFrames:
+    """Which frames acknowledge the deliveries of one AMQP channel, which are numbered from 1.
 
-    Promises: what it gives out acknowledges what it was asked for, each once, and never a delivery that is not settled.
+    Promises: its frames acknowledge what they were asked for, each delivery once, and none that is not settled.
     """
 
     def __init__(self) -> None:
-        self._mark: Final = Watermark()
+        self._watermark: Final = Watermark()
         self._received = 0
 
     def settle(self, tag: int) -> None:
-        """A delivery was given back, or acknowledged."""
+        """A delivery was returned, or acknowledged."""
         while self._received < tag:
             self._received += 1
-            self._mark.received(self._received)
-        self._mark.settled(tag)
+            self._watermark.received(self._received)
+        self._watermark.settled(tag)
 
-    def frames(self, tags: Collection[int]) -> Sequence[Frame]:
-        """How to acknowledge these: all up to the first gap by one frame, those behind it one by one.
+    def frames(self, tags: Collection[int]) -> Sequence[AckFrame]:
+        """How to acknowledge these: those up to the first gap by one frame, those after it one by one.
 
-        The one frame names the last of them, not the last settled: the broker knows nothing of those any more.
+        The one frame names the last of these tags, not the last settled one: the broker may have forgotten that.
         """
         for tag in tags:
             self.settle(tag)
-        prefix = self._mark.position or 0
+        prefix = self._watermark.position or 0
         covered = [tag for tag in tags if tag <= prefix]
-        islands = [Frame(tag, multiple=False) for tag in tags if tag > prefix]
-        return [Frame(max(covered), multiple=len(covered) > 1), *islands] if covered else islands
+        single = [AckFrame(tag, multiple=False) for tag in tags if tag > prefix]
+        return [AckFrame(max(covered), multiple=len(covered) > 1), *single] if covered else single

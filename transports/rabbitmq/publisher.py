@@ -1,6 +1,6 @@
 """Publishes over a connection of its own, many messages under way at a time, each one confirmed by the broker.
 
-What is for later goes by a ladder of delay queues, which are made when they are first needed.
+Messages for later go through delay queues, which are made when they are first needed.
 """
 
 import threading
@@ -14,220 +14,219 @@ from pika.spec import Basic
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PublishError, PumpError, SetupError
+from pump.transport_kit.sending import not_sent
 from pump.transports.rabbitmq.connection import (
     NOT_FOUND,
     PRECONDITION_FAILED,
-    Link,
+    AmqpConnection,
+    ChannelRefused,
     Operation,
-    Refused,
     Steps,
-    outcome,
     refusal,
 )
-from pump.transports.rabbitmq.pika_internals import MESSAGE_ID, RETURN, Content, ContentReader, split
+from pump.transports.rabbitmq.pika_internals import RETURN, Content, ContentReader, EncodedProperties
+from pump.transports.rabbitmq.properties import MESSAGE_ID, split
 from pump.transports.rabbitmq.settings import RabbitMQSettings
-from pump.transports.rabbitmq.topology import RUNGS, Ladder, in_session, rung_for
+from pump.transports.rabbitmq.topology import DELAYS, DelayQueues, delay_queue_for, with_topology
 
-WINDOW: Final = 1000
-"""So many messages may be under way without being confirmed."""
+MOST_UNCONFIRMED: Final = 1000
 HEADER_OVERHEAD: Final = 20
-"""What a frame with properties holds beside them, in bytes."""
+"""The bytes of a frame of properties beside the properties."""
 
 
-class Copy(NamedTuple):
-    """A message to be sent, encoded."""
+class EncodedMessage(NamedTuple):
+    """A message to be sent."""
 
     id: str
     properties: bytes
     body: bytes
-
-
-class Outgoing(NamedTuple):
-    """One message for the broker."""
-
-    exchange: str
-    routing_key: str
-    id: str
-    properties: bytes
-    body: bytes
-    place: str
-    """Where it goes, in words."""
 
 
 class Batch(Operation[None]):
-    """Messages that are published together: it ends when each is confirmed, or known not to be stored."""
+    """Messages that are published together. It ends when each is confirmed, or known not to be stored."""
 
-    def __init__(self, messages: Sequence[Outgoing], patience: float) -> None:
-        super().__init__(patience, self._expired)
+    def __init__(
+        self, publishing: "_Publishing", exchange: str, routing_key: str, messages: Sequence[EncodedMessage]
+    ) -> None:
+        super().__init__(publishing.timeout, self._late_error)
+        self._publishing: Final = publishing
+        self.exchange: Final = exchange
+        self.routing_key: Final = routing_key
         self.messages: Final = messages
-        self.line: _Line | None = None
-        """What it is published by."""
-        self.sent = 0
-        """So many of them are written."""
+        self.written = 0
+        """How many of its messages are written."""
         self._unanswered = len(messages)
-        self._refused: list[str] = []
+        self._refusals: list[str] = []
         self._retriable = True
 
+    @property
+    def destination(self) -> str:
+        """Where it goes, for people."""
+        return f"the topic {self.exchange!r}" if self.exchange else f"the queue {self.routing_key!r}"
+
     def answer(self, refused: str = "", *, retriable: bool = True) -> None:
-        """One of them is stored, or was refused for a reason."""
+        """One of its messages is stored, or was refused for a reason."""
         self._unanswered -= 1
         if refused:
-            self._refused.append(refused)
+            self._refusals.append(refused)
             self._retriable &= retriable
         if self._unanswered:
             return
-        if self._refused:
-            self.fail(self._refusal())
+        if self._refusals:
+            self.fail(self._refused_error())
         else:
             self.succeed(None)
 
-    def _refusal(self) -> PublishError:
-        reasons = "; ".join(dict.fromkeys(self._refused))
-        many = f"{len(self._refused)} of {len(self.messages)} messages were" if len(self.messages) > 1 else "it was"
+    def _refused_error(self) -> PublishError:
+        reasons = "; ".join(dict.fromkeys(self._refusals))
+        many = f"{len(self._refusals)} of {len(self.messages)} messages were" if len(self.messages) > 1 else "it was"
         return PublishError(f"{many} not stored: {reasons}", sent=False, retriable=self._retriable)
 
-    def _expired(self) -> Exception:
-        line = self.line
-        assert line is not None  # noqa: S101 - a batch without one has ended
-        blocked = "blocks publishers, and " if line.blocked else ""
+    def _late_error(self) -> Exception:
+        blocked = "blocks publishers, and " if self._publishing.blocked else ""
         error = PublishError(
             f"RabbitMQ {blocked}did not confirm {self._unanswered} of {len(self.messages)} messages "
-            f"within {self.patience:g} s",
-            sent=None if self.sent else False,
+            f"within {self.timeout:g} s",
+            sent=None if self.written else False,
         )
-        line.link.call(line.give_up, self, error)
+        self._publishing.connection.call(self._publishing.give_up, self, error)
         return error
 
     def lost(self, error: PumpError) -> None:
-        """The connection is gone."""
-        what = "it is not known whether all was stored" if self.sent else "nothing was sent"
+        """The connection is lost."""
+        what = "it is not known whether all was stored" if self.written else "nothing was sent"
         retriable = error.retriable if isinstance(error, PublishError) else not isinstance(error, SetupError)
-        self.fail(PublishError(f"{what}: {error}", sent=None if self.sent else False, retriable=retriable))
+        self.fail(PublishError(f"{what}: {error}", sent=None if self.written else False, retriable=retriable))
 
 
 class Publisher:
-    """A connection that publishes: opened when it is first needed, and again after it was lost."""
+    """Publishes for its users, over a connection that is opened when it is needed and closed with the last user."""
 
     def __init__(self, settings: RabbitMQSettings, name: str, clock: Clock) -> None:
         self.settings: Final = settings
         self._name: Final = name
         self._clock: Final = clock
-        self._patience: Final = seconds(settings.timeout)
         self._known: Final[set[str]] = set()
-        """Delay queues that are there, unless somebody has deleted them."""
+        """Delay queues that exist, unless somebody has deleted them."""
         self._lock: Final = threading.Lock()
-        self._line: _Line | None = None
-        self._closed = False
+        self._publishing: _Publishing | None = None
+        self._users = 0
 
-    def publish(self, messages: Sequence[Outgoing]) -> Operation[None]:
-        """Store all of these; a PublishError says what is known of those that were not confirmed."""
-        batch = Batch(messages, self._patience)
+    def enter(self) -> None:
+        """One more uses it."""
         with self._lock:
-            if self._closed:
-                batch.fail(PublishError("nothing was sent: the producer is closed", sent=False))
-                return batch
-            line = self._line
-            if line is None or line.death is not None:
-                line = self._line = _Line(self.settings, self._name)
-                line.link.open()
-        if messages:
-            line.submit(batch)
-        else:
-            batch.succeed(None)
-        return batch
+            self._users += 1
+
+    def leave(self) -> Steps[None]:
+        """One user less; the last one closes the connection."""
+        with self._lock:
+            self._users -= 1
+            publishing = None
+            if not self._users:
+                publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            yield from publishing.connection.close()
 
     def due(self, delay: float) -> float:
-        """What a message has to say of when it is due, in seconds since the epoch: 0 if one queue is enough."""
-        return self._clock.wall() + delay if delay > RUNGS[-1] else 0.0
+        """The time that a delayed message has to state, in seconds since the epoch: 0 if one queue is enough."""
+        return self._clock.wall() + delay if delay > DELAYS[-1] else 0.0
 
-    def send(self, ladder: Ladder, copies: Sequence[Copy], delay: float) -> Steps[None]:
-        """Store messages that reach the ladder's end after the delay, or at once if there is none."""
+    def send(self, to: DelayQueues, messages: Sequence[EncodedMessage], delay: float = 0.0) -> Steps[None]:
+        """Store messages where delay queues lead to, at once or after the delay.
+
+        A PublishError says what is known of those that were not confirmed.
+        """
         if delay <= 0:
-            yield from self._send(ladder.exchange, ladder.routing_key, copies)
+            yield from self._publish(to.exchange, to.routing_key, messages)
             return
-        rung = rung_for(delay)
-        queue = ladder.queue(rung)
-        yield from self._know(ladder, rung)
+        seconds_there = delay_queue_for(delay)
+        queue = to.queue(seconds_there)
+        yield from self._make_known(to, seconds_there)
         try:
-            yield from self._send("", queue, copies)
+            yield from self._publish("", queue, messages)
         except PublishError as error:
             if error.retriable or error.sent is not False:
                 raise
             self._known.discard(queue)  # somebody deleted it
-            yield from self._know(ladder, rung)
-            yield from self._send("", queue, copies)
+            yield from self._make_known(to, seconds_there)
+            yield from self._publish("", queue, messages)
 
-    def _send(self, exchange: str, routing_key: str, copies: Sequence[Copy]) -> Steps[None]:
-        place = f"the topic {exchange!r}" if exchange else f"the queue {routing_key!r}"
-        yield from outcome(self.publish([Outgoing(exchange, routing_key, *copy, place) for copy in copies]))
+    def _publish(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Steps[None]:
+        with self._lock:
+            if not self._users:
+                raise not_sent("the producer is closed", retriable=True)
+            publishing = self._publishing
+            if publishing is None or publishing.error is not None:
+                publishing = self._publishing = _Publishing(self.settings, self._name)
+                publishing.connection.open()
+        yield from publishing.submit(exchange, routing_key, messages)
 
-    def _know(self, ladder: Ladder, rung: int) -> Steps[None]:
-        queue = ladder.queue(rung)
+    def _make_known(self, to: DelayQueues, delay: int) -> Steps[None]:
+        queue = to.queue(delay)
         if queue not in self._known:
-            arguments = ladder.arguments(rung, self.settings.queue_type)
-            yield from in_session(self.settings, lambda topology: topology.make_queue(queue, arguments))
+            arguments = to.arguments(delay, self.settings.queue_type)
+            yield from with_topology(self.settings, lambda topology: topology.make_queue(queue, arguments))
             self._known.add(queue)
 
-    def close(self) -> Steps[None]:
-        """Send nothing more, and disconnect."""
-        with self._lock:
-            self._closed = True
-            line, self._line = self._line, None
-        if line is not None:
-            yield from outcome(line.link.close())
 
+class _Publishing:
+    """One connection that publishes, and all that is under way on it. What is not marked runs in its thread.
 
-class _Line:
-    """One life of the connection, which it serves in that connection's thread."""
+    Other threads share `_queue` with it, under `_lock` together with `error`; `blocked` is one flag that they read.
+    """
 
     def __init__(self, settings: RabbitMQSettings, name: str) -> None:
-        self.death: PumpError | None = None
+        self.error: PumpError | None = None
+        """Why the connection is lost."""
         self.blocked = False
+        """Whether the broker takes no messages at present."""
         self._lock: Final = threading.Lock()
         self._channel: Channel | None = None
         self._queue: Final[deque[Batch]] = deque()
-        self._unconfirmed: Final[OrderedDict[int, tuple[Batch, Outgoing]]] = OrderedDict()
+        self._unconfirmed: Final[OrderedDict[int, tuple[Batch, EncodedMessage]]] = OrderedDict()
         self._returned: Final[set[int]] = set()
         self._tag = 0
-        self.link: Final = Link(settings, name, self)
+        self.timeout: Final = seconds(settings.timeout)
+        self.connection: Final = AmqpConnection(settings, name, self)
 
-    def submit(self, batch: Batch) -> None:
-        """Publish a batch, after those before it. From any thread."""
-        batch.line = self
+    def submit(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Batch:
+        """Publish messages, after those before them. From any thread."""
+        batch = Batch(self, exchange, routing_key, messages)
         with self._lock:
-            death = self.death
-            if death is None:
+            error = self.error
+            if error is None:
                 self._queue.append(batch)
-        if death is not None:
-            batch.lost(death)
+        if error is not None:
+            batch.lost(error)
         else:
-            self.link.call(self._send)
+            self.connection.call(self._write)
+        return batch
 
     def give_up(self, batch: Batch, error: PumpError) -> None:
-        """Nobody waits for a batch any more. If some of it is under way, only a new connection is a clean slate."""
-        if batch.sent:
-            self.link.drop(error)
+        """Nobody waits for a batch any more. If some of it is under way, only a new connection can start afresh."""
+        if batch.written:
+            self.connection.drop(error)
         elif batch in self._queue:
             self._queue.remove(batch)
 
     def opened(self) -> None:
         """The connection is open."""
-        self.link.open_channel(self._channel_opened, self._channel_closed)
-        self.link.connection.add_on_connection_blocked_callback(lambda *_: self._block(blocked=True))
-        self.link.connection.add_on_connection_unblocked_callback(lambda *_: self._block(blocked=False))
+        self.connection.open_channel(self._on_channel, self._on_channel_closed)
+        self.connection.connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(blocked=True))
+        self.connection.connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(blocked=False))
 
     def lost(self, error: PumpError) -> None:
-        """The connection is gone: every batch ends with what is known of it."""
+        """The connection is lost: every batch ends with what is known of it."""
         with self._lock:
-            self.death = error
+            self.error = error
             batches = {*self._queue, *(batch for batch, _ in self._unconfirmed.values())}
             self._queue.clear()
             self._unconfirmed.clear()
         for batch in batches:
             batch.lost(error)
 
-    def _channel_opened(self, channel: Channel) -> None:
-        reader = ContentReader(self.link.connection, {RETURN: self._on_return})
+    def _on_channel(self, channel: Channel) -> None:
+        reader = ContentReader(self.connection.connection, {RETURN: self._on_return})
         if reader.install():
             reader.channel = channel.channel_number
         else:
@@ -239,70 +238,73 @@ class _Line:
 
         def ready(_: object) -> None:
             self._channel = channel
-            self._send()
+            self._write()
 
-        channel.confirm_delivery(self.link.guarded(self._on_confirm), self.link.guarded(ready))
+        channel.confirm_delivery(self.connection.guarded(self._on_confirm), self.connection.guarded(ready))
 
-    def _channel_closed(self, reason: Exception) -> None:
-        """The broker closes it over a message that it cannot take: nothing is known then of the others under way."""
+    def _on_channel_closed(self, reason: Exception) -> None:
+        """The broker closes it over a message that it cannot take: then nothing is known of the others under way."""
         refused = refusal(reason)
-        if isinstance(refused, Refused):
+        if isinstance(refused, ChannelRefused):
             permanent = refused.code in {NOT_FOUND, PRECONDITION_FAILED}
-            self.link.drop(PublishError(f"RabbitMQ: {refused}", sent=None, retriable=not permanent))
+            self.connection.drop(PublishError(f"RabbitMQ: {refused}", sent=None, retriable=not permanent))
         else:
-            self.link.drop(self.link.explained(reason))
+            self.connection.drop(self.connection.explained(reason))
 
-    def _block(self, *, blocked: bool) -> None:
+    def _set_blocked(self, *, blocked: bool) -> None:
         self.blocked = blocked
         if not blocked:
-            self.link.guard(self._send)
+            self.connection.guard(self._write)
 
-    def _send(self) -> None:
-        """Write as many as may be under way."""
+    def _write(self) -> None:
+        """Write as many messages as may be under way."""
         channel = self._channel
         if channel is None:
             return
-        while self._queue and not self.blocked and len(self._unconfirmed) < WINDOW:
+        while self._queue and not self.blocked and len(self._unconfirmed) < MOST_UNCONFIRMED:
             batch = self._queue[0]
-            if batch.sent == len(batch.messages):
+            if batch.written == len(batch.messages):
                 self._queue.popleft()
             else:
-                self._write(channel, batch, batch.messages[batch.sent])
+                self._write_message(channel, batch, batch.messages[batch.written])
 
-    def _write(self, channel: Channel, batch: Batch, message: Outgoing) -> None:
-        batch.sent += 1
-        largest = self.link.connection.params.frame_max
+    def _write_message(self, channel: Channel, batch: Batch, message: EncodedMessage) -> None:
+        batch.written += 1
+        largest = self.connection.connection.params.frame_max
         if len(message.properties) + HEADER_OVERHEAD > largest:
             batch.answer(
-                f"the headers of a message to {message.place} are too large: {len(message.properties)} bytes "
+                f"the headers of a message to {batch.destination} are too large: {len(message.properties)} bytes "
                 f"of {largest}",
                 retriable=False,
             )
             return
         self._tag += 1
         self._unconfirmed[self._tag] = batch, message
-        properties: Any = _Encoded(message.properties)
-        channel.basic_publish(message.exchange, message.routing_key, message.body, properties, mandatory=True)
+        properties: Any = EncodedProperties(message.properties)
+        channel.basic_publish(batch.exchange, batch.routing_key, message.body, properties, mandatory=True)
 
     def _on_return(self, content: Content) -> None:
-        """The broker says so before it confirms, and does not say which one: it is known by its way and its id."""
-        said = split(content.properties)[MESSAGE_ID] or b""
-        way = content.exchange, content.routing_key
-        for tag, (_batch, message) in self._unconfirmed.items():
-            if (message.exchange, message.routing_key) == way and (not said or message.id.encode() == said):
+        """A message was not routed. The broker does not say which one: it is known by its destination and its id.
+
+        Its confirmation comes afterwards.
+        """
+        message_id = split(content.properties)[MESSAGE_ID] or b""
+        for tag, (batch, message) in self._unconfirmed.items():
+            is_there = (batch.exchange, batch.routing_key) == (content.exchange, content.routing_key)
+            if is_there and message_id in {b"", message.id.encode()}:
                 self._returned.add(tag)
 
     def _on_confirm(self, confirmed: Any) -> None:  # noqa: ANN401 - a frame of pika's
         method: Basic.Ack | Basic.Nack = confirmed.method
         refused = "" if isinstance(method, Basic.Ack) else "the broker refused it"
         for tag in self._confirmed(method.delivery_tag, multiple=bool(method.multiple)):
-            batch, message = self._unconfirmed.pop(tag)
+            batch, _ = self._unconfirmed.pop(tag)
             if tag in self._returned:
                 self._returned.discard(tag)
-                batch.answer(f"nothing takes what is sent to {message.place}", retriable=False)
+                batch.answer(f"nothing takes what is sent to {batch.destination}", retriable=False)
             else:
-                batch.answer(refused and f"{refused}: {message.place}")
-        self._send()
+                batch.answer(refused and f"{refused}: {batch.destination}")
+        self._write()
 
     def _confirmed(self, tag: int, *, multiple: bool) -> list[int]:
         if not multiple:
@@ -313,15 +315,3 @@ class _Line:
                 break
             tags.append(each)
         return tags
-
-
-class _Encoded:
-    """Encoded properties, as pika takes properties."""
-
-    INDEX: Final = 0x003C
-
-    def __init__(self, encoded: bytes) -> None:
-        self._encoded: Final = encoded
-
-    def encode(self) -> list[bytes]:
-        return [self._encoded]

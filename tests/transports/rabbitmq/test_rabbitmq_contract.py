@@ -8,8 +8,7 @@ from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from pump.testing.contract import TransportContract
 from pump.transport_kit.protocol import Transport
-from pump.transports.rabbitmq import RabbitMQTransport
-from pump.transports.rabbitmq import flow as rabbitmq_flow
+from pump.transports.rabbitmq import RabbitMQTransport, delivery_channel
 
 
 class RabbitMQContract(TransportContract):
@@ -24,7 +23,7 @@ class RabbitMQContract(TransportContract):
     @pytest.fixture(autouse=True)
     def _on(self, own_rabbitmq: RabbitMQ, proxy_to: ProxyTo, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker, self.proxy = own_rabbitmq, proxy_to(own_rabbitmq.port)
-        monkeypatch.setattr(rabbitmq_flow, "IDLE_SECONDS", 0.1)  # what is given back then shall break a silence
+        monkeypatch.setattr(delivery_channel, "IDLE_SECONDS", 0.1)  # what is given back then shall break a silence
 
     @pytest.fixture
     def transport(self, _on: None) -> Transport:

@@ -15,8 +15,7 @@ from brokers.rabbitmq import RabbitMQ
 from pump import Command, Publication, Subscription
 from pump.errors import PublishError
 from pump.message import Header, Message
-from pump.transports.rabbitmq import RabbitMQTransport
-from pump.transports.rabbitmq import pika_internals as rabbitmq_amqp
+from pump.transports.rabbitmq import RabbitMQTransport, pika_internals
 from pump.transports.rabbitmq.pika_internals import DELIVER, RETURN, Content, ContentReader
 
 CHANNEL = 7
@@ -117,8 +116,11 @@ class Job(Command):
     """Something to do."""
 
 
-def test_a_pika_of_another_make_reads_by_itself(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rabbitmq_amqp, "_HOOKS", ("_a_hook_that_is_not_there",))
+def test_a_pika_that_is_made_differently_reads_by_itself_after_one_warning(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pika_internals, "_HOOKS", ("_a_hook_that_is_not_there",))
+    pika_internals._warn_once.cache_clear()
     name = f"frames-{uuid4().hex[:8]}"
     rules = Subscription(Job, topic=name, channel=name)
     transport = RabbitMQTransport.from_url(rabbitmq.url)
@@ -140,3 +142,6 @@ def test_a_pika_of_another_make_reads_by_itself(rabbitmq: RabbitMQ, monkeypatch:
     finally:
         consumer.close()
         producer.close()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [each for each in warnings if "is made differently" in each]
+    assert len(warnings) == 1

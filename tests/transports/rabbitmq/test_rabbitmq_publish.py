@@ -299,7 +299,7 @@ def test_a_copy_is_sent_to_its_own_queue_and_nobody_else_named_in_it(shop: Shop)
 
 def test_a_delay_beyond_the_longest_queue_is_waited_out_in_several(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rabbitmq_publisher, rabbitmq_topology):
-        monkeypatch.setattr(module, "RUNGS", (1, 2))
+        monkeypatch.setattr(module, "DELAYS", (1, 2))
     consumer = shop.consumer()
     shop.producer.send(shop.messages(1, body=b"requeued"))
     message = receive(consumer)
@@ -316,7 +316,7 @@ def test_a_delay_beyond_the_longest_queue_is_waited_out_in_several(shop: Shop, m
 def test_a_delay_is_rounded_up_to_what_there_is() -> None:
     delays = (0.001, 1.0, 1.001, 3.0, 4096.0, 5000.0)
 
-    assert [rabbitmq_topology.rung_for(delay) for delay in delays] == [1, 1, 2, 4, 4096, 4096]
+    assert [rabbitmq_topology.delay_queue_for(delay) for delay in delays] == [1, 1, 2, 4, 4096, 4096]
 
 
 def test_a_delay_queue_that_somebody_deleted_is_made_again(shop: Shop) -> None:

@@ -285,7 +285,7 @@ def test_a_certificate_of_another_host_is_refused(rabbitmq: RabbitMQ, secure: Ra
 def test_a_file_that_is_not_there_is_named(secure: RabbitMQSettings, tmp_path: Path) -> None:
     kind, text = errors_of(replace(secure, ca_file=str(tmp_path / "missing.pem")))
 
-    assert kind is SetupError
+    assert kind is ConfigurationError
     assert "missing.pem" in text
 
 

@@ -1,36 +1,44 @@
-"""Between our headers and AMQP's properties, both ways. Whatever bytes come, they make a message."""
+"""Our headers in AMQP properties, both ways. Whatever bytes come, they make a message."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from struct import error as StructError  # noqa: N812 - it is a class
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
-from pump.transports.rabbitmq import pika_internals as amqp
-from pump.transports.rabbitmq.pika_internals import Content, Unreadable
+from pump.transports.rabbitmq import properties as amqp
+from pump.transports.rabbitmq.pika_internals import Content
+from pump.transports.rabbitmq.properties import Unreadable
 
 KIND: Final = "pump-kind"
 VERSION: Final = "pump-version"
 KEY: Final = "pump-key"
 TOPIC: Final = "pump-topic"
 TIMESTAMP: Final = "pump-timestamp"
-"""The time in full: AMQP's own is in whole seconds."""
+"""The exact time: AMQP's own is in whole seconds."""
 DUE: Final = "pump-due"
 """When a message that waits longer than the longest delay queue is due, in seconds since the epoch."""
-LONG: Final = "pump-long-"
-"""Begins the name of a property that is too long to be one."""
+LONG: Final = {
+    amqp.CONTENT_TYPE: "pump-long-content-type",
+    amqp.CORRELATION_ID: "pump-long-correlation-id",
+    amqp.REPLY_TO: "pump-long-reply-to",
+    amqp.MESSAGE_ID: "pump-long-id",
+    amqp.TYPE: "pump-long-type",
+}
+"""Headers for values that are too long for a property, by the place of that."""
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 BROKERS: Final = frozenset({"x-death", DELIVERY_COUNT, "x-acquired-count", "CC", "BCC"})
-"""What the broker writes, or would obey once more: CC in a copy would send it to other queues again."""
+"""Headers that the broker writes, or acts on: a CC in a copy would send that to other queues again."""
 BROKERS_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 
+_LONG_PLACES: Final = {name: place for place, name in LONG.items()}
 _KINDS: Final = frozenset({"command", "event", "document"})
 _OURS: Final = frozenset({KIND, VERSION, KEY, TOPIC, TIMESTAMP, DUE, ATTEMPTS_HEADER})
 _PERSISTENT: Final = b"\x02"
 _LATEST: Final = 2.0**53
-"""Whole seconds beyond this are no whole seconds any more."""
+"""Beyond this, a float does not tell one second from the next."""
 _WHAT_BAD_BYTES_RAISE: Final = (ValueError, StructError, IndexError, OverflowError, ArithmeticError)
 
 
@@ -39,19 +47,18 @@ class Receipt(NamedTuple):
 
     tag: int
     properties: bytes
-    """As they came; empty where they cannot be read."""
+    """As they came; empty if they cannot be read."""
     due: float = 0.0
     """When the message is due, in seconds since the epoch; 0 is now."""
 
 
 class _Headers(NamedTuple):
-    """A table, sorted by whose each header is."""
+    """The headers of a message, by who wrote them."""
 
     senders: Mapping[str, str] = NO_HEADERS
     ours: Mapping[str, str] = NO_HEADERS
     others: Mapping[str, object] = NO_RAW_HEADERS
-    """The broker's, and what is not text."""
-    has_long: bool = False
+    """The broker's, and those that are not text."""
 
 
 _NO_TABLE: Final = _Headers()
@@ -61,7 +68,7 @@ _NO_TABLE: Final = _Headers()
 
 
 def read_message(content: Content, topic: str, generation: int) -> Message:
-    """The message that was delivered; one that makes no sense says so in its fault. `topic` is for strangers."""
+    """The delivered message; if it cannot be read, its fault says why. `topic` is for messages that state none."""
     try:
         return _message(content, topic, generation)
     except _WHAT_BAD_BYTES_RAISE as error:
@@ -78,30 +85,14 @@ def read_message(content: Content, topic: str, generation: int) -> Message:
 def _message(content: Content, topic: str, generation: int) -> Message:
     parts = amqp.split(content.properties)
     table = parts[amqp.HEADERS]
-    headers = _read_headers(table) if table else _NO_TABLE
-    header = _header(parts, headers, content.exchange or topic)
-    count = headers.others.get(DELIVERY_COUNT, 0)
-    ours = headers.ours
-    return Message(
-        header,
-        content.body,
-        identity=header.id or _digest(content, _stable(header, headers)),
-        receipt=Receipt(content.tag, content.properties, _moment(ours[DUE]) if DUE in ours else 0.0),
-        generation=generation,
-        deliveries=1 + count if isinstance(count, int) and count > 0 else 1,
-        attempts=_count(ours[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in ours else 0,
-        raw_headers=headers.others,
-    )
-
-
-def _header(parts: list[bytes | None], headers: _Headers, topic: str) -> Header:
-    said, ours = headers.senders, headers.ours
+    headers = _read_headers(table, parts) if table else _NO_TABLE
+    senders, ours, others = headers
     content_type, message_id = parts[amqp.CONTENT_TYPE], parts[amqp.MESSAGE_ID]
     type_, timestamp = parts[amqp.TYPE], parts[amqp.TIMESTAMP]
     correlation_id, reply_to = parts[amqp.CORRELATION_ID], parts[amqp.REPLY_TO]
     header = Header(
         message_id.decode() if message_id else "",
-        ours.get(TOPIC, topic),
+        ours.get(TOPIC, content.exchange or topic),
         type_.decode() if type_ else "",
         ours.get(VERSION, ""),
         _kind(ours[KIND]) if KIND in ours else "command",
@@ -110,45 +101,40 @@ def _header(parts: list[bytes | None], headers: _Headers, topic: str) -> Header:
         None if correlation_id is None else correlation_id.decode(),
         None if reply_to is None else reply_to.decode(),
         _moment(ours[TIMESTAMP]) if TIMESTAMP in ours else float(int.from_bytes(timestamp or b"", "big")),
-        said,
+        senders,
     )
-    return _lengthened(header, ours) if headers.has_long else header
+    count = others.get(DELIVERY_COUNT, 0)
+    return Message(
+        header,
+        content.body,
+        identity=header.id or _digest(content, _stable(header, headers)),
+        receipt=Receipt(content.tag, content.properties, _moment(ours[DUE]) if DUE in ours else 0.0),
+        generation=generation,
+        deliveries=1 + count if isinstance(count, int) and count > 0 else 1,
+        attempts=_count(ours[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in ours else 0,
+        raw_headers=others,
+    )
 
 
-def _lengthened(header: Header, ours: Mapping[str, str]) -> Header:
-    """With the properties that were too long to be some."""
-    changes: dict[str, Any] = {_FIELDS[name]: text for name, text in ours.items() if name in _FIELDS}
-    return header._replace(**changes)
-
-
-_FIELDS: Final = {
-    f"{LONG}id": "id",
-    f"{LONG}type": "type",
-    f"{LONG}content-type": "content_type",
-    f"{LONG}correlation-id": "correlation_id",
-    f"{LONG}reply-to": "reply_to",
-}
-
-
-def _read_headers(table: bytes) -> _Headers:
+def _read_headers(table: bytes, parts: list[bytes | None]) -> _Headers:
+    """The headers, by who wrote them; values that are too long for properties are put among the properties."""
     senders: dict[str, str] = {}
     ours: dict[str, str] = {}
     others: dict[str, object] = {}
-    has_long = False
     for name, value, _ in amqp.entries(table):
         if name in _OURS and isinstance(value, str):
             ours[name] = value
         elif not isinstance(value, str) or is_brokers(name):
             others[name] = value
-        elif name.startswith(LONG):
-            ours[name], has_long = value, True
+        elif name in _LONG_PLACES:
+            parts[_LONG_PLACES[name]] = value.encode()
         else:
             senders[name] = value
-    return _Headers(senders, ours, others, has_long)
+    return _Headers(senders, ours, others)
 
 
 def is_brokers(name: str) -> bool:
-    """Whether a header is the broker's own, and no copy's."""
+    """Whether a header is the broker's own, which a copy must not have."""
     return name in BROKERS or name.startswith(BROKERS_PREFIXES)
 
 
@@ -172,10 +158,10 @@ def _moment(text: str) -> float:
 
 
 def _stable(header: Header, headers: _Headers) -> str:
-    """What stays the same however often a message without an id is delivered."""
+    """What is the same in every delivery of a message without an id."""
     raw = {name: value for name, value in headers.others.items() if not is_brokers(name)}
-    said = (header.type, header.content_type, header.correlation_id, header.reply_to, header.timestamp, header.key)
-    return repr((said, sorted(headers.senders.items()), sorted(raw.items())))
+    fixed = (header.type, header.content_type, header.correlation_id, header.reply_to, header.timestamp, header.key)
+    return repr((fixed, sorted(headers.senders.items()), sorted(raw.items())))
 
 
 def _digest(content: Content, stable: str) -> str:
@@ -197,35 +183,36 @@ def write_properties(
     attempts: int = 0,
     due: float = 0.0,
 ) -> bytes:
-    """The encoded properties of a message, or of a copy of a received one, which also carries what others said.
+    """The encoded properties of a message, or of a copy of a received one, with the properties that others gave it.
 
-    A ValueError says what AMQP cannot carry.
+    ValueError if AMQP cannot carry them.
     """
     parts: list[bytes | None] = [None] * amqp.PARTS
-    said: dict[str, str] = dict(header.headers)
-    for place, name, text in (
-        (amqp.CONTENT_TYPE, "content-type", header.content_type or None),
-        (amqp.CORRELATION_ID, "correlation-id", header.correlation_id),
-        (amqp.REPLY_TO, "reply-to", header.reply_to),
-        (amqp.MESSAGE_ID, "id", header.id or None),
-        (amqp.TYPE, "type", header.type or None),
+    table: dict[str, str] = dict(header.headers)
+    for place, text in (
+        (amqp.CONTENT_TYPE, header.content_type or None),
+        (amqp.CORRELATION_ID, header.correlation_id),
+        (amqp.REPLY_TO, header.reply_to),
+        (amqp.MESSAGE_ID, header.id or None),
+        (amqp.TYPE, header.type or None),
     ):
-        if text is not None:
-            data = text.encode()
-            if len(data) > amqp.LONGEST_SHORT:
-                said[LONG + name] = text
-            else:
-                parts[place] = data
+        if text is None:
+            continue
+        data = text.encode()
+        if len(data) > amqp.LONGEST_SHORT:
+            table[LONG[place]] = text
+        else:
+            parts[place] = data
     seconds = int(header.timestamp) if 0 < header.timestamp < _LATEST else 0
     if seconds:
         parts[amqp.TIMESTAMP] = amqp.U64.pack(seconds)
     parts[amqp.DELIVERY_MODE] = _PERSISTENT
-    said.update(_ours(header, topic, attempts, due, seconds))
-    table = [amqp.entry(name, text) for name, text in said.items()]
+    table.update(_ours(header, topic, attempts, due, seconds))
+    encoded = [amqp.entry(name, text) for name, text in table.items()]
     if original is not None:
-        table.extend(_carry(parts, original))
-    if table:
-        parts[amqp.HEADERS] = b"".join(table)
+        encoded.extend(_carry(parts, original))
+    if encoded:
+        parts[amqp.HEADERS] = b"".join(encoded)
     return amqp.join(parts)
 
 
@@ -247,9 +234,9 @@ def _ours(header: Header, topic: str, attempts: int, due: float, seconds: int) -
 
 
 def _carry(parts: list[bytes | None], original: Message) -> Iterator[bytes]:
-    """Take over what the original says beyond its header: of its headers, those that are neither text nor the broker's.
+    """Copy the original's other properties to `parts`; returns its headers that are neither text nor the broker's.
 
-    Not its user id, which the broker compares with ours, and not its expiration, which would cut the delay short.
+    Not its user id, which the broker compares with our login, and not its expiration, which would cut a delay short.
     """
     properties = original.receipt.properties if isinstance(original.receipt, Receipt) else b""
     if not properties:

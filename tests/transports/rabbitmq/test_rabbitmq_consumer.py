@@ -11,13 +11,17 @@ from pump import Command, Subscription
 from pump.clock import ManualClock
 from pump.errors import LeaseLost, PumpError, TransportError
 from pump.message import Header, Message
-from pump.transports.rabbitmq import flow as rabbitmq_flow
-from pump.transports.rabbitmq.deliveries import Spared
-from pump.transports.rabbitmq.feed import Feed
-from pump.transports.rabbitmq.pika_internals import Content, entry, join
+from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.prefetch import QUIET_SECONDS
+from pump.transports.rabbitmq import delivery_channel
+from pump.transports.rabbitmq.consumer import RabbitMQConsumer
+from pump.transports.rabbitmq.deliveries import Uncharged
+from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
+from pump.transports.rabbitmq.headers import write_properties
+from pump.transports.rabbitmq.pika_internals import Content
+from pump.transports.rabbitmq.properties import entry, join
+from pump.transports.rabbitmq.publisher import Publisher
 from pump.transports.rabbitmq.settings import RabbitMQSettings
-from pump.transports.rabbitmq.topology import Names
-from pump.transports.rabbitmq.wire import write_properties
 
 
 class Job(Command):
@@ -34,7 +38,7 @@ class Operation:
         self.results.append(result)
 
 
-class Link:
+class Connection:
     """A connection in which everything happens at once, in the calling thread."""
 
     def __init__(self, settings: RabbitMQSettings, name: str, owner: Any) -> None:
@@ -47,9 +51,6 @@ class Link:
 
     def guarded(self, act: Callable[..., object]) -> Callable[..., object]:
         return act
-
-    def begin(self) -> Operation:
-        return Operation()
 
     def open_channel(self, opened: Callable[[Any], None], closed: Callable[[Exception], None]) -> None:
         self.channels.append(Channel(closed))
@@ -65,7 +66,7 @@ class Link:
 
 
 class Channel:
-    """An AMQP channel that notes what is asked of it, and answers when it is told to."""
+    """An AMQP channel that records what is asked of it, and answers when it is told to."""
 
     is_open = True
     numbers = count(1)
@@ -111,35 +112,54 @@ class Channel:
         self._closed(reason)
 
     @property
-    def said(self) -> list[tuple[Any, ...]]:
+    def sent(self) -> list[tuple[Any, ...]]:
         """What was asked since this was looked at last."""
         asked, self.asked = self.asked, []
         return asked
 
 
 class Consumer:
-    """A feed on such a connection."""
+    """A consumer on such a connection."""
 
     def __init__(self, most: int = 8) -> None:
         rules = Subscription(Job, topic="topic", channel="queue")
         self.clock = ManualClock()
-        self.spared = Spared()
-        self.feed = Feed(RabbitMQSettings(), Names(rules), most, self.clock, self.spared)
-        self.flow = self.feed._flow
-        self.link: Link = self.feed.link  # type: ignore[assignment]
+        self.uncharged = Uncharged()
+        names, settings = Destinations.of(rules), RabbitMQSettings()
+        self.channel = DeliveryChannel(settings, names, most, self.clock, self.uncharged)
+        publisher = Publisher(settings, "", self.clock)
+        self.real = RabbitMQConsumer(self.channel, names, publisher, self.clock, max_attempts=3, broker_limit=None)
+        self.connection: Connection = self.channel.connection  # type: ignore[assignment]
         self._numbers = count(1)
 
     def take(self, limit: int, timeout: float = 0.0) -> list[Message]:
-        self.feed.ask(limit)
+        self.ask(limit)
         try:
-            return self.feed.take(limit, self.clock.monotonic() + timeout) or []
+            return self.wait(limit, timeout) or []
         finally:
-            self.feed.taken()
+            self.real._end_receiving()
+
+    def ask(self, limit: int) -> None:
+        self.real._begin_to_receive(limit)
+
+    def wait(self, limit: int, timeout: float) -> list[Message] | None:
+        """One look of a receive that has so much time left; None if it has to wait."""
+        return self.real._take(limit, self.clock.monotonic() + timeout)
+
+    def hand_back(self) -> Operation:
+        operation: Any = Operation()
+        self.channel.hand_back(operation)
+        return operation  # type: ignore[no-any-return]
+
+    def purge(self) -> Operation:
+        operation: Any = Operation()
+        self.channel.purge(operation)
+        return operation  # type: ignore[no-any-return]
 
     def deliver(self, *counts: int) -> None:
         """Messages arrive, each with the number of deliveries that it had before."""
         for before in counts or (0,):
-            self.link.channel.delivered += 1
+            self.connection.channel.delivered += 1
             header = Header(f"m{next(self._numbers)}", "topic")
             properties = write_properties(header)
             if before:
@@ -147,31 +167,30 @@ class Consumer:
                 parts[2] = b"\x10x-delivery-countl" + before.to_bytes(8, "big")
                 parts[8] = header.id.encode()
                 properties = join(parts)
-            self.flow._deliver(Content(self.link.channel.delivered, "topic", "", properties, b""))
-        self.flow._tell()
+            self.channel._deliver(Content(self.connection.channel.delivered, "topic", "", properties, b""))
+        self.channel._announce()
 
     def answer(self) -> None:
-        self.link.channel.answer()
+        self.connection.channel.answer()
 
     @property
-    def said(self) -> list[tuple[Any, ...]]:
-        return self.link.channel.said
+    def sent(self) -> list[tuple[Any, ...]]:
+        return self.connection.channel.sent
 
     def consumes(self, window: int) -> None:
         """Take the first steps, up to a consumer with this prefetch."""
         self.take(window)
-        assert self.said == [("qos", window, False), ("consume", "queue")]
+        assert self.sent == [("qos", window, False), ("consume", "queue")]
         self.answer()
 
     def quiet(self) -> None:
         """Let so much time pass that nothing can be on its way."""
-        self.clock.advance(rabbitmq_flow.QUIET_SECONDS)
+        self.clock.advance(QUIET_SECONDS)
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Consumer]:
-    monkeypatch.setattr(rabbitmq_flow, "Link", Link)
-    monkeypatch.setattr(rabbitmq_flow.Flow, "opened", lambda _self: None)
+    monkeypatch.setattr(delivery_channel, "AmqpConnection", Connection)
     return Consumer
 
 
@@ -183,7 +202,7 @@ def test_as_much_is_fetched_as_is_asked_for(make: Make) -> None:
 
     consumer.take(1)
 
-    assert consumer.said == [("qos", 1, False), ("consume", "queue")]
+    assert consumer.sent == [("qos", 1, False), ("consume", "queue")]
 
 
 def test_more_is_fetched_when_more_is_asked_for_and_all_that_came_is_used_up(make: Make) -> None:
@@ -191,13 +210,13 @@ def test_more_is_fetched_when_more_is_asked_for_and_all_that_came_is_used_up(mak
     consumer.consumes(1)
     consumer.deliver()
     (message,) = consumer.take(1)
-    consumer.feed.acknowledge(message)
+    consumer.real.acknowledge(message)
 
     consumer.take(2)
 
-    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    assert consumer.sent == [("cancel",), ("ack", 1, False)]
     consumer.answer()
-    assert consumer.said == [("qos", 2, False), ("consume", "queue")]
+    assert consumer.sent == [("qos", 2, False), ("consume", "queue")]
 
 
 def test_a_consumer_that_still_may_get_something_is_not_cancelled_to_fetch_more(make: Make) -> None:
@@ -205,11 +224,11 @@ def test_a_consumer_that_still_may_get_something_is_not_cancelled_to_fetch_more(
     consumer.consumes(2)
     consumer.deliver()
     (message,) = consumer.take(2)
-    consumer.feed.acknowledge(message)
+    consumer.real.acknowledge(message)
 
     consumer.take(4)
 
-    assert consumer.said == [("ack", 1, False)]
+    assert consumer.sent == [("ack", 1, False)]
 
 
 def test_what_is_in_hand_counts_when_more_is_fetched(make: Make) -> None:
@@ -217,14 +236,14 @@ def test_what_is_in_hand_counts_when_more_is_fetched(make: Make) -> None:
     consumer.consumes(2)
     consumer.deliver(0, 0)
     first, _ = consumer.take(2)
-    consumer.feed.acknowledge(first)
+    consumer.real.acknowledge(first)
 
     consumer.take(3)
 
-    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    assert consumer.sent == [("cancel",), ("ack", 1, False)]
     consumer.answer()
-    assert consumer.said == [("qos", 3, False), ("consume", "queue")]
-    assert consumer.flow.window + 1 == 4
+    assert consumer.sent == [("qos", 3, False), ("consume", "queue")]
+    assert consumer.channel.deliveries.prefetch.size + 1 == 4
 
 
 def test_what_came_under_way_is_handed_out_before_more_is_fetched(make: Make) -> None:
@@ -232,17 +251,17 @@ def test_what_came_under_way_is_handed_out_before_more_is_fetched(make: Make) ->
     consumer.consumes(1)
     consumer.deliver()
     (message,) = consumer.take(1)
-    consumer.feed.acknowledge(message)
+    consumer.real.acknowledge(message)
     consumer.take(4)
     consumer.deliver()
     consumer.answer()
-    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    assert consumer.sent == [("cancel",), ("ack", 1, False)]
 
     (late,) = consumer.take(4)
     consumer.take(3)
 
     assert late.id == "m2"
-    assert consumer.said[-2:] == [("qos", 3, False), ("consume", "queue")]
+    assert consumer.sent[-2:] == [("qos", 3, False), ("consume", "queue")]
 
 
 def test_less_is_fetched_at_once_when_less_is_asked_for_and_nothing_is_on_its_way(make: Make) -> None:
@@ -252,9 +271,9 @@ def test_less_is_fetched_at_once_when_less_is_asked_for_and_nothing_is_on_its_wa
 
     consumer.take(1)
 
-    assert consumer.said == [("cancel",)]
+    assert consumer.sent == [("cancel",)]
     consumer.answer()
-    assert consumer.said == [("qos", 1, False), ("consume", "queue")]
+    assert consumer.sent == [("qos", 1, False), ("consume", "queue")]
 
 
 def test_a_consumer_is_not_cancelled_while_something_may_be_on_its_way_to_it(make: Make) -> None:
@@ -262,13 +281,13 @@ def test_a_consumer_is_not_cancelled_while_something_may_be_on_its_way_to_it(mak
     consumer.consumes(4)
     consumer.deliver(0, 0)
     for message in consumer.take(4):
-        consumer.feed.acknowledge(message)
+        consumer.real.acknowledge(message)
 
     consumer.take(1)
-    assert consumer.said == []
+    assert consumer.sent == []
     consumer.quiet()
 
-    assert consumer.said == [("cancel",), ("ack", 2, True)]
+    assert consumer.sent == [("cancel",), ("ack", 2, True)]
 
 
 def test_what_is_settled_while_somebody_waits_does_not_make_less_be_fetched(make: Make) -> None:
@@ -276,15 +295,14 @@ def test_what_is_settled_while_somebody_waits_does_not_make_less_be_fetched(make
     consumer.consumes(4)
     consumer.deliver(0, 0)
     first, _ = consumer.take(4)
-    deadline = consumer.clock.monotonic() + 10
-    consumer.feed.ask(2)
+    consumer.ask(2)
 
-    assert consumer.feed.take(2, deadline) is None
-    consumer.feed.acknowledge(first)
+    assert consumer.wait(2, 10.0) is None
+    consumer.real.acknowledge(first)
     consumer.quiet()
-    assert consumer.feed.take(2, deadline) is None
+    assert consumer.wait(2, 9.0) is None
 
-    assert ("cancel",) not in consumer.said
+    assert ("cancel",) not in consumer.sent
 
 
 def test_what_was_delivered_before_is_handed_out_alone(make: Make) -> None:
@@ -304,11 +322,11 @@ def test_acknowledgements_are_written_together(make: Make) -> None:
     messages = consumer.take(8)
 
     for message in messages[:3]:
-        consumer.feed.acknowledge(message)
-    assert consumer.said == []
-    consumer.feed.acknowledge(messages[3])
+        consumer.real.acknowledge(message)
+    assert consumer.sent == []
+    consumer.real.acknowledge(messages[3])
 
-    assert consumer.said == [("ack", 4, True)]
+    assert consumer.sent == [("ack", 4, True)]
 
 
 def test_an_acknowledgement_behind_a_gap_is_written_alone_beside_the_others(make: Make) -> None:
@@ -318,9 +336,9 @@ def test_an_acknowledgement_behind_a_gap_is_written_alone_beside_the_others(make
     messages = consumer.take(8)
 
     for number in (0, 1, 3, 5):
-        consumer.feed.acknowledge(messages[number])
+        consumer.real.acknowledge(messages[number])
 
-    assert consumer.said == [("ack", 2, True), ("ack", 4, False), ("ack", 6, False)]
+    assert consumer.sent == [("ack", 2, True), ("ack", 4, False), ("ack", 6, False)]
 
 
 def test_an_acknowledgement_waits_20_ms_at_most(make: Make) -> None:
@@ -329,10 +347,10 @@ def test_an_acknowledgement_waits_20_ms_at_most(make: Make) -> None:
     consumer.deliver(0, 0)
     first, _ = consumer.take(8)
 
-    consumer.feed.acknowledge(first)
+    consumer.real.acknowledge(first)
     consumer.clock.advance(0.02)
 
-    assert consumer.said == [("ack", 1, False)]
+    assert consumer.sent == [("ack", 1, False)]
 
 
 def test_an_acknowledgement_long_after_the_delivery_waits_no_longer(make: Make) -> None:
@@ -342,11 +360,11 @@ def test_an_acknowledgement_long_after_the_delivery_waits_no_longer(make: Make) 
     first, _ = consumer.take(8)
     consumer.clock.advance(60)
 
-    consumer.feed.acknowledge(first)
-    assert consumer.said == []
+    consumer.real.acknowledge(first)
+    assert consumer.sent == []
     consumer.clock.advance(0.02)
 
-    assert consumer.said == [("ack", 1, False)]
+    assert consumer.sent == [("ack", 1, False)]
 
 
 def test_an_empty_take_writes_the_acknowledgements(make: Make) -> None:
@@ -355,10 +373,10 @@ def test_an_empty_take_writes_the_acknowledgements(make: Make) -> None:
     consumer.deliver()
     (message,) = consumer.take(8)
 
-    consumer.feed.acknowledge(message)
+    consumer.real.acknowledge(message)
     consumer.take(8)
 
-    assert consumer.said == [("ack", 1, False)]
+    assert consumer.sent == [("ack", 1, False)]
 
 
 @pytest.mark.requirement("B-26")
@@ -368,11 +386,11 @@ def test_a_nack_gives_back_this_one_delivery(make: Make) -> None:
     consumer.deliver(0, 0, 0)
     first, second, _ = consumer.take(8)
 
-    consumer.feed.acknowledge(first)
-    consumer.feed.nack(second)
+    consumer.real.acknowledge(first)
+    consumer.real.nack(second)
     consumer.quiet()
 
-    assert consumer.said == [
+    assert consumer.sent == [
         ("cancel",),
         ("ack", 1, False),
         ("nack", (2,), {"multiple": False, "requeue": True}),
@@ -386,10 +404,10 @@ def test_a_nack_while_more_is_asked_for_is_written_at_once(make: Make) -> None:
     consumer.deliver()
     (message,) = consumer.take(8)
 
-    consumer.feed.ask(7)
-    consumer.feed.nack(message)
+    consumer.ask(7)
+    consumer.real.nack(message)
 
-    assert consumer.said == [("nack", (1,), {"multiple": False, "requeue": True})]
+    assert consumer.sent == [("nack", (1,), {"multiple": False, "requeue": True})]
 
 
 def test_each_delivery_is_settled_once(make: Make) -> None:
@@ -397,14 +415,14 @@ def test_each_delivery_is_settled_once(make: Make) -> None:
     consumer.consumes(8)
     consumer.deliver()
     (message,) = consumer.take(8)
-    consumer.feed.acknowledge(message)
+    consumer.real.acknowledge(message)
 
-    for settle in (consumer.feed.acknowledge, consumer.feed.nack, consumer.feed.settle, consumer.feed.check):
+    for settle in (consumer.real.acknowledge, consumer.real.nack, consumer.real._settle, consumer.real.extend):
         with pytest.raises(LeaseLost):
             settle(message)
 
     consumer.take(8)
-    assert consumer.said == [("ack", 1, False)]
+    assert consumer.sent == [("ack", 1, False)]
 
 
 def test_handing_back_says_first_what_is_settled_and_voids_the_rest(make: Make) -> None:
@@ -412,25 +430,25 @@ def test_handing_back_says_first_what_is_settled_and_voids_the_rest(make: Make) 
     consumer.consumes(8)
     consumer.deliver(0, 0, 0)
     first, second = consumer.take(2)
-    consumer.feed.acknowledge(first)
-    generation = consumer.feed.generation
+    consumer.real.acknowledge(first)
+    generation = consumer.real.generation
 
-    operation: Any = consumer.feed.hand_back()
-    assert consumer.said == []
+    operation = consumer.hand_back()
+    assert consumer.sent == []
     consumer.quiet()
-    assert consumer.said == [("cancel",), ("ack", 1, False)]
+    assert consumer.sent == [("cancel",), ("ack", 1, False)]
     consumer.answer()
-    assert consumer.said == [("close",)]
+    assert consumer.sent == [("close",)]
     assert operation.results == []
     consumer.answer()
 
     assert operation.results == [None]
-    assert consumer.feed.generation != generation
+    assert consumer.real.generation != generation
     with pytest.raises(LeaseLost):
-        consumer.feed.acknowledge(second)
+        consumer.real.acknowledge(second)
     consumer.take(1)
-    assert len(consumer.link.channels) == 2
-    assert consumer.said == [("qos", 1, False), ("consume", "queue")]
+    assert len(consumer.connection.channels) == 2
+    assert consumer.sent == [("qos", 1, False), ("consume", "queue")]
 
 
 def test_what_was_settled_too_late_hits_no_other_delivery(make: Make) -> None:
@@ -438,7 +456,7 @@ def test_what_was_settled_too_late_hits_no_other_delivery(make: Make) -> None:
     consumer.consumes(8)
     consumer.deliver()
     (late,) = consumer.take(8)
-    consumer.feed.hand_back()
+    consumer.hand_back()
     consumer.quiet()
     consumer.answer()
     consumer.answer()
@@ -447,24 +465,24 @@ def test_what_was_settled_too_late_hits_no_other_delivery(make: Make) -> None:
     consumer.deliver()
     consumer.take(8)
 
-    consumer.feed._stock.acks.append(late)  # as a thread does that was overtaken in the midst of it
+    consumer.channel.deliveries.acks.append(late)  # as a thread does that was interrupted between its two steps
     consumer.take(8)
 
-    assert [said for said in consumer.said if said[0] == "ack"] == []
+    assert [frame for frame in consumer.sent if frame[0] == "ack"] == []
 
 
 def test_what_was_given_back_unbegun_has_spent_nothing(make: Make) -> None:
     consumer = make()
     consumer.consumes(8)
     consumer.deliver()
-    consumer.feed.hand_back()
+    consumer.hand_back()
     consumer.quiet()
     consumer.answer()
     consumer.answer()
     consumer.take(1)
     again = Message(Header("m1"), b"", deliveries=2)
 
-    consumer.spared.explain(again)
+    consumer.uncharged.explain(again)
 
     assert again.unexplained == 0
 
@@ -477,7 +495,7 @@ def test_a_consumer_whom_nobody_asks_gives_back_what_it_has(make: Make) -> None:
     consumer.clock.advance(1.0)
     consumer.answer()
 
-    assert consumer.said == [("cancel",), ("close",)]
+    assert consumer.sent == [("cancel",), ("close",)]
 
 
 def test_a_consumer_with_something_in_hand_keeps_what_it_has(make: Make) -> None:
@@ -488,11 +506,11 @@ def test_a_consumer_with_something_in_hand_keeps_what_it_has(make: Make) -> None
     consumer.deliver()
 
     consumer.clock.advance(60.0)
-    assert consumer.said == []
-    consumer.feed.settle(message)
+    assert consumer.sent == []
+    consumer.real._settle(message)
     consumer.clock.advance(1.0)
 
-    assert consumer.said == [("ack", 1, False), ("cancel",)]
+    assert consumer.sent == [("ack", 1, False), ("cancel",)]
 
 
 def test_purging_acknowledges_what_was_fetched_ahead(make: Make) -> None:
@@ -501,11 +519,11 @@ def test_purging_acknowledges_what_was_fetched_ahead(make: Make) -> None:
     consumer.deliver(0, 0, 0)
     consumer.quiet()
 
-    operation: Any = consumer.feed.empty()
+    operation = consumer.purge()
     consumer.answer()
 
     assert operation.results == [3]
-    assert consumer.said == [("cancel",), ("ack", 3, True)]
+    assert consumer.sent == [("cancel",), ("ack", 3, True)]
 
 
 def test_a_channel_that_the_broker_closes_costs_the_connection(make: Make) -> None:
@@ -514,13 +532,13 @@ def test_a_channel_that_the_broker_closes_costs_the_connection(make: Make) -> No
     consumer.deliver()
     (message,) = consumer.take(8)
 
-    consumer.link.channel.closes(exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - time-out"))
+    consumer.connection.channel.closes(exceptions.ChannelClosedByBroker(406, "PRECONDITION_FAILED - time-out"))
 
-    assert consumer.link.dropped is not None
+    assert consumer.connection.dropped is not None
     with pytest.raises(TransportError, match="closed the channel of queue"):
         consumer.take(8)
     with pytest.raises(LeaseLost):
-        consumer.feed.acknowledge(message)
+        consumer.real.acknowledge(message)
 
 
 def test_a_consumer_that_the_broker_cancels_says_what_is_settled_and_ends(make: Make) -> None:
@@ -528,11 +546,11 @@ def test_a_consumer_that_the_broker_cancels_says_what_is_settled_and_ends(make: 
     consumer.consumes(8)
     consumer.deliver(0, 0)
     first, _ = consumer.take(8)
-    consumer.feed.acknowledge(first)
+    consumer.real.acknowledge(first)
 
-    consumer.link.channel.cancelled(None)
+    consumer.connection.channel.cancelled(None)
 
-    assert consumer.said == [("ack", 1, False)]
+    assert consumer.sent == [("ack", 1, False)]
     with pytest.raises(TransportError, match="cancelled the consumer of queue"):
         consumer.take(8)
 
@@ -543,18 +561,18 @@ def test_a_broker_that_does_not_answer_is_left(make: Make) -> None:
 
     consumer.clock.advance(10.0)
 
-    with pytest.raises(TransportError, match="says nothing of queue"):
+    with pytest.raises(TransportError, match="gave no answer about queue"):
         consumer.take(1)
 
 
 def test_an_answer_in_time_is_good_for_ever(make: Make) -> None:
     consumer = make()
     consumer.consumes(1)
-    consumer.feed.ask(1)
+    consumer.ask(1)
 
     consumer.clock.advance(60.0)
 
-    assert consumer.link.dropped is None
+    assert consumer.connection.dropped is None
 
 
 def test_what_came_before_its_time_is_not_handed_out(make: Make) -> None:
@@ -564,18 +582,18 @@ def test_what_came_before_its_time_is_not_handed_out(make: Make) -> None:
     parts: list[bytes | None] = [None] * 14
     parts[2] = due
 
-    consumer.flow._deliver(Content(1, "", "queue", join(parts), b""))
+    consumer.channel._deliver(Content(1, "", "queue", join(parts), b""))
 
     assert consumer.take(8) == []
-    assert len(consumer.feed.take_postponed()) == 1
+    assert len(consumer.channel.deliveries.early) == 1
 
 
 def test_an_interrupted_take_ends_at_once(make: Make) -> None:
     consumer = make()
     consumer.consumes(8)
 
-    consumer.feed.interrupt()
-    consumer.feed.ask(8)
+    consumer.real.interrupt()
+    consumer.ask(8)
 
-    assert consumer.feed.take(8, consumer.clock.monotonic() + 60) == []
-    assert consumer.feed.take(8, consumer.clock.monotonic() + 60) is None
+    assert consumer.wait(8, 60.0) == []
+    assert consumer.wait(8, 60.0) is None

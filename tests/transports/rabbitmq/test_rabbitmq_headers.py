@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pump.message import Header, Message
-from pump.transports.rabbitmq.pika_internals import Content, entry, join, split
-from pump.transports.rabbitmq.wire import read_message, write_properties
+from pump.transports.rabbitmq.headers import read_message, write_properties
+from pump.transports.rabbitmq.pika_internals import Content
+from pump.transports.rabbitmq.properties import entry, join, split
 
 texts = st.text(max_size=300)
 names = st.text(max_size=60)

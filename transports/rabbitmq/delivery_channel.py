@@ -1,0 +1,337 @@
+"""The AMQP channel that a consumer's deliveries come by, and how many may be under way. All in its connection's thread.
+
+The prefetch follows what receivers ask for. RabbitMQ cannot change it while a consumer is active: that one is
+cancelled, and another begins. But a quorum queue takes a delivery that meets a cancelled consumer for a failed one,
+counts it, and shows it before older ones. So a consumer is cancelled only when nothing can be on its way to it: when
+its prefetch is used up, or when it has been quiet for as long as an answer takes; until then no acknowledgement is sent
+that would let more come.
+"""
+
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+from pika import exceptions, spec
+from pika.channel import Channel
+
+from pump.clock import Clock
+from pump.duration import seconds
+from pump.errors import PumpError, TransportError
+from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.prefetch import Prefetch
+from pump.transports.rabbitmq.connection import AmqpConnection, ChannelRefused, Operation, refusal
+from pump.transports.rabbitmq.deliveries import AckFrames, Deliveries, Uncharged, receipt_of
+from pump.transports.rabbitmq.headers import read_message
+from pump.transports.rabbitmq.pika_internals import DELIVER, Content, ContentReader
+from pump.transports.rabbitmq.settings import RabbitMQSettings
+
+FLUSH_SECONDS: Final = 0.02
+IDLE_SECONDS: Final = 0.2
+"""A consumer with nothing in hand that is not asked for messages so long gives back what it has prefetched."""
+EARLY_SECONDS: Final = 0.5
+"""A message that is due so soon is due."""
+
+
+class DeliveryChannel:
+    """The connection and the AMQP channel of one consumer. Other threads reach it by `connection.call`."""
+
+    def __init__(
+        self,
+        settings: RabbitMQSettings,
+        names: Destinations,
+        most: int,
+        clock: Clock,
+        uncharged: Uncharged,
+    ) -> None:
+        self._prefetch: Final = Prefetch(most)
+        self.deliveries: Final = Deliveries(names.channel, self._prefetch, clock.monotonic())
+        self.connection: Final = AmqpConnection(settings, f"pump {names.channel}", self)
+        self._queue: Final = names.channel
+        self._topic: Final = names.topic
+        self._clock: Final = clock
+        self._uncharged: Final = uncharged
+        self._timeout: Final = seconds(settings.timeout)
+        self._reader: ContentReader | None = None
+        self._channel: Channel | None = None
+        self._closing = False
+        """The AMQP channel is being closed."""
+        self._consumer = ""
+        """The tag of the active consumer; "" if there is none."""
+        self._consumers: Final = count(1)
+        self._requests = 0
+        self._answered = True
+        """Whether no request is under way that the next one has to wait for."""
+        self._idle_timed = False
+        self._ack_frames = AckFrames()
+        self._nacks: Final[list[int]] = []
+        self._handing_back: Final[list[Operation[None]]] = []
+        self._purging: Final[list[Operation[int]]] = []
+
+    # -- what arrives
+
+    def opened(self) -> None:
+        """The connection is open."""
+        reader = ContentReader(self.connection.connection, {DELIVER: self._deliver}, self._announce)
+        if reader.install():
+            self._reader = reader
+
+    def lost(self, error: PumpError) -> None:
+        """The connection is lost: what is here comes again, to any consumer."""
+        self.deliveries.failure = error
+        self._uncharged.add(self.deliveries.end_generation())
+        self.deliveries.arrived.set()
+
+    def _deliver(self, content: Content) -> None:
+        self._prefetch.last = content.tag
+        if self._closing:
+            return  # it goes back with the AMQP channel
+        deliveries = self.deliveries
+        message = read_message(content, self._topic, deliveries.generation)
+        if message.deliveries > 1:
+            deliveries.counts = True
+            self._uncharged.explain(message)
+        due = receipt_of(message).due
+        if due and due > self._clock.wall() + EARLY_SECONDS:
+            deliveries.early.append(message)
+        else:
+            deliveries.inbox.append(message)
+
+    def _on_message(self, _: Channel, method: Any, properties: spec.BasicProperties, body: bytes) -> None:  # noqa: ANN401
+        """A delivery as pika reads it, where the ContentReader cannot be installed."""
+        encoded = b"".join(properties.encode())
+        self._deliver(Content(method.delivery_tag, method.exchange, method.routing_key, encoded, body))
+        self._announce()
+
+    def _announce(self) -> None:
+        deliveries = self.deliveries
+        if deliveries.waiting and (deliveries.inbox or deliveries.early):
+            deliveries.waiting = False
+            deliveries.arrived.set()
+
+    # -- how much may arrive
+
+    def refill(self) -> None:
+        """Everything that arrived was handed out, and more is wanted."""
+        self._advance()
+        self.flush()
+
+    def _advance(self) -> None:
+        """Take the next step towards consuming as is wanted, unless the last one is still under way."""
+        if not self._answered or self._closing or self.deliveries.failure is not None:
+            return
+        channel, prefetch = self._channel, self._prefetch
+        if channel is None:
+            self._open_channel()
+        elif not self._consumer:
+            self._between_consumers(channel)
+        elif self._must_cancel():
+            if prefetch.may_end(self._clock.monotonic()):
+                self._cancel(channel)
+            else:
+                self._clock.alarm(prefetch.quiet_seconds, partial(self.connection.call, self._advance))
+        elif prefetch.is_used_up() and prefetch.should_grow(self.deliveries.unsettled(), len(self.deliveries.in_hand)):
+            self._cancel(channel)
+
+    def _open_channel(self) -> None:
+        """There is no AMQP channel, and so nothing to hand back or to purge here."""
+        for handed_back in self._handing_back:
+            handed_back.succeed(None)
+        for purged in self._purging:
+            purged.succeed(0)
+        self._handing_back.clear()
+        self._purging.clear()
+        if self._prefetch.wanted:
+            self._expect_answer()
+            self.connection.open_channel(self._on_channel, self._on_channel_closed)
+
+    def _must_cancel(self) -> bool:
+        is_too_large = self._prefetch.wanted < self._prefetch.size
+        return is_too_large or bool(self._handing_back or self._purging or self._nacks)
+
+    def _cancel(self, channel: Channel) -> None:
+        """End the active consumer. Only then send what is settled: nothing more comes for it."""
+        self._expect_answer()
+        consumer, self._consumer = self._consumer, ""
+        self._prefetch.end()
+        channel.basic_cancel(consumer, callback=self.connection.guarded(self._on_answer))
+        self._send_acks(channel)
+        self._send_nacks(channel)
+
+    def _expect_answer(self) -> None:
+        """A request is made. The broker may fail to answer: a quorum queue without a leader is silent."""
+        self._answered = False
+        self._requests += 1
+        number = self._requests
+        self._clock.alarm(self._timeout, partial(self.connection.call, self._check_answer, number))
+
+    def _check_answer(self, number: int) -> None:
+        if not self._answered and number == self._requests:
+            self.connection.drop(TransportError(f"RabbitMQ gave no answer about {self._queue} for {self._timeout:g} s"))
+
+    def _on_answer(self, _: object = None) -> None:
+        self._answered = True
+        self._advance()
+
+    def _between_consumers(self, channel: Channel) -> None:
+        """No consumer is active: the time to do what needs that."""
+        deliveries, wanted = self.deliveries, self._prefetch.wanted
+        self._send_acks(channel)
+        self._send_nacks(channel)
+        if self._purging:
+            self._purge(channel)
+        is_idle = deliveries.inbox and not wanted and not deliveries.receiving and not deliveries.in_hand
+        if self._handing_back or is_idle:
+            self._close_channel(channel)
+        elif wanted and not deliveries.inbox:
+            self._consume(channel)
+
+    def _consume(self, channel: Channel) -> None:
+        size = self._prefetch.begin(len(self.deliveries.unsettled()))
+        self._consumer = f"pump-{self.deliveries.generation}-{next(self._consumers)}"
+        self._expect_answer()
+        asked_at = self._clock.monotonic()
+
+        def on_qos(_: object) -> None:
+            self._prefetch.answered(self._clock.monotonic() - asked_at)
+
+        def on_consume(_: object) -> None:
+            self._prefetch.began(self._clock.monotonic())
+            self._on_answer()
+
+        channel.basic_qos(prefetch_count=size, global_qos=False, callback=self.connection.guarded(on_qos))
+        channel.basic_consume(
+            self._queue,
+            self._on_message,
+            consumer_tag=self._consumer,
+            callback=self.connection.guarded(on_consume),
+        )
+
+    # -- what the broker is told
+
+    def flush(self) -> None:
+        """Acknowledge all that is settled; not if the consumer is about to be cancelled, which comes first."""
+        self.deliveries.flush_requested = False
+        channel = self._channel
+        if channel is not None and not (self._consumer and self._must_cancel()):
+            self._send_acks(channel)
+
+    def flush_later(self) -> None:
+        """Flush within 20 ms. From any thread."""
+        self.deliveries.flush_timed = True
+        self._clock.alarm(FLUSH_SECONDS, self._on_flush_time)
+
+    def _on_flush_time(self) -> None:
+        """In the clock's thread."""
+        self.deliveries.flush_timed = False  # before the look, so that a later acknowledgement has a timer of its own
+        if self.deliveries.acks:
+            self.connection.call(self.flush)
+
+    def _send_acks(self, channel: Channel) -> None:
+        acks, generation = self.deliveries.acks, self.deliveries.generation
+        if not acks or not channel.is_open:
+            return
+        settled = [acks.popleft() for _ in range(len(acks))]
+        # One that was settled just when its AMQP channel was closed would hit another delivery on this one.
+        tags = [receipt_of(message).tag for message in settled if message.generation == generation]
+        self._prefetch.acknowledged(tags, self._clock.monotonic())
+        for tag, multiple in self._ack_frames.frames(tags):
+            channel.basic_ack(tag, multiple=multiple)
+
+    def _send_nacks(self, channel: Channel) -> None:
+        if not self._nacks:
+            return
+        self._prefetch.acknowledged(self._nacks, self._clock.monotonic())
+        for tag in self._nacks:
+            channel.basic_nack(tag, multiple=False, requeue=True)
+            self._ack_frames.settle(tag)
+        self._nacks.clear()
+
+    def nack(self, tag: int, generation: int) -> None:
+        """Return a delivery. If no receive is under way, consuming ends before, so that others get it."""
+        channel = self._channel
+        if channel is None or generation != self.deliveries.generation:
+            return  # it went back with its AMQP channel
+        self._nacks.append(tag)
+        if self.deliveries.receiving or not self._consumer:
+            self._send_acks(channel)
+            self._send_nacks(channel)
+        else:
+            self._stop()
+
+    # -- giving back
+
+    def hand_back(self, operation: Operation[None]) -> None:
+        """Return everything, in its old order, by closing the AMQP channel; it is opened again when needed."""
+        self._handing_back.append(operation)
+        self._stop()
+
+    def purge(self, operation: Operation[int]) -> None:
+        """Stop consuming, and acknowledge what was not handed out; the result is how many messages that were."""
+        self._purging.append(operation)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._prefetch.wanted = 0
+        self._advance()
+
+    def _purge(self, channel: Channel) -> None:
+        deliveries = self.deliveries
+        number = len(deliveries.inbox)
+        deliveries.acks.extend(deliveries.inbox)
+        deliveries.inbox.clear()
+        self._send_acks(channel)
+        self._purging[0].succeed(number)
+        for operation in self._purging[1:]:
+            operation.succeed(0)
+        self._purging.clear()
+
+    def _close_channel(self, channel: Channel) -> None:
+        self._closing = True
+        self._expect_answer()
+        self._uncharged.add(self.deliveries.end_generation())
+        channel.close()
+
+    def watch_idle(self) -> None:
+        """Give back what was prefetched once the consumer is idle."""
+        if not self._idle_timed:
+            self._idle_timed = True
+            self._clock.alarm(IDLE_SECONDS, partial(self.connection.call, self._check_idle))
+
+    def _check_idle(self) -> None:
+        self._idle_timed = False
+        deliveries = self.deliveries
+        if deliveries.receiving or deliveries.failure is not None:
+            return
+        if deliveries.in_hand or self._clock.monotonic() < deliveries.used_at + IDLE_SECONDS:
+            self.watch_idle()
+        else:
+            self._stop()
+
+    # -- the AMQP channel
+
+    def _on_channel(self, channel: Channel) -> None:
+        self._channel = channel
+        self._prefetch.restart()
+        self._ack_frames = AckFrames()
+        self._nacks.clear()
+        if self._reader is not None:
+            self._reader.channel = channel.channel_number
+        channel.add_on_cancel_callback(self.connection.guarded(self._on_cancelled))
+        self._on_answer()
+
+    def _on_channel_closed(self, reason: Exception) -> None:
+        if not self._closing or not isinstance(reason, exceptions.ChannelClosedByClient):
+            refused = refusal(reason)
+            text = f"RabbitMQ closed the channel of {self._queue}: {refused}"
+            is_refused = isinstance(refused, ChannelRefused)
+            self.connection.drop(TransportError(text) if is_refused else self.connection.explained(reason))
+            return
+        self._channel, self._closing, self._answered, self._consumer = None, False, True, ""
+        self._prefetch.end()
+        self._advance()
+
+    def _on_cancelled(self, _: object) -> None:
+        channel = self._channel
+        if channel is not None:
+            self._send_acks(channel)
+        self.connection.drop(TransportError(f"RabbitMQ cancelled the consumer of {self._queue}: was it deleted?"))
