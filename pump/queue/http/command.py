@@ -3,24 +3,18 @@
 import argparse
 import logging
 import os
-import socket
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from pump.errors import ConfigurationError, SetupError
-from pump.process_signals import handling
 from pump.queue.engine import Engine
 from pump.queue.http.guard import Guard, Token, read_tokens
 
 if TYPE_CHECKING:
-    from pump.queue.http.server import QueueServer
     from pump.queue.sealing import Sealing
-
-log: Final = logging.getLogger("pump.queue")
 
 DEFAULT_DATABASE: Final = "sqlite:///queue.db"
 DEFAULT_PORT: Final = 6632
@@ -31,11 +25,6 @@ KEYS_VARIABLE: Final = "PUMP_QUEUE_KEYS"
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
 _HIGHEST_PORT: Final = 65_535
-_KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than clients keep an idle connection, so that none is closed just as it is used again."""
-_GRACE_SECONDS: Final = 10
-_BACKLOG: Final = 2048
-_SWITCH_SECONDS: Final = 0.0005
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -88,83 +77,22 @@ def _port(text: str) -> int:
 def _serve(options: argparse.Namespace) -> int:
     tokens = _tokens(options.tokens)
     guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens)
-    run = _runner()
-    logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
-    # Lets threads that have the database's answer go on sooner, while the loop's thread reads and writes requests.
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
     try:
-        run(engine, guard, options)
-    finally:
-        engine.close()
-    return 0
-
-
-def _runner() -> Callable[[Engine, Guard, argparse.Namespace], None]:
-    try:
-        import starlette  # noqa: F401, PLC0415 - an extra
-        import uvicorn  # noqa: F401, PLC0415 - an extra
+        from pump.queue.http.server import QueueServer  # noqa: PLC0415 - needs an extra
+        from pump.queue.http.serving import serve  # noqa: PLC0415 - needs an extra
     except ImportError as missing:
         raise SetupError(
             f"the server needs the package {missing.name!r}: install the extra, pip install 'message-pump[server]'"
         ) from missing
-    return _run
-
-
-def _run(engine: Engine, guard: Guard, options: argparse.Namespace) -> None:
-    from pump.queue.http.server import QueueServer  # noqa: PLC0415 - needs an extra
-
-    server = QueueServer(engine, guard=guard, create_groups=not options.known_groups, origins=options.allow_origin)
-    with _listening(options.host, options.port) as listener:
-        log.info("listening on %s", _address(listener))
-        serve(server, listener)
-
-
-def serve(server: "QueueServer", listener: socket.socket) -> None:
-    """Answer requests until SIGTERM or SIGINT; then finish those that have begun."""
-    import uvicorn  # noqa: PLC0415 - an extra
-
-    class Serving(uvicorn.Server):
-        """Ends the waiting of consumers before it waits for the last reply."""
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            server.stop_waiting()
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        server,
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-    serving = Serving(config)
-    with handling(serving.handle_exit):  # a signal must not end the process before the server has started or ended
-        serving.run([listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
+    logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
+    engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        family, kind, protocol, _, address = found
-        listener = socket.socket(
-            family, kind, protocol
-        )  # given the protocol, asyncio sets TCP_NODELAY: small replies go at once
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        raise SetupError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        groups = not options.known_groups
+        server = QueueServer(engine, guard=guard, create_groups=groups, origins=options.allow_origin)
+        serve(server, options.host, options.port)
+    finally:
+        engine.close()
+    return 0
 
 
 # -- its options

@@ -5,17 +5,15 @@ from typing import Final, NamedTuple
 from msgspec.structs import asdict
 
 from pump.queue import limits
-from pump.queue.errors import BadRequest
 from pump.queue.options import QueueOptions
 from pump.queue.wire.json_body import ABSENT, Reader
 from pump.queue.wire.requests import ConfigureRequest, OptionsRequest, lease_seconds
 
 _MILLISECONDS: Final = 1000
 _LEASE_TIME_OF_ZERO: Final = 60.0
-_NO_QUEUE: Final = "queue is required"
 _CONFIGURE: Final = Reader(
     ConfigureRequest,
-    {"queue": _NO_QUEUE, "retryDelay": "retryDelay must be a number of milliseconds, 0 or more"},
+    {"queue": "queue is required", "retryDelay": "retryDelay must be a number of milliseconds, 0 or more"},
 )
 
 
@@ -31,8 +29,6 @@ class Configuration(NamedTuple):
 def configuration(body: bytes) -> Configuration:
     """What a request to configure says; an option that it leaves out returns to its default."""
     request = _CONFIGURE.read(body)
-    if not request.queue:
-        raise BadRequest(_NO_QUEUE)
     return Configuration(
         limits.check_name("Queue", request.queue),
         limits.check_name("namespace", request.namespace) if request.namespace else None,

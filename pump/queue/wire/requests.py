@@ -1,7 +1,7 @@
 """What the bodies of requests hold: the client writes them, the server reads them. null is the same as absent."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Meta, Raw, Struct, field
@@ -26,6 +26,7 @@ Given = TypeVar("Given")
 _LONGEST_SECONDS: Final = 100 * 365 * 86_400
 
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 Whole: TypeAlias = Annotated[int, Meta(ge=0, le=limits.LARGEST_NUMBER)]
 SettlementOrResult: TypeAlias = Settlement | Settled
 """A settlement to carry out, or the result of one that cannot be carried out."""
@@ -36,7 +37,7 @@ _STATUSES: Final = {each.value: each for each in Status} | {"success": Status.CO
 class PushItem(Struct, rename="camel", gc=False):
     """One message to store."""
 
-    queue: str
+    queue: Name
     partition: str | None = ABSENT
     transaction_id: str | None = ABSENT
     trace_id: str | None = ABSENT
@@ -56,8 +57,8 @@ class PushRequest(Struct):
 class AckRequest(Struct, rename="camel"):
     """`POST /api/v1/ack`, and one item of a batch."""
 
-    transaction_id: str
-    partition_id: str
+    transaction_id: Name
+    partition_id: Name
     lease_id: str | None = ABSENT
     status: str | None = ABSENT
     consumer_group: str | None = ABSENT
@@ -121,7 +122,7 @@ class OptionsRequest(Struct, rename="camel", forbid_unknown_fields=True):
 class ConfigureRequest(Struct):
     """`POST /api/v1/configure`."""
 
-    queue: str
+    queue: Name
     namespace: str | None = ABSENT
     task: str | None = ABSENT
     options: OptionsRequest | None = ABSENT
@@ -156,8 +157,8 @@ class RedriveRequest(Struct):
 class TraceRequest(Struct, rename="camel"):
     """`POST /api/v1/traces`."""
 
-    transaction_id: str
-    partition_id: str
+    transaction_id: Name
+    partition_id: Name
     data: Raw
     consumer_group: str | None = ABSENT
     event_type: str | None = ABSENT
@@ -221,12 +222,12 @@ _TRACE: Final = Reader(
 
 def pushes(body: bytes, producer: str | None) -> list[Push]:
     """All messages of a push."""
-    return _pushes(_PUSH.read(body).items, "items", producer)
+    return [_push(item, producer) for item in _PUSH.read(body).items]
 
 
 def acknowledgement(body: bytes) -> SettlementOrResult:
     """One settlement."""
-    return _settlement(_ACK.read(body), DEFAULT_GROUP, _ONE_ACK)
+    return _settlement(_ACK.read(body))
 
 
 def acknowledgements(body: bytes) -> list[SettlementOrResult]:
@@ -235,7 +236,7 @@ def acknowledgements(body: bytes) -> list[SettlementOrResult]:
     group = _group(request.consumer_group)
     try:
         for item in request.acknowledgments:
-            found.append(_settlement(item, group, _EACH_ACK))
+            found.append(_settlement(item, group))
     except BadRequest as wrong:
         raise BadRequest(f"{wrong} (acknowledgments[{len(found)}])") from None
     return found
@@ -303,8 +304,6 @@ def redrive_ids(body: bytes) -> Sequence[str]:
 def trace(body: bytes) -> Trace:
     """A note about a message."""
     request = _TRACE.read(body)
-    if not request.transaction_id or not request.partition_id:
-        raise BadRequest(_NO_TRACED)
     if request.data == NULL:
         raise BadRequest("data is required")
     names = request.trace_names or []
@@ -322,19 +321,7 @@ def trace(body: bytes) -> Trace:
     return note
 
 
-def _pushes(items: Sequence[PushItem], where: str, producer: str | None) -> list[Push]:
-    found = list[Push]()
-    try:
-        for item in items:
-            found.append(_push(item, producer))
-    except BadRequest as wrong:
-        raise BadRequest(f"{wrong} ({where}[{len(found)}])") from None
-    return found
-
-
 def _push(item: PushItem, producer: str | None) -> Push:
-    if not item.queue:
-        raise BadRequest(_NO_QUEUE)
     return Push(
         item.queue,
         payload_of(item.payload or item.data or NULL),
@@ -347,11 +334,7 @@ def _push(item: PushItem, producer: str | None) -> Push:
     )
 
 
-def _settlement(item: AckRequest, group: str, missing: Mapping[str, str]) -> SettlementOrResult:
-    if not item.transaction_id:
-        raise BadRequest(missing["transactionId"])
-    if not item.partition_id:
-        raise BadRequest(missing["partitionId"])
+def _settlement(item: AckRequest, group: str = DEFAULT_GROUP) -> SettlementOrResult:
     ids = item.transaction_id + item.partition_id + (item.lease_id or "")
     limits.check_text("transactionId, partitionId and leaseId", ids)
     status = _STATUSES.get(item.status or Status.COMPLETED)
@@ -372,9 +355,9 @@ def _settlement(item: AckRequest, group: str, missing: Mapping[str, str]) -> Set
 
 def _steps(operation: PushOperation | AckOperation, where: str, producer: str | None) -> Sequence[Step]:
     if isinstance(operation, PushOperation):
-        return _pushes(operation.items, f"{where}.items", producer)
+        return [_push(item, producer) for item in operation.items]
     try:
-        found = _settlement(operation, DEFAULT_GROUP, _ONE_ACK)
+        found = _settlement(operation)
     except BadRequest as wrong:
         raise BadRequest(f"{wrong} ({where})") from None
     if isinstance(found, Settled):
