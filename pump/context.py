@@ -4,56 +4,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pump.clock import Clock, Signal, SystemClock
-from pump.duration import Duration
 from pump.errors import PumpError
 from pump.message import NO_HEADERS, Message
 
-
-class Processor(Protocol):
-    """Sends requests on. `send` and `publish` stay in the process, `post` goes to the broker."""
-
-    def send(self, request: object, /) -> object:
-        """Run the one handler of a request here and now, and give back what it returns."""
-
-    def publish(self, event: object, /) -> None:
-        """Run every handler of an event here and now; their errors come together in one ExceptionGroup."""
-
-    def post(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
-        """Give a request to the broker; returns its id once that is confirmed."""
-
-    async def send_async(self, request: object, /) -> object:
-        """As `send`, for an `async def` handler."""
-
-    async def publish_async(self, event: object, /) -> None:
-        """As `publish`, for `async def` handlers."""
-
-    async def post_async(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
-        """As `post`, awaited."""
+if TYPE_CHECKING:
+    from pump.program.processor import CommandProcessor
 
 
 class Context:
@@ -74,7 +32,7 @@ class Context:
 
     def __init__(
         self,
-        processor: Processor,
+        processor: "CommandProcessor",
         handler: str,
         message: Message | None = None,
         *,
@@ -83,7 +41,7 @@ class Context:
         span: object | None = None,
         parent: "Context | None" = None,
     ) -> None:
-        self.processor: Processor = processor
+        self.processor: CommandProcessor = processor
         """The dispatcher's processor, for sending and posting from here."""
         self.handler: str = handler
         """The handler's name."""

@@ -4,7 +4,7 @@ import inspect
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from pump.colour import must_not_block
 from pump.context import Context, enter_context, find_context, leave_context
@@ -21,6 +21,23 @@ from pump.subscription import Publication
 
 TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
+
+
+class PostOptions(TypedDict, total=False):
+    """What may be said of one request that is posted."""
+
+    id: str | None
+    """The message's id; by default a new one."""
+    key: str | None
+    """Messages of one key keep their order; by default as the Publication says."""
+    headers: Mapping[str, str] | None
+    """Headers of the program's own, as text."""
+    delay: Duration | None
+    """Deliver it only after this time, where the transport can."""
+    correlation_id: str | None
+    """What it belongs to; by default what the message that is being handled belongs to."""
+    reply_to: str | None
+    """The topic for a reply."""
 
 
 class CommandProcessor:
@@ -113,39 +130,17 @@ class CommandProcessor:
 
     # -- to the broker
 
-    def post(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
+    def post(self, request: object, /, **options: Unpack[PostOptions]) -> str:
         """Give a request to the broker; returns its id once that is confirmed, and raises PublishError otherwise."""
         must_not_block("post", "post_async")
-        message = self._message(request, key, headers, id, correlation_id, reply_to)
-        self._producers.send((message,), _delay(delay))
+        message = self._message(request, **options)
+        self._producers.send((message,), _delay(options.get("delay")))
         return message.id
 
-    async def post_async(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
+    async def post_async(self, request: object, /, **options: Unpack[PostOptions]) -> str:
         """The same, awaited."""
-        message = self._message(request, key, headers, id, correlation_id, reply_to)
-        await self._producers.send_async((message,), _delay(delay))
+        message = self._message(request, **options)
+        await self._producers.send_async((message,), _delay(options.get("delay")))
         return message.id
 
     def post_many(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
@@ -161,16 +156,7 @@ class CommandProcessor:
         await self._producers.send_async(messages, _delay(delay))
         return [message.id for message in messages]
 
-    def _message(  # noqa: PLR0917 - post's own options
-        self,
-        request: object,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> Message:
-        headers = _traced(headers)
+    def _message(self, request: object, **options: Unpack[PostOptions]) -> Message:
         outgoing = self._publications.get(type(request))
         if outgoing is None:
             known = ", ".join(each.__name__ for each in self._publications) or "none"
@@ -178,15 +164,7 @@ class CommandProcessor:
                 f"no Publication says where {type(request).__name__} goes (there is {known}): "
                 f"add Publication({type(request).__name__}, topic=…) to the dispatcher"
             )
-        return outgoing.message(
-            request,
-            key=key,
-            headers=headers,
-            message_id=message_id,
-            correlation_id=correlation_id or _correlation(),
-            reply_to=reply_to,
-            now=self._settings.clock.wall(),
-        )
+        return outgoing.message(request, self._settings.clock.wall(), **options)
 
 
 class _Outgoing:
@@ -202,23 +180,25 @@ class _Outgoing:
     def message(
         self,
         request: object,
-        *,
-        key: str | None,
-        headers: Mapping[str, str] | None,
-        message_id: str | None,
-        correlation_id: str | None,
-        reply_to: str | None,
         now: float,
+        *,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,  # the broker is given it beside the message
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
     ) -> Message:
+        headers = _traced(headers)
         header = Header(
-            id=message_id or uuid.uuid4().hex,
+            id=id or uuid.uuid4().hex,
             topic=self._publication.destination,
             type=self._type,
             version=self._version,
             kind=self._kind,
             content_type=self._mapper.content_type,
             key=self._key(request) if key is None else key,
-            correlation_id=correlation_id,
+            correlation_id=correlation_id or _correlation(),
             reply_to=reply_to,
             timestamp=now,
             headers=_checked(headers) if headers else NO_HEADERS,

@@ -22,7 +22,7 @@ from pump.handling.dispatch_settings import DispatchSettings
 from pump.mapping.mapper import Mapper, wire_type
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
-from pump.program.processor import CommandProcessor
+from pump.program.processor import CommandProcessor, PostOptions
 from pump.program.producers import Producers
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.proactor import Proactor
@@ -134,28 +134,9 @@ class PumpHarness:
 
     # -- posting
 
-    def post(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
+    def post(self, request: object, /, **options: Unpack[PostOptions]) -> str:
         """Give a request to the bus, as the program would; returns its id."""
-        return self.processor.post(
-            request,
-            key=key,
-            headers=headers,
-            delay=delay,
-            id=id,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-        )
+        return self.processor.post(request, **options)
 
     def post_raw(
         self,
