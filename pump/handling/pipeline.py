@@ -67,7 +67,8 @@ def checked(result: object) -> object:
 
 class _BareBlocking(Pipeline[object]):
     def run(self, handle: Callable[..., object], request: object) -> object:
-        return checked(handle(request))
+        result = handle(request)
+        return result if result is None else checked(result)
 
     def bind(self, handle: Callable[..., object]) -> Callable[[object], object]:
         return handle

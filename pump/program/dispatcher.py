@@ -40,8 +40,19 @@ _LEFT_BEHIND: Final = 1.0
 class Dispatcher:
     """Handlers, subscriptions and publications on one transport. Making one opens nothing.
 
-    `with dispatcher:` consumes (Proactors on a loop thread of its own), `async with` too (on the caller's loop),
+    `with dispatcher:` consumes (Proactors on a loop in a thread of its own), `async with` too (on the caller's loop),
     `with dispatcher.publishing():` only publishes, `run()` consumes until a signal.
+
+    * `transport`: A URL, or a transport object.
+    * `handlers`: Handler classes, instances with a `handle` method, or functions with one annotated parameter.
+    * `subscriptions`: What is consumed.
+    * `publications`: Where each type of request is posted to.
+    * `name`: The service's name; an Event's channel needs it.
+    * `factory`: Makes the handler of each message from its class; by default the class is called without arguments.
+    * `switches`: Says which feature switches are on: a mapping, or a function from name to True, False or None.
+    * `mappers`: A mapper for each type that is not mapped by default.
+    * `clock`: The time that pumps and attributes go by; by default the machine's.
+    * `listeners`: Functions that are told of events, each with a name and its fields.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from pump.errors import ConfigurationError
 from pump.program.dispatcher import Dispatcher
@@ -31,13 +31,13 @@ def option_rows() -> Iterator[Sequence[str]]:
 
 def rows_of(owner: type) -> Iterator[Sequence[str]]:
     """The options of one class: a dataclass's fields, or the parameters that another one is made with."""
-    described = _field_texts(owner) if is_dataclass(owner) else dict(_DESCRIBED.findall(inspect.getdoc(owner) or ""))
+    described = field_texts(owner) if is_dataclass(owner) else dict(_DESCRIBED.findall(inspect.getdoc(owner) or ""))
     hints = get_type_hints(owner if is_dataclass(owner) else owner.__init__)  # type: ignore[misc] # which one, the class itself says
-    for name, default in _defaults(owner).items():
+    for name, default in sorted(_defaults(owner).items(), key=lambda option: option[1] is not _REQUIRED):
         if name not in described:
             raise ConfigurationError(f"{owner.__name__} has an option without a text: {name}")
         shown = "required" if default is _REQUIRED else f"`{default!r}`"
-        yield f"`{name}`", type_text(hints[name]), shown, described[name].replace("\n", " ")
+        yield f"`{name}`", type_text(hints[name]), shown, " ".join(described[name].split())
 
 
 def _defaults(owner: type) -> Mapping[str, object]:
@@ -47,7 +47,7 @@ def _defaults(owner: type) -> Mapping[str, object]:
     return {each.name: _REQUIRED if each.default is each.empty else each.default for each in parameters}
 
 
-def _field_texts(owner: type) -> Mapping[str, str]:
+def field_texts(owner: type) -> Mapping[str, str]:
     """The docstrings beneath the fields of a dataclass and of its bases."""
     texts: dict[str, str] = {}
     for each in reversed([base for base in owner.__mro__ if is_dataclass(base)]):
@@ -64,16 +64,15 @@ def type_text(hint: Any) -> str:  # noqa: ANN401 - a hint may be any type form
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Callable:
         return "function"
-    if set(arguments) - {NoneType} == {float, timedelta}:
-        return "seconds or timedelta" + (" or None" if NoneType in arguments else "")
-    if origin in {Union, UnionType}:
-        return " or ".join(type_text(each) for each in arguments)
     if origin is Literal:
         return " or ".join(f"`{each!r}`" for each in arguments)
+    inner = [type_text(each) for each in arguments if each not in {float, timedelta, NoneType}]
+    if timedelta in arguments:
+        inner.append("duration")
+    if origin in {Union, UnionType}:
+        return " or ".join([*inner, *(["None"] if NoneType in arguments else [])])
     if origin is tuple:
-        return f"({', '.join(type_text(each) for each in arguments)})"
-    if origin is not None and len(arguments) == 1:
-        return f"{origin.__name__} of {type_text(arguments[0])}"
-    if hint in {Any, object} or isinstance(hint, TypeVar):
-        return "object"
-    return "None" if hint is NoneType else (origin or hint).__name__
+        return f"({', '.join(inner)})"
+    if len(inner) == 1:
+        return f"{origin.__name__} of {inner[0]}"
+    return "object" if hint is Any else (origin or hint).__name__
