@@ -1,4 +1,4 @@
-"""Handle no more than so many messages in so much time."""
+"""Limit how many messages are handled in a given time."""
 
 import threading
 
@@ -10,8 +10,8 @@ from pump.errors import ConfigurationError, DontAckAction
 class RateLimit(Attribute):
     """Lets `rate` requests through every `per` seconds, and up to `burst` (by default `rate`) of them at once.
 
-    What comes too early is left unacknowledged and unspent, and comes again. The limit is shared by the performers of
-    one channel and handler, not by several processes.
+    A message that comes too early is not acknowledged, counts no attempt, and comes again. The limit is shared by the
+    performers of one channel and handler, not by several processes.
     """
 
     declares = frozenset({DontAckAction})
@@ -41,7 +41,7 @@ class _Limited(Attribute):
 
 
 class _Bucket:
-    """Tokens that come at a steady rate, up to so many. For any number of threads."""
+    """Tokens that come at a steady rate, up to a limit. Threads may share it."""
 
     def __init__(self, per_second: float, most: float, now: float) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class _Bucket:
     def take(self, now: float) -> bool:
         """Take a token, if there is one."""
         with self._lock:
-            passed = max(0.0, now - self._filled)  # another thread may have looked at the clock later
+            passed = max(0.0, now - self._filled)  # another thread may have read the clock later
             self._tokens = min(self._most, self._tokens + passed * self._per_second)
             self._filled += passed
             if self._tokens < 1:

@@ -1,4 +1,4 @@
-"""Log when a request begins and how it ends."""
+"""Log the begin and the end of each request."""
 
 import logging
 from typing import Final
@@ -11,7 +11,7 @@ LONGEST_BODY: Final = 1024
 class RequestLogging(Attribute):
     """Logs begin and end of every request at `level`, failures at WARNING or above, with the time each took.
 
-    Neither the request nor an error's text is logged, since both may hold what is nobody else's business;
+    Neither the request nor the text of an error is logged, since both may be confidential;
     `include_body=True` adds the request's `repr` to the first line, cut to 1024 characters.
     """
 
@@ -51,5 +51,5 @@ class _Logged(Attribute):
 def _shown(request: object) -> str:
     try:
         return repr(request)[:LONGEST_BODY]
-    except Exception as error:  # a line in a log is no reason for a message to fail
+    except Exception as error:  # a message must not fail because of its log line
         return f"its repr raised {type(error).__name__}"

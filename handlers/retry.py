@@ -1,4 +1,4 @@
-"""Try again at once, within one delivery, when a handler fails."""
+"""Run a handler again, within one delivery, when it fails."""
 
 import logging
 import random
@@ -15,7 +15,7 @@ class Retry(Attribute):
     """Runs the rest up to `attempts` times, waiting twice as long before each: `first`, … up to `longest`.
 
     Each wait is shortened by a random part of up to `jitter`. Errors of other types than `on`, decisions and
-    cancellation are never retried. A pump that stops ends the wait, and the last error stands. The subscription's
+    cancellation are never retried. A pump that stops ends the wait, and the last error is raised. The subscription's
     `max_attempts` counts deliveries, each of which is retried: 3 × 3 are nine runs.
     """
 

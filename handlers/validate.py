@@ -1,4 +1,4 @@
-"""Tell a wrong message from a failing handler, before the handler runs."""
+"""Check a request before its handler runs, so that a wrong message is not taken for a failing handler."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ class Validate(Attribute):
     """Checks the request first: by `check(request)`, or else by the request's own `validate()`.
 
     A check that returns False, or raises an error of the types `on`, makes the message invalid, `from` that error. Any
-    other outcome of a check lets the request through, and any other error, decision or cancellation passes.
+    other result lets the request pass; any other error, decision or cancellation is raised as it is.
     """
 
     declares = frozenset({InvalidMessageAction})
@@ -29,7 +29,7 @@ class Validate(Attribute):
             raise ConfigurationError(f"Validate: a check takes the request and nothing else; {check!r} does not")
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same; a type of request that cannot validate itself shows here."""
+        """The same; a ConfigurationError if there is no check and the request has no `validate`."""
         if self.check is None and scope.request is not None:
             _require_validate(scope.request)
         return _Validating(self)
@@ -65,7 +65,7 @@ class _CanValidate(Protocol):
 
 
 def _require_validate(kind: type) -> None:
-    # Called wrongly, it would raise a TypeError, and every message would look invalid.
+    # With other parameters it would raise a TypeError, and every message would look invalid.
     method = getattr(kind, "validate", None)
     bound = isinstance(inspect.getattr_static(kind, "validate", None), classmethod | staticmethod)
     if method is None or not _takes(method, 0 if bound else 1):

@@ -60,11 +60,11 @@ class CommandProcessor:
         return self._run(self._only(type(request), "blocking"), request)
 
     async def send_async(self, request: object, /) -> object:
-        """The same with an async handler; a blocking one is run as well, and blocks."""
+        """The same with an async handler. A blocking handler is run too, and blocks the loop."""
         return await self._run_async(self._only(type(request), "awaiting"), request)
 
     def publish(self, event: object, /) -> None:
-        """Run every handler of an event, one after another; what they raise comes out as one group."""
+        """Run every handler of an event, one after another; their errors are raised as one group."""
         must_not_block("publish", "publish_async")
         errors: list[Exception] = []
         for bound in self._handlers(type(event)):
@@ -101,7 +101,7 @@ class CommandProcessor:
             explicit = [each.name for each in self._registry.handling(request) if each.explicit]
             if explicit:
                 raise ConfigurationError(
-                    f"{explicit[0]} settles a broker's message: it cannot be called in the process"
+                    f"{explicit[0]} settles a message from a broker: it cannot be called in the process"
                 )
             bound = tuple(bind(each, self._settings, "") for each in self._registry.handling(request))
             self._bound[request] = bound
@@ -227,7 +227,7 @@ def _kind(request: type) -> Kind:
 
 
 def _correlation() -> str | None:
-    """What a request posted while handling a message belongs to: what that one belongs to, or that one itself."""
+    """The correlation id of a request that a handler posts: that of the handled message, or the message's own id."""
     context = find_context()
     if context is None or not context.has_message:
         return None
@@ -235,7 +235,7 @@ def _correlation() -> str | None:
 
 
 def _traced(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The headers, with the trace that the message in hand belongs to, unless they say another one."""
+    """The headers with the trace of the message that is being handled, unless they have a trace already."""
     context = find_context()
     if context is None or not context.has_message or TRACE_PARENT in (headers or {}):
         return headers
