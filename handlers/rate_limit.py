@@ -27,20 +27,10 @@ class RateLimit(Attribute):
 
     def prepare(self, scope: Scope) -> Attribute:
         """A full bucket for one pipeline."""
-        return _Limited(_Bucket(self.rate / self.per, self.burst, scope.clock.monotonic()))
+        return _Bucket(self.rate / self.per, self.burst, scope.clock.monotonic())
 
 
-class _Limited(Attribute):
-    def __init__(self, bucket: "_Bucket") -> None:
-        self._bucket = bucket
-
-    def around(self, request: object, rest: Rest) -> Steps:
-        if not self._bucket.take(rest.clock.monotonic()):
-            raise DontAckAction("rate limit")
-        return (yield from rest(request))
-
-
-class _Bucket:
+class _Bucket(Attribute):
     """Tokens that come at a steady rate, up to a limit. Threads may share it."""
 
     def __init__(self, per_second: float, most: float, now: float) -> None:
@@ -50,8 +40,12 @@ class _Bucket:
         self._tokens = most
         self._filled = now
 
-    def take(self, now: float) -> bool:
-        """Take a token, if there is one."""
+    def around(self, request: object, rest: Rest) -> Steps:
+        if not self._take(rest.clock.monotonic()):
+            raise DontAckAction("rate limit")
+        return (yield from rest(request))
+
+    def _take(self, now: float) -> bool:
         with self._lock:
             passed = max(0.0, now - self._filled)  # another thread may have read the clock later
             self._tokens = min(self._most, self._tokens + passed * self._per_second)

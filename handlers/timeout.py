@@ -25,30 +25,21 @@ class Timeout(Attribute):
         if self.duration <= 0:
             raise ConfigurationError(f"Timeout: the duration must be longer than 0 s, not {duration}")
 
-    def prepare(self, scope: Scope) -> Attribute:
-        """The same, with the names for its warning."""
-        return _Timed(self.duration, scope)
-
-
-class _Timed(Attribute):
-    def __init__(self, duration: float, scope: Scope) -> None:
-        self._duration = duration
-        self._scope = scope
-
     def around(self, request: object, rest: Rest) -> Steps:
+        """Run the rest, for at most the duration where that is possible."""
         context = find_context()
         with nullcontext(Signal()) if context is None else context.narrowed() as signal:
             if rest.colour == "blocking":
-                with _alarm(rest.clock, self._duration, partial(self._warn, signal, context)):
+                with _alarm(rest.clock, self.duration, partial(self._warn, rest.scope, signal, context)):
                     return (yield from rest(request))
-            deadline = _Deadline(signal, self._duration)
-            with deadline, _alarm(rest.clock, self._duration, deadline.expire):
+            deadline = _Deadline(signal, self.duration)
+            with deadline, _alarm(rest.clock, self.duration, deadline.expire):
                 return (yield from rest(request))
 
-    def _warn(self, signal: Signal, context: Context | None) -> None:
+    def _warn(self, scope: Scope, signal: Signal, context: Context | None) -> None:
         signal.set()
-        text = f"Handler takes longer than {self._duration:g} s; a thread cannot be stopped, context.cancelled is set"
-        self._scope.log(logging.WARNING, text, context=context)
+        text = f"Handler takes longer than {self.duration:g} s; a thread cannot be stopped, context.cancelled is set"
+        scope.log(logging.WARNING, text, context=context)
 
 
 class _Deadline:

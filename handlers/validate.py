@@ -25,6 +25,7 @@ class Validate(Attribute):
     ) -> None:
         self.check = check
         self.on = on
+        self._checked: set[type] = set()
         if check is not None and not _takes(check, 1):
             raise ConfigurationError(f"Validate: a check takes the request and nothing else; {check!r} does not")
 
@@ -32,31 +33,25 @@ class Validate(Attribute):
         """The same; a ConfigurationError if there is no check and the request has no `validate`."""
         if self.check is None and scope.request is not None:
             _require_validate(scope.request)
-        return _Validating(self)
-
-
-class _Validating(Attribute):
-    def __init__(self, options: Validate) -> None:
-        self._on = options.on
-        self._check = options.check or self._own
-        self._able: set[type] = set()
+        return self
 
     def around(self, request: object, rest: Rest) -> Steps:
+        """Check, then run the rest."""
         try:
-            verdict = yield from rest.call(self._check, request)
+            verdict = yield from rest.call(self.check or self._own_check, request)
         except Exception as error:
-            if is_decision(error) or not consists_of(error, self._on):
+            if is_decision(error) or not consists_of(error, self.on):
                 raise
             raise InvalidMessageAction(type(error).__name__) from error
         if verdict is False:
             raise InvalidMessageAction("validation failed")
         return (yield from rest(request))
 
-    def _own(self, request: object) -> object:
+    def _own_check(self, request: object) -> object:
         kind = type(request)
-        if kind not in self._able:
+        if kind not in self._checked:
             _require_validate(kind)
-            self._able.add(kind)
+            self._checked.add(kind)
         return cast("_CanValidate", request).validate()
 
 

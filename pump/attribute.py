@@ -34,6 +34,7 @@ class Rest(Protocol):
 
     clock: Clock
     colour: Colour
+    scope: "Scope"
 
     def __call__(self, request: object, /) -> Steps:
         """`yield from rest(request)` runs the rest and returns its result. It may be run again."""

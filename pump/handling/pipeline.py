@@ -11,7 +11,6 @@ from types import CoroutineType, coroutine
 from typing import Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from pump.attribute import Attribute, Rest, Scope, Steps, Wait
-from pump.clock import Clock
 from pump.colour import Colour
 from pump.context import either, find_context
 from pump.duration import Duration, seconds
@@ -85,7 +84,7 @@ class _BareAwaiting(Pipeline[Awaitable[object]]):
 class _BlockingPipeline(Pipeline[object]):
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         super().__init__(attributes, colour, scope)
-        self._runs = _Runs(self.attributes, colour, scope.clock)
+        self._runs = _Runs(self.attributes, colour, scope)
 
     def run(self, handle: Callable[..., object], request: object) -> object:
         run = self._runs.begin(handle, request)
@@ -102,7 +101,7 @@ class _BlockingPipeline(Pipeline[object]):
 class _AwaitingPipeline(Pipeline[Awaitable[object]]):
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         super().__init__(attributes, colour, scope)
-        self._runs = _Runs(self.attributes, colour, scope.clock)
+        self._runs = _Runs(self.attributes, colour, scope)
 
     async def run(self, handle: Callable[..., object], request: object) -> object:
         run = self._runs.begin(handle, request)
@@ -118,13 +117,13 @@ class _Run:
 
     __slots__ = ("answered", "first", "handle", "value")
 
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, clock: Clock) -> None:
+    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self.answered = False
         """Whether the handler was called, or an attribute answered instead, by `skip`."""
         self.handle: Callable[..., object] = _no_handler
         self.value: object = None
         """The request on the way in, the result on the way out."""
-        tools = _Tools(self, colour, clock)
+        tools = _Tools(self, colour, scope)
         rest = tools.equip(_blocking_handler(self) if colour == "blocking" else _awaiting_handler(self))
         for attribute in reversed(attributes):
             rest = tools.equip(_link(attribute.around, rest))
@@ -146,9 +145,9 @@ class _Runs:
 
     __slots__ = ("_idle", "_make")
 
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, clock: Clock) -> None:
+    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self._idle: list[_Run] = []
-        self._make = partial(_Run, attributes, colour, clock)
+        self._make = partial(_Run, attributes, colour, scope)
 
     def begin(self, handle: Callable[..., object], request: object) -> _Run:
         try:
@@ -233,15 +232,17 @@ def _is_closing(error: BaseException) -> bool:
 class _Tools:
     """What `rest` can do besides being called."""
 
-    def __init__(self, run: _Run, colour: Colour, clock: Clock) -> None:
+    def __init__(self, run: _Run, colour: Colour, scope: Scope) -> None:
+        clock = scope.clock
         self.colour: Final[Colour] = colour
         self.clock: Final = clock
+        self.scope: Final = scope
         self.call: Final = _call if colour == "blocking" else _call_awaiting
         self._wait: Final[Callable[..., object]] = clock.wait if colour == "blocking" else clock.wait_async
         self._run: Final = run
 
     def equip(self, function: Callable[[object], Steps]) -> Rest:
-        for name in ("call", "clock", "colour", "instance", "skip", "sleep"):
+        for name in ("call", "clock", "colour", "instance", "scope", "skip", "sleep"):
             setattr(function, name, getattr(self, name))
         return cast("Rest", function)
 
