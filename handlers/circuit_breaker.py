@@ -1,4 +1,4 @@
-"""Spare something that is failing: after several failures in a row, leave the messages where they are for a while."""
+"""Stop calling a handler for a while after several failures in a row; its messages stay with the broker."""
 
 import logging
 import threading
@@ -13,11 +13,11 @@ Pass: TypeAlias = Literal["call", "trial"]
 
 
 class CircuitBreaker(Attribute):
-    """Opens after `failures` failures in a row, all within `window`; messages are then left, unspent, unhandled.
+    """Opens after `failures` failures in a row within `window`: messages are then not acknowledged and not handled.
 
-    After `reset_after` one message at a time is let through as a trial: its success closes the breaker, its failure
-    opens it again. Errors of the types `on` are failures. A decision of the handler's and a cancellation are neither
-    success nor failure; so put this beneath attributes that make decisions of errors.
+    After `reset_after` one message at a time is handled as a trial: its success closes the breaker, its failure opens
+    it again. Errors of the types `on` are failures. Decisions and cancellation are neither success nor failure; so put
+    this beneath attributes that turn errors into decisions.
     """
 
     declares = frozenset({DontAckAction})
@@ -58,7 +58,7 @@ class _Breaking(Attribute):
             result = yield from rest(request)
         except BaseException as error:
             if is_decision(error) or not consists_of(error, self._options.on):
-                self._circuit.told_nothing(admitted)
+                self._circuit.neither(admitted)
             elif self._circuit.failed(admitted, rest.clock.monotonic()):
                 self._tell("open", logging.WARNING, error)
             raise
@@ -73,7 +73,7 @@ class _Breaking(Attribute):
 
 
 class _Circuit:
-    """Closed, open, or half-open with one trial at a time. For any number of threads."""
+    """Closed, open, or half-open with one trial at a time. Threads may share it."""
 
     def __init__(self, failures: int, window: float, reset_after: float) -> None:
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class _Circuit:
         self._on_trial = False
 
     def admit(self, now: float) -> Pass | None:
-        """Whether a call may be made, and as what; the caller then says how it ended."""
+        """Whether a call may be made, and as what; the caller then reports how it ended."""
         with self._lock:
             if self._opened_at is None:
                 return "call"
@@ -94,7 +94,7 @@ class _Circuit:
             return "trial"
 
     def succeeded(self, admitted: Pass) -> bool:
-        """A call ended well; says whether that closed the circuit. A late one says nothing of an open circuit."""
+        """A call succeeded; returns whether that closed the circuit. A late success does not close an open one."""
         with self._lock:
             if admitted == "trial":
                 self._on_trial = False
@@ -104,7 +104,7 @@ class _Circuit:
             return admitted == "trial"
 
     def failed(self, admitted: Pass, now: float) -> bool:
-        """A call failed; says whether that opened the circuit."""
+        """A call failed; returns whether that opened the circuit."""
         with self._lock:
             if admitted == "call" and not self._is_too_much(now):
                 return False
@@ -113,8 +113,8 @@ class _Circuit:
             self._opened_at = now
             return True
 
-    def told_nothing(self, admitted: Pass) -> None:
-        """A call ended in a way that tells nothing: if it was the trial, another one may follow."""
+    def neither(self, admitted: Pass) -> None:
+        """A call was neither success nor failure: if it was the trial, another one may follow."""
         with self._lock:
             if admitted == "trial":
                 self._on_trial = False

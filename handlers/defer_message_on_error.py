@@ -1,4 +1,4 @@
-"""Have the message delivered again later when its handler fails."""
+"""Deliver the message again later when its handler fails."""
 
 from pump.attribute import Errors, OnError
 from pump.duration import Duration, seconds
@@ -6,7 +6,7 @@ from pump.errors import ConfigurationError, DeferMessageAction
 
 
 class DeferMessageOnError(OnError):
-    """Any error brings the message again after the delay; without one, after the subscription's requeue back-off."""
+    """Any error defers the message by `delay`; without one, by the subscription's requeue back-off."""
 
     declares = frozenset({DeferMessageAction})
 
@@ -17,5 +17,5 @@ class DeferMessageOnError(OnError):
             raise ConfigurationError(f"DeferMessageOnError: a delay cannot be negative: {delay}")
 
     def decide(self, error: Exception) -> DeferMessageAction:
-        """Have it again."""
+        """Defer it."""
         return DeferMessageAction(self.delay, type(error).__name__)

@@ -5,10 +5,10 @@ from pump.errors import DontAckAction
 
 
 class DontAckOnError(OnError):
-    """Any error leaves the message unacknowledged and unspent: nothing behind it is handled until it succeeds."""
+    """Any error leaves the message with the broker, and counts no attempt; where order is kept, later messages wait."""
 
     declares = frozenset({DontAckAction})
 
     def decide(self, error: Exception) -> DontAckAction:
-        """Leave it."""
+        """Do not acknowledge it."""
         return DontAckAction(type(error).__name__)

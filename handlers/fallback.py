@@ -1,4 +1,4 @@
-"""Do something else when a handler fails."""
+"""Call another function when a handler fails."""
 
 import logging
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from pump.errors import ConfigurationError
 
 
 class Fallback(Attribute):
-    """Hands the request to an alternative when the rest fails with an error of the types `on`.
+    """Calls an alternative with the request when the rest fails with an error of the types `on`.
 
     The alternative is the name of a method of the same handler, or a function; it is `async def` where the handler is,
-    and its outcome counts in place of the handler's. Decisions and cancellation pass. The error is logged.
+    and its outcome replaces the handler's. Decisions and cancellation pass. The error is logged.
     """
 
     def __init__(self, alternative: str | Callable[..., object], *, on: Errors = Exception) -> None:
@@ -21,29 +21,24 @@ class Fallback(Attribute):
             raise ConfigurationError(f"Fallback takes a method's name or a function, not {alternative!r}")
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same, with the names for its log line; a method that the handler does not have shows here."""
+        """The same; a ConfigurationError if the handler has no such method."""
         name = self.alternative
         if isinstance(name, str) and not callable(getattr(scope.owner, name, None)):
             raise ConfigurationError(f"Fallback: {scope.handler or 'the handler'} has no method {name}")
-        return _FallingBack(self, scope)
-
-
-class _FallingBack(Attribute):
-    def __init__(self, options: Fallback, scope: Scope) -> None:
-        self._options = options
-        self._scope = scope
+        return self
 
     def around(self, request: object, rest: Rest) -> Steps:
+        """Run the rest; if it fails, the alternative."""
         try:
             return (yield from rest(request))
         except Exception as error:
-            if is_decision(error) or not consists_of(error, self._options.on):
+            if is_decision(error) or not consists_of(error, self.on):
                 raise
-            self._scope.log(logging.WARNING, "Handler failed, falling back", error=error)
+            rest.scope.log(logging.WARNING, "Handler failed, falling back", error=error)
             return rest.skip((yield from rest.call(self._alternative(rest), request)))
 
     def _alternative(self, rest: Rest) -> Callable[..., object]:
-        alternative = self._options.alternative
+        alternative = self.alternative
         if not isinstance(alternative, str):
             return alternative
         method: Callable[..., object] = getattr(rest.instance(), alternative)

@@ -10,9 +10,9 @@ from pump.errors import DontAckAction
 class FeatureSwitch(Attribute):
     """While the switch of this name is off, the handler does not run.
 
-    Its messages are then acknowledged all the same; with `dont_ack=True` they are left where they are, unspent, until
-    the switch is on again. A switch that nobody set is as `default` says: on. Who sets switches is said by `provider`,
-    or else by `Dispatcher(switches=…)`; while the provider fails, its last answer stands.
+    Its messages are then acknowledged without being handled; with `dont_ack=True` they stay with the broker until the
+    switch is on again, and no attempt is counted. A switch that is not set is as `default` says: on. `provider`, or
+    else `Dispatcher(switches=…)`, says which switches are on; while it fails, its last answer is used.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class FeatureSwitch(Attribute):
         self.declares = frozenset({DontAckAction}) if dont_ack else frozenset()
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same, with somebody to ask."""
+        """The same, with the provider to ask."""
         return _Switched(self, scope)
 
 
@@ -69,11 +69,15 @@ class _Switched(Attribute):
     def _failed(self, error: Exception) -> None:
         if not self._fails:
             self._fails = True
-            text = f"Switch {self._options.name} could not be asked for; its last answer stands"
+            text = f"Switch {self._options.name} could not be asked for; its last answer is used"
             self._scope.log(logging.WARNING, text, error=error)
 
     def _tell_change(self) -> None:
-        off = "off: messages are left" if self._options.dont_ack else "off: messages are acknowledged unhandled"
+        off = (
+            "off: messages are not acknowledged"
+            if self._options.dont_ack
+            else "off: messages are acknowledged unhandled"
+        )
         self._scope.log(logging.INFO, f"Switch {self._options.name} is {'on' if self._on else off}")
         where = {"channel": self._scope.channel, "handler": self._scope.handler}
         self._scope.telemetry.tell("switch", switch=self._options.name, on=self._on, **where)
@@ -81,9 +85,9 @@ class _Switched(Attribute):
 
 def _asking(provider: SwitchProvider | None) -> Callable[[str], bool | None]:
     if provider is None:
-        return _nobody
+        return _not_set
     return provider.get if isinstance(provider, Mapping) else provider
 
 
-def _nobody(_: str) -> None:
-    """Nobody sets switches here."""
+def _not_set(_: str) -> None:
+    """No switch is set."""

@@ -1,4 +1,4 @@
-"""Handle no more than so many messages in so much time."""
+"""Limit how many messages are handled in a given time."""
 
 import threading
 
@@ -10,8 +10,8 @@ from pump.errors import ConfigurationError, DontAckAction
 class RateLimit(Attribute):
     """Lets `rate` requests through every `per` seconds, and up to `burst` (by default `rate`) of them at once.
 
-    What comes too early is left unacknowledged and unspent, and comes again. The limit is shared by the performers of
-    one channel and handler, not by several processes.
+    A message that comes too early is not acknowledged, counts no attempt, and comes again. The limit is shared by the
+    performers of one channel and handler, not by several processes.
     """
 
     declares = frozenset({DontAckAction})
@@ -27,21 +27,11 @@ class RateLimit(Attribute):
 
     def prepare(self, scope: Scope) -> Attribute:
         """A full bucket for one pipeline."""
-        return _Limited(_Bucket(self.rate / self.per, self.burst, scope.clock.monotonic()))
+        return _Bucket(self.rate / self.per, self.burst, scope.clock.monotonic())
 
 
-class _Limited(Attribute):
-    def __init__(self, bucket: "_Bucket") -> None:
-        self._bucket = bucket
-
-    def around(self, request: object, rest: Rest) -> Steps:
-        if not self._bucket.take(rest.clock.monotonic()):
-            raise DontAckAction("rate limit")
-        return (yield from rest(request))
-
-
-class _Bucket:
-    """Tokens that come at a steady rate, up to so many. For any number of threads."""
+class _Bucket(Attribute):
+    """Tokens that come at a steady rate, up to a limit. Threads may share it."""
 
     def __init__(self, per_second: float, most: float, now: float) -> None:
         self._lock = threading.Lock()
@@ -50,10 +40,14 @@ class _Bucket:
         self._tokens = most
         self._filled = now
 
-    def take(self, now: float) -> bool:
-        """Take a token, if there is one."""
+    def around(self, request: object, rest: Rest) -> Steps:
+        if not self._take(rest.clock.monotonic()):
+            raise DontAckAction("rate limit")
+        return (yield from rest(request))
+
+    def _take(self, now: float) -> bool:
         with self._lock:
-            passed = max(0.0, now - self._filled)  # another thread may have looked at the clock later
+            passed = max(0.0, now - self._filled)  # another thread may have read the clock later
             self._tokens = min(self._most, self._tokens + passed * self._per_second)
             self._filled += passed
             if self._tokens < 1:

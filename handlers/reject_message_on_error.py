@@ -14,5 +14,5 @@ class RejectMessageOnError(OnError):
         self.reason = reason
 
     def decide(self, error: Exception) -> RejectMessageAction:
-        """Give it up."""
+        """Reject it."""
         return RejectMessageAction(self.reason or type(error).__name__)

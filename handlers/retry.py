@@ -1,10 +1,10 @@
-"""Try again at once, within one delivery, when a handler fails."""
+"""Run a handler again, within one delivery, when it fails."""
 
 import logging
 import random
 from collections.abc import Callable
 
-from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.attribute import Attribute, Errors, Rest, Steps, consists_of, is_decision
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 
@@ -15,7 +15,7 @@ class Retry(Attribute):
     """Runs the rest up to `attempts` times, waiting twice as long before each: `first`, … up to `longest`.
 
     Each wait is shortened by a random part of up to `jitter`. Errors of other types than `on`, decisions and
-    cancellation are never retried. A pump that stops ends the wait, and the last error stands. The subscription's
+    cancellation are never retried. A pump that stops ends the wait, and the last error is raised. The subscription's
     `max_attempts` counts deliveries, each of which is retried: 3 × 3 are nine runs.
     """
 
@@ -42,32 +42,22 @@ class Retry(Attribute):
         if not 0 <= jitter <= 1:
             raise ConfigurationError(f"Retry: jitter must lie between 0 and 1, not {jitter}")
 
-    def prepare(self, scope: Scope) -> Attribute:
-        """The same, with the names for its log lines."""
-        return _Retrying(self, scope)
-
     def wait_after(self, attempt: int) -> float:
         """How long to wait after a failed attempt, the first being 1, in seconds."""
         longest: float = min(self.longest, self.first * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
         return longest * (1 - self.jitter * self._chance())
 
-
-class _Retrying(Attribute):
-    def __init__(self, options: Retry, scope: Scope) -> None:
-        self._options = options
-        self._scope = scope
-
     def around(self, request: object, rest: Rest) -> Steps:
-        attempts = self._options.attempts
-        for attempt in range(1, attempts):
+        """Run the rest, again while it fails."""
+        for attempt in range(1, self.attempts):
             try:
                 return (yield from rest(request))
             except Exception as error:
-                if is_decision(error) or not consists_of(error, self._options.on):
+                if is_decision(error) or not consists_of(error, self.on):
                     raise
-                delay = self._options.wait_after(attempt)
-                text = f"Handler's attempt {attempt} of {attempts} failed, next in {delay:.3g} s"
-                self._scope.log(logging.INFO, text, error=error)
+                delay = self.wait_after(attempt)
+                text = f"Handler's attempt {attempt} of {self.attempts} failed, next in {delay:.3g} s"
+                rest.scope.log(logging.INFO, text, error=error)
                 if (yield from rest.sleep(delay)):
                     raise
         return (yield from rest(request))

@@ -1,4 +1,4 @@
-"""Where feature switches are set: in the program, in the environment, in a file. A plain function will do as well."""
+"""Providers of feature switches: the program itself, the environment, a file. A plain function is one too."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _WORDS: Final = {
 
 
 class Switches(Mapping[str, bool]):
-    """Switches that the program sets itself, from any thread. Those that it does not set are not in it."""
+    """Switches that the program sets, from any thread. A switch that is not set is not in the mapping."""
 
     def __init__(self, switches: Mapping[str, bool] | None = None) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class Switches(Mapping[str, bool]):
             self._switches = {**self._switches, name: on}
 
     def clear(self, name: str) -> None:
-        """Let a switch be as if nobody had ever set it."""
+        """Make a switch one that is not set."""
         with self._lock:
             self._switches = {other: on for other, on in self._switches.items() if other != name}
 
@@ -44,10 +44,10 @@ class Switches(Mapping[str, bool]):
 
 
 class EnvironmentSwitches:
-    """Switches from environment variables, read whenever one is asked for.
+    """Switches from environment variables, read each time.
 
-    `orders.place` is `PUMP_SWITCH_ORDERS_PLACE`, and says on, true, yes, 1 or off, false, no, 0. Anything else counts
-    as not set, and is logged once.
+    `orders.place` is `PUMP_SWITCH_ORDERS_PLACE`, and is on, true, yes, 1 or off, false, no, 0. Anything else counts as
+    not set, and is logged once.
     """
 
     def __init__(self, prefix: str = "PUMP_SWITCH_") -> None:
@@ -71,7 +71,7 @@ class FileSwitches:
     """Switches from a file, read again whenever it has changed.
 
     It holds a JSON object of names and true or false, or lines like `orders.place=off`, with `#` for comments. Without
-    the file nothing is set. While it cannot be read or makes no sense, what it said last stands; that is logged once.
+    the file nothing is set. While it cannot be read or understood, its last content is used; that is logged once.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -107,7 +107,7 @@ class FileSwitches:
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("switches in %s: %s; what it said last stands", self._path, error)
+            log.warning("switches in %s: %s; its last content is used", self._path, error)
 
 
 def _parsed(text: str) -> Mapping[str, bool]:

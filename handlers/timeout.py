@@ -1,4 +1,4 @@
-"""Limit how long a handler may take. Here the colours truly differ: a task can be cancelled, a thread cannot."""
+"""Limit how long a handler may take. A task can be cancelled, a thread cannot: here the colours differ."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ from pump.errors import ConfigurationError, HandlerTimeout, PumpError
 
 
 class Timeout(Attribute):
-    """Gives the rest so long, and sets `context.cancelled` when that is over.
+    """Sets `context.cancelled` when the rest takes longer than the duration.
 
-    An `async def` handler is then cancelled, and HandlerTimeout raised in its place. A `def` handler goes on, since
-    nothing can stop a thread: a warning is logged, and its own outcome stands. It may look at `context.cancelled`.
+    An `async def` handler is then cancelled, and HandlerTimeout raised. A `def` handler goes on, since nothing can stop
+    a thread: a warning is logged, and its outcome counts. It may read `context.cancelled`.
     """
 
     def __init__(self, duration: Duration) -> None:
@@ -25,34 +25,25 @@ class Timeout(Attribute):
         if self.duration <= 0:
             raise ConfigurationError(f"Timeout: the duration must be longer than 0 s, not {duration}")
 
-    def prepare(self, scope: Scope) -> Attribute:
-        """The same, with the names for its warning."""
-        return _Timed(self.duration, scope)
-
-
-class _Timed(Attribute):
-    def __init__(self, duration: float, scope: Scope) -> None:
-        self._duration = duration
-        self._scope = scope
-
     def around(self, request: object, rest: Rest) -> Steps:
+        """Run the rest, for at most the duration where that is possible."""
         context = find_context()
         with nullcontext(Signal()) if context is None else context.narrowed() as signal:
             if rest.colour == "blocking":
-                with _alarm(rest.clock, self._duration, partial(self._warn, signal, context)):
+                with _alarm(rest.clock, self.duration, partial(self._warn, rest.scope, signal, context)):
                     return (yield from rest(request))
-            deadline = _Deadline(signal, self._duration)
-            with deadline, _alarm(rest.clock, self._duration, deadline.ring):
+            deadline = _Deadline(signal, self.duration)
+            with deadline, _alarm(rest.clock, self.duration, deadline.expire):
                 return (yield from rest(request))
 
-    def _warn(self, signal: Signal, context: Context | None) -> None:
+    def _warn(self, scope: Scope, signal: Signal, context: Context | None) -> None:
         signal.set()
-        text = f"Handler takes longer than {self._duration:g} s; a thread cannot be stopped, context.cancelled is set"
-        self._scope.log(logging.WARNING, text, context=context)
+        text = f"Handler takes longer than {self.duration:g} s; a thread cannot be stopped, context.cancelled is set"
+        scope.log(logging.WARNING, text, context=context)
 
 
 class _Deadline:
-    """Cancels the current task when it rings, and makes HandlerTimeout of that cancellation and of no other."""
+    """Cancels the current task when the time is over; that cancellation, and no other, becomes a HandlerTimeout."""
 
     def __init__(self, signal: Signal, duration: float) -> None:
         self._signal = signal
@@ -60,26 +51,26 @@ class _Deadline:
         self._loop = asyncio.get_running_loop()
         self._task = _current_task()
         self._before = self._task.cancelling()
-        self._rang = False
-        self._left = False
+        self._expired = False
+        self._exited = False
 
-    def ring(self) -> None:
+    def expire(self) -> None:
         """From any thread."""
         with suppress(RuntimeError):  # the loop is closed: nothing runs there that could be cancelled
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if not self._left:
-            self._rang = True
+        if not self._exited:
+            self._expired = True
             self._signal.set()
             self._task.cancel()
 
     def __enter__(self) -> None:
-        """Nothing to do: it began when it was made."""
+        """Nothing: the time began when it was made."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self._left = True
-        if not self._rang:
+        self._exited = True
+        if not self._expired:
             return
         asked_by_others = self._task.uncancel() > self._before
         if isinstance(error, asyncio.CancelledError) and not asked_by_others:

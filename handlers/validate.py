@@ -1,4 +1,4 @@
-"""Tell a wrong message from a failing handler, before the handler runs."""
+"""Check a request before its handler runs, so that a wrong message is not taken for a failing handler."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ class Validate(Attribute):
     """Checks the request first: by `check(request)`, or else by the request's own `validate()`.
 
     A check that returns False, or raises an error of the types `on`, makes the message invalid, `from` that error. Any
-    other outcome of a check lets the request through, and any other error, decision or cancellation passes.
+    other result lets the request pass; any other error, decision or cancellation is raised as it is.
     """
 
     declares = frozenset({InvalidMessageAction})
@@ -25,38 +25,33 @@ class Validate(Attribute):
     ) -> None:
         self.check = check
         self.on = on
+        self._checked: set[type] = set()
         if check is not None and not _takes(check, 1):
             raise ConfigurationError(f"Validate: a check takes the request and nothing else; {check!r} does not")
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same; a type of request that cannot validate itself shows here."""
+        """The same; a ConfigurationError if there is no check and the request has no `validate`."""
         if self.check is None and scope.request is not None:
             _require_validate(scope.request)
-        return _Validating(self)
-
-
-class _Validating(Attribute):
-    def __init__(self, options: Validate) -> None:
-        self._on = options.on
-        self._check = options.check or self._own
-        self._able: set[type] = set()
+        return self
 
     def around(self, request: object, rest: Rest) -> Steps:
+        """Check, then run the rest."""
         try:
-            verdict = yield from rest.call(self._check, request)
+            verdict = yield from rest.call(self.check or self._own_check, request)
         except Exception as error:
-            if is_decision(error) or not consists_of(error, self._on):
+            if is_decision(error) or not consists_of(error, self.on):
                 raise
             raise InvalidMessageAction(type(error).__name__) from error
         if verdict is False:
             raise InvalidMessageAction("validation failed")
         return (yield from rest(request))
 
-    def _own(self, request: object) -> object:
+    def _own_check(self, request: object) -> object:
         kind = type(request)
-        if kind not in self._able:
+        if kind not in self._checked:
             _require_validate(kind)
-            self._able.add(kind)
+            self._checked.add(kind)
         return cast("_CanValidate", request).validate()
 
 
@@ -65,7 +60,7 @@ class _CanValidate(Protocol):
 
 
 def _require_validate(kind: type) -> None:
-    # Called wrongly, it would raise a TypeError, and every message would look invalid.
+    # With other parameters it would raise a TypeError, and every message would look invalid.
     method = getattr(kind, "validate", None)
     bound = isinstance(inspect.getattr_static(kind, "validate", None), classmethod | staticmethod)
     if method is None or not _takes(method, 0 if bound else 1):

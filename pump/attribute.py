@@ -1,4 +1,4 @@
-"""Handler attributes: what the author of one inherits and is given, and the marks they leave on a handler."""
+"""Attributes of handlers: what the author of one inherits and is given, and how they are attached to a handler."""
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -16,33 +16,34 @@ from pump.telemetry import Telemetry, log
 Handle = TypeVar("Handle", bound=Callable[..., object])
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 SwitchProvider: TypeAlias = Callable[[str], bool | None] | Mapping[str, bool]
-"""Says whether the switch of a name is on; None (or no entry) is a switch that nobody set."""
+"""Says whether the switch of a name is on; None, or no entry, means that it is not set."""
 
 _MARK: Final = "__pump_attributes__"
 
 
 class Wait:
-    """What a pipeline hands down while it waits. `yield from` passes it on; an attribute never makes one."""
+    """What a pipeline yields while it waits. `yield from` passes it on; an attribute never makes one."""
 
 
 Steps: TypeAlias = Generator[Wait, None, object]
-"""An attribute at work: a generator that ends in the handler's result."""
+"""What `around` is: a generator that returns the handler's result."""
 
 
 class Rest(Protocol):
-    """The rest of a pipeline, as the attribute around it sees it. Nothing runs until `yield from` asks for it."""
+    """The inner part of a pipeline, as given to the attribute around it. Nothing runs until `yield from`."""
 
     clock: Clock
     colour: Colour
+    scope: "Scope"
 
     def __call__(self, request: object, /) -> Steps:
-        """`yield from rest(request)` runs the rest and gives back its result; as often as one likes."""
+        """`yield from rest(request)` runs the rest and returns its result. It may be run again."""
 
     def skip(self, result: object = None, /) -> object:
-        """`return rest.skip(result)` answers without the handler; returning without either is an error."""
+        """`return rest.skip(result)` answers without the handler; returning with neither is an error."""
 
     def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
-        """`yield from rest.sleep(1)` waits. True if cut short: the pump stops, or the handler shall give up."""
+        """`yield from rest.sleep(1)` waits. True if it ended early: the pump stops, or the handler shall end."""
 
     def call(self, function: Callable[..., object], /, *arguments: object) -> Steps:
         """`yield from rest.call(function, …)` calls it; its result is awaited where the handler is async."""
@@ -53,7 +54,7 @@ class Rest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where one pipeline stands: one dispatcher, one channel, one handler. State is kept apart by these."""
+    """What one pipeline belongs to: one dispatcher, one channel, one handler. Each has state of its own."""
 
     clock: Clock = field(default_factory=SystemClock)
     switches: SwitchProvider | None = None
@@ -64,10 +65,10 @@ class Scope:
     owner: object | None = None
     """The handler's class, or the shared instance; None for a plain function."""
     request: type | None = None
-    """The type of request that it handles, where that is one."""
+    """The type of request that the handler takes; None where that is no class."""
 
     def log(self, level: int, text: str, *, error: BaseException | None = None, context: Context | None = None) -> None:
-        """Log a line about the message in hand, or of another context, naming message, channel and handler."""
+        """Log a line about the message of this context, or of another one, with message, channel and handler."""
         if not log.isEnabledFor(level):
             return
         context = context or find_context()
@@ -81,18 +82,18 @@ class Attribute:
     """Inherit from it, write `around`, and put `@Yours()` on a function or handle method, `def` or `async def`."""
 
     declares: frozenset[type[MessageAction]] = frozenset()
-    """The decisions that it may raise by itself, which are compared with what the transport can do."""
+    """The decisions that it may raise; they are compared with what the transport can do."""
 
     def around(self, request: object, rest: Rest) -> Steps:
-        """Stand around a request: `result = yield from rest(request)`, then return the result."""
+        """Act around the handling of a request: `result = yield from rest(request)`, then return the result."""
         raise NotImplementedError(f"{type(self).__name__} has no around method")
 
     def prepare(self, scope: Scope) -> "Attribute":
-        """What stands in one pipeline in its place; asked once. State belongs into what this returns."""
+        """The attribute to use in one pipeline; called once for each. Keep state in what this returns."""
         return self
 
     def __call__(self, handle: Handle) -> Handle:
-        """Mark a function, and return that very function. Called directly, it is still the bare handler."""
+        """Attach to a function, and return the same function. Called directly, it runs without attributes."""
         if not isinstance(handle, FunctionType):
             raise ConfigurationError(
                 f"@{type(self).__name__}() goes directly on a function or a handle method, not on {handle!r}"
@@ -108,7 +109,7 @@ class Attribute:
 
 
 class OnError(Attribute):
-    """Turns errors into a decision, `from` the error. Decisions already made, and cancellation, pass unchanged.
+    """Turns errors into a decision, raised `from` the error. Decisions and cancellation pass unchanged.
 
     `only` narrows it to errors of these types, `but` leaves errors of those types alone. A group counts as one of
     `only` when all its errors do, and as one of `but` when any of them does.
@@ -146,19 +147,19 @@ def declared_decisions(handle: Callable[..., object]) -> frozenset[type[MessageA
 
 
 def contains(error: BaseException, kinds: Errors) -> bool:
-    """Whether an error is of one of these kinds, or is a group with such a one in it."""
+    """Whether an error is of one of these types, or a group that contains such a one."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(kinds) is not None
     return isinstance(error, kinds)
 
 
 def consists_of(error: BaseException, kinds: Errors) -> bool:
-    """Whether an error is of one of these kinds, or is a group of nothing else."""
+    """Whether an error is of one of these types, or a group of such errors alone."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(kinds)[1] is None
     return isinstance(error, kinds)
 
 
 def is_decision(error: BaseException) -> bool:
-    """Whether somebody has decided already what becomes of the message: no attribute may change that."""
+    """Whether it is already decided what becomes of the message: no attribute may change that."""
     return contains(error, MessageAction)

@@ -1,4 +1,4 @@
-"""What a transport can do. Every difference between transports that anybody may rely on stands here, and is tested."""
+"""What a transport can do: every difference between transports that a program may rely on, proved by the contract."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one transport promises; the contract suite proves each field, and its absence."""
+    """What one transport promises. The contract suite proves what is declared, and that nothing else is so."""
 
     system: str
     """The broker's name as OpenTelemetry knows it (`messaging.system`)."""
@@ -25,21 +25,23 @@ class Capabilities:
     durable_attempts: bool
     """Whether attempts outlive the consumer's process."""
     leases: bool
-    """Whether a delivery lapses when it is not settled or extended in time."""
+    """Whether a delivery goes back when it is not settled or extended in time."""
     delayed_publish: bool
     """Whether a message may be posted to arrive later."""
     between_processes: bool = True
     """Whether other processes reach the same messages."""
     default_dead_letter: str = "<channel>.dead"
-    """Where rejected messages go when a subscription does not say, with the channel's name filled in."""
+    """Where rejected messages go where the subscription does not say; `<channel>` is the channel's name."""
     purges: bool = True
+    """Whether everything that waits in a channel can be removed."""
     dead_letters: bool = True
+    """Whether rejected messages can be kept as dead letters."""
     shards_by_key: bool = False
     """Whether several consumers of one channel keep the order of a key."""
     waits: bool = True
     """Whether receive waits for a message to arrive; where it does not, the pump waits between empty receives."""
     hands_back: Literal["each", "all"] = "each"
-    """Whether single messages can go back, or only everything that a consumer has."""
+    """Whether a consumer can give back single messages, or only all that it has."""
     broker_limit: int | None = None
     """Deliveries after which the broker itself gives a message up, where that is the same for every channel."""
     longest_delay: float | None = None

@@ -1,4 +1,4 @@
-"""Time, and every wait in the package: for blocking and awaiting callers, on the real clock or a hand-moved one."""
+"""Time, and every wait in the package: blocking or awaiting, on the machine's clock or on one that tests move."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ class Signal:
     """A flag that threads and tasks of any loop can wait for. Setting it wakes all of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may set it in the midst of anything
+        self._lock = threading.RLock()  # a signal handler may set it at any point
         self._set = False
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count()
@@ -25,7 +25,7 @@ class Signal:
         return self._set
 
     def set(self) -> None:
-        """Wake everybody who waits, now and later, until it is cleared."""
+        """Wake all waits, those that begin later too, until it is cleared."""
         with self._lock:
             self._set = True
             callbacks, self._callbacks = self._callbacks, {}
@@ -38,11 +38,11 @@ class Signal:
             self._set = False
 
     def add_callback(self, callback: Callable[[], None]) -> int:
-        """Call once when set (at once if it is), from the thread that sets it. Returns a key to remove it by."""
+        """Call this once when set, or at once if it is set, in the thread that sets it. Returns a key for removal."""
         with self._lock:
             key = next(self._keys)
             self._callbacks[key] = callback
-            # Looked at last: a signal handler that sets it before this has called the callback, one after it will.
+            # Read last: a signal handler that sets it before this has called the callback, and one after it will.
             called = self._callbacks.pop(key, None) if self._set else None
         if called is not None:
             called()
@@ -80,7 +80,7 @@ class Clock(Protocol):
 
 
 class _Agenda:
-    """What is to ring when. A cancelled entry leaves its place at once, or with the others when half are cancelled."""
+    """Callbacks by due time. Cancelled entries are removed together, once half of the entries are cancelled."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int]] = []
@@ -182,9 +182,9 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved, for tests.
+    """A clock for tests: it stands still until it is moved.
 
-    With `automatic=True` a wait moves the time itself, at once: for tests in which one thread does everything.
+    With `automatic=True` every wait moves it at once: for tests in which one thread does everything.
     """
 
     def __init__(self, start: float = 1_000_000.0, *, automatic: bool = False) -> None:
@@ -193,24 +193,24 @@ class ManualClock:
         self._changed = threading.Condition()
         self._agenda = _Agenda()
         self.waits: deque[float | None] = deque(maxlen=10_000)
-        """The time-outs that were waited for, in order, for tests to look at."""
+        """The time-outs of all waits, in order, for tests to look at."""
 
     def monotonic(self) -> float:
         """Seconds since the start it was given."""
         return self._now
 
     def wall(self) -> float:
-        """The same time; tests need no second one."""
+        """The same time."""
         return self._now
 
     def wait_for_sleepers(self, count: int, timeout: float = 5.0) -> None:
-        """Block, in real time, until at least so many waits and alarms are under way: then it is safe to advance."""
+        """Block, in real time, until there are at least so many waits and alarms: then it is safe to advance."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._agenda) >= count, timeout):
                 raise TimeoutError(f"{len(self._agenda)} of {count} waits began within {timeout} s")
 
     def advance(self, delay: float) -> None:
-        """Move the time, waking everything that comes due on the way in the order of its due time."""
+        """Move the time, and wake everything that comes due on the way, in the order of due times."""
         target = self._now + delay
         while True:
             with self._changed:
@@ -304,7 +304,7 @@ class ManualClock:
 
 
 class _AlarmThread:
-    """One thread that rings at due times; it begins with the first alarm."""
+    """One thread that calls at due times; it starts with the first alarm."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -328,7 +328,7 @@ class _AlarmThread:
 
     def _run(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # an alarm's own failure must not silence the later ones
+            with contextlib.suppress(Exception):  # an alarm that fails must not stop later ones
                 self._next()()
 
     def _next(self) -> Callable[[], None]:
@@ -350,9 +350,9 @@ def _finish_soon(loop: asyncio.AbstractEventLoop, done: "asyncio.Future[None]") 
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
         loop.call_soon_threadsafe(act)
 
 
 def _nothing() -> None:
-    """There is no alarm to cancel."""
+    """No alarm has to be cancelled."""

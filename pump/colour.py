@@ -1,4 +1,4 @@
-"""Blocking or awaiting: which one a caller is, and the error for the wrong one."""
+"""The colour of a function, blocking (`def`) or awaiting (`async def`), and the error for the wrong one."""
 
 import asyncio
 import inspect
@@ -12,7 +12,7 @@ Colour: TypeAlias = Literal["blocking", "awaiting"]
 
 
 def colour_of(function: Callable[..., object]) -> Colour:
-    """Whether calling it gives an awaitable, as its definition says."""
+    """The colour of a function, as it is defined."""
     while isinstance(function, partial):
         function = function.func
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - the method is inspected, not asked for
@@ -21,6 +21,6 @@ def colour_of(function: Callable[..., object]) -> Colour:
 
 
 def must_not_block(called: str, twin: str) -> None:
-    """Raise when called on a running loop, which a blocking call would stop; names what to call instead."""
+    """Raise on the thread of a running event loop, which a blocking call would stop; name what to call instead."""
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public one raises, and costs three times as much
         raise ConfigurationError(f"{called} blocks, and this thread runs an event loop: await {twin} instead")

@@ -1,59 +1,17 @@
-"""What a handler may know of the dispatch it runs in: a context variable, so that handlers can be shared."""
+"""What a handler can read about the message it handles: a context variable, so that handlers can be shared."""
 
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pump.clock import Clock, Signal, SystemClock
-from pump.duration import Duration
 from pump.errors import PumpError
 from pump.message import NO_HEADERS, Message
 
-
-class Processor(Protocol):
-    """Sends requests on. `send` and `publish` stay in the process, `post` goes to the broker."""
-
-    def send(self, request: object, /) -> object:
-        """Run the one handler of a request here and now, and give back what it returns."""
-
-    def publish(self, event: object, /) -> None:
-        """Run every handler of an event here and now; their errors come together in one ExceptionGroup."""
-
-    def post(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
-        """Give a request to the broker; returns its id once that is confirmed."""
-
-    async def send_async(self, request: object, /) -> object:
-        """As `send`, for an `async def` handler."""
-
-    async def publish_async(self, event: object, /) -> None:
-        """As `publish`, for `async def` handlers."""
-
-    async def post_async(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
-        """As `post`, awaited."""
+if TYPE_CHECKING:
+    from pump.program.processor import CommandProcessor
 
 
 class Context:
@@ -74,7 +32,7 @@ class Context:
 
     def __init__(
         self,
-        processor: Processor,
+        processor: "CommandProcessor",
         handler: str,
         message: Message | None = None,
         *,
@@ -83,14 +41,14 @@ class Context:
         span: object | None = None,
         parent: "Context | None" = None,
     ) -> None:
-        self.processor: Processor = processor
+        self.processor: CommandProcessor = processor
         """The dispatcher's processor, for sending and posting from here."""
         self.handler: str = handler
         """The handler's name."""
         self.clock: Clock | None = clock
         """The dispatcher's clock; None is the machine's."""
         self.stopping: Signal | None = stopping
-        """Set once the pump has been asked to stop; what runs may still finish within the grace."""
+        """Set when the pump was asked to stop; a handler may still finish within the grace."""
         self.span: object | None = span
         """The tracer's span of this dispatch, where there is a tracer."""
         self._message = message
@@ -101,12 +59,12 @@ class Context:
 
     @property
     def has_message(self) -> bool:
-        """Whether a broker's message started this dispatch, not a `send` or `publish` outside of any."""
+        """Whether this dispatch began with a message from a broker, not with `send` or `publish` in the process."""
         return self._message is not None
 
     @property
     def message(self) -> Message:
-        """The broker's message that started this dispatch; a PumpError where there is none."""
+        """The message from the broker; a PumpError where there is none."""
         if self._message is None:
             raise PumpError(f"{self.handler} was sent its request in the process, without a message: see has_message")
         return self._message
@@ -118,25 +76,25 @@ class Context:
 
     @property
     def bag(self) -> dict[str, object]:
-        """For whatever the attributes and the handler of this dispatch hand to one another."""
+        """Values that the attributes and the handler of this dispatch share."""
         if self._bag is None:
             self._bag = {}
         return self._bag
 
     @property
     def cancelled(self) -> Signal:
-        """Set when the handler should give up: the grace is over, the lease lost, or its Timeout has passed."""
+        """Set when the handler should end: the grace is over, the lease is lost, or its Timeout has passed."""
         return self._narrowed or self._whole()
 
     def cancel(self) -> None:
-        """Ask whatever runs for this message to give up. From any thread."""
+        """Ask whatever runs for this message to end. From any thread."""
         if self._parent is not None:
             self._parent.cancel()
         else:
             self._whole().set()
 
     def remaining_lease(self, clock: Clock | None = None) -> float | None:
-        """For how many seconds the message is still ours, never below 0; None where nothing limits that."""
+        """For how many seconds the lease still lasts, never below 0; None where there is no lease."""
         message = self._message
         if message is None or message.lease_expires is None:
             return None
@@ -144,7 +102,7 @@ class Context:
         return 0.0 if message.lost else max(0.0, message.lease_expires - now)
 
     def nested(self, handler: str) -> "Context":
-        """For a request sent in the process from here: same message, lease and cancellation, its own bag."""
+        """The context of a request sent in the process from here: same message, lease and cancellation, an own bag."""
         return Context(
             self.processor,
             handler,
@@ -157,7 +115,7 @@ class Context:
 
     @contextmanager
     def narrowed(self) -> Iterator[Signal]:
-        """A `cancelled` for a part of the dispatch: it may be set for that part alone; the outer one sets it too."""
+        """Use another `cancelled` inside the block: it can be set alone, and is set together with the outer one."""
         before = self._narrowed
         with either(self.cancelled) as signal:
             self._narrowed = signal
@@ -188,11 +146,11 @@ enter_context: Final = _current.set
 leave_context: Final = _current.reset
 """Go back to the context before."""
 find_context: Final = _current.get
-"""The context of the dispatch that is under way here, or None."""
+"""The context of this thread or task, or None."""
 
 
 def current_context() -> Context:
-    """The context of the dispatch that is under way in this thread or task; a PumpError outside of any."""
+    """The context of this thread or task; a PumpError where no handler runs."""
     context = find_context()
     if context is None:
         raise PumpError("no context here: no dispatcher is running a handler in this thread or task")
@@ -201,7 +159,7 @@ def current_context() -> Context:
 
 @contextmanager
 def in_context(context: Context) -> Iterator[Context]:
-    """Run the block within a context, as a dispatch does."""
+    """Make a context the current one inside the block, as a dispatch does."""
     token = enter_context(context)
     try:
         yield context

@@ -1,4 +1,4 @@
-"""Why a message is given up, and the headers that say so on its dead letter. They always fit."""
+"""Why a message is given up, and the headers of its dead letter, which never exceed a size limit."""
 
 import traceback
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Rejection:
 
     kind: RejectionKind
     reason: str
-    """A short name for the class of reasons, fit for grouping."""
+    """A short name of the reason, the same for all messages that it concerns."""
     description: str = ""
     error: BaseException | None = None
     handler: str = ""
@@ -43,7 +43,7 @@ class Rejection:
 
 
 def dead_letter(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIMIT) -> Header:
-    """The header of a message's dead letter: its own, and where it comes from; the attempts start over."""
+    """The header of a message's dead letter: its own, and its provenance; without the attempts."""
     headers = {name: text for name, text in message.header.headers.items() if name != ATTEMPTS_HEADER}
     headers.update(provenance(message, rejection, limit=limit))
     return message.header._replace(headers=headers)

@@ -1,4 +1,4 @@
-"""What a dispatcher is going to do, or is doing: as plain data for machines, and as text for people."""
+"""A dispatcher with all its settings, and what it is doing: as data for machines, and as text for people."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ _SECRET_OPTION: Final = re.compile(
 
 
 def describe(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Everything that a dispatcher's settings say, with the defaults filled in, as data that JSON can hold.
+    """A dispatcher's settings with every default filled in, as data that JSON can hold.
 
-    While it runs, and after that, `performers` says how each one is. Credentials are never part of it.
+    While it runs, and after that, `performers` has the state of each one. Credentials are never part of it.
     """
     described: dict[str, Any] = {
         "name": dispatcher.name,
@@ -114,7 +114,7 @@ def _value(value: object) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """The text, without what stands before the host in a URL, and without the values of options named as secrets."""
+    """The text without what precedes the host in a URL, and without the values of options named as secrets."""
     return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", _IN_URL.sub(f"{_HIDDEN}@", text))
 
 
@@ -132,7 +132,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
     "DEAD LETTERS": lambda channel: channel["dead_letter"] or "nowhere",
     "INVALID": lambda channel: channel["invalid"] or "nowhere",
     "LEASE": lambda channel: "default" if channel["lease"] is None else f"{channel['lease']:g} s",
-    "MAY BLOCK": lambda channel: _said(channel["may_block"]),
+    "MAY BLOCK": lambda channel: _shown(channel["may_block"]),
 }
 
 
@@ -144,7 +144,7 @@ def as_text(described: Mapping[str, Any]) -> str:
         _columns([list(_COLUMNS), *(_cells(channel) for channel in described["channels"])]),
         "\n".join(["HANDLERS, each with its attributes, outermost first", *_handlers(described["channels"])]),
         _columns([["POSTED", "TO TOPIC", "KEY"], *_published(described["publications"])]),
-        _columns([["CAPABILITY", ""], *([name, _said(value)] for name, value in capabilities.items())]),
+        _columns([["CAPABILITY", ""], *([name, _shown(value)] for name, value in capabilities.items())]),
     ]
     if "performers" in described:
         parts.insert(2, _columns(_performed(described["performers"])))
@@ -173,7 +173,7 @@ def _performed(performers: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[obj
     return [head, *([each[name] if each[name] not in {None, ""} else "-" for name in names] for each in performers)]
 
 
-def _said(value: object) -> object:
+def _shown(value: object) -> object:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else value

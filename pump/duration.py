@@ -1,4 +1,4 @@
-"""Durations, as users write them: seconds or a timedelta."""
+"""Durations, as users write them: a number of seconds, or a timedelta."""
 
 from datetime import timedelta
 from typing import TypeAlias

@@ -127,7 +127,7 @@ class Ledger:
 
     def due(self, message: Message) -> float:
         """When a nacked message may be presented again here, on the monotonic clock; 0 for any other."""
-        account = self._find(message)
+        account = self._find(message) if self.accounts else None
         return 0.0 if account is None else account.due
 
     def nacks(self, message: Message) -> int:

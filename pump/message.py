@@ -1,4 +1,4 @@
-"""What travels: a header, the raw body, and one delivery of both from a broker."""
+"""A message: its header, its body, and what the broker says about one delivery of it."""
 
 import copy
 import threading
@@ -18,7 +18,7 @@ FIRST_FAILURE_HEADER: Final = "pump-first-failure"
 
 
 class Header(NamedTuple):
-    """What is known of a message without reading its body. Never changed once made."""
+    """What is known of a message without reading its body. It never changes."""
 
     id: str
     topic: str = ""
@@ -34,11 +34,11 @@ class Header(NamedTuple):
     timestamp: float = 0.0
     """When it was posted, in seconds since the epoch."""
     headers: Mapping[str, str] = NO_HEADERS
-    """Everything else that travels with it, as text."""
+    """All other headers, as text."""
 
 
 class Message:
-    """One delivery of a message. Header and body are the sender's; the rest is said by the transport."""
+    """One delivery of a message. Header and body are the sender's; everything else comes from the transport."""
 
     __slots__ = (
         "attempts",
@@ -82,46 +82,46 @@ class Message:
         self.header: Header = header
         self.body: bytes = body
         self.identity: str = header.id if identity is None else identity
-        """Stable over redeliveries; the broker's own where the sender gave no id."""
+        """The same for all deliveries of the message; the broker's own where the sender gave no id."""
         self.receipt: object = receipt
-        """The transport's own handle on this delivery; nobody else looks inside."""
+        """The transport's own handle on this delivery; only the transport reads it."""
         self.generation: int = generation
-        """The life of the consumer that received it; a receipt dies with it."""
+        """Which connection of the consumer received it; a receipt is void in any other."""
         self.deliveries: int = deliveries
-        """What the broker says of this copy, the first being 1."""
+        """The number of this delivery, as the broker counts this copy; the first is 1."""
         self.attempts: int = attempts
-        """Attempts that travel with the message: a header, or the broker's own counter."""
+        """Attempts that the message itself carries: in a header, or in the broker's own counter."""
         self.unexplained: int = deliveries - 1 if unexplained is None else unexplained
-        """Earlier deliveries of this copy of which the transport cannot say what they ended in."""
+        """Earlier deliveries of this copy whose outcome the transport does not know."""
         self.lease_expires: float | None = lease_expires
-        """On the monotonic clock; None where the broker sets no time limit."""
+        """When the lease ends, on the monotonic clock; None where the broker sets no time limit."""
         self.partition: Hashable = partition
         self.position: str | int = position
-        """Where it stood in its partition, for people."""
+        """Its place in the partition, for people to read."""
         self.raw_headers: Mapping[str, object] = raw_headers
         self.fault: str = fault
-        """Why the transport could not make sense of it; "" when it could."""
+        """Why the transport could not read it; "" where it could."""
         self.origin: str = ""
         """The channel it came from."""
         self.handler: str = ""
         """The handler that failed on it last."""
         self.interrupt: Callable[[], None] | None = None
-        """Tells the handler that is running on it to end, once nothing that it does can matter."""
+        """Tells the handler that runs for it to end; None while none runs."""
         self.lost: bool = False
-        """It is known not to be ours any more: no verdict may be sent for it."""
+        """Whether it is known not to be ours any more: nothing may be sent for it."""
         self.explicit: bool = False
-        """Its handler settles it, by a Delivery."""
+        """Whether its handler settles it, by a Delivery."""
         self.settled: bool = False
-        """A verdict has been claimed for this delivery; the first one wins."""
+        """Whether somebody has settled this delivery, or is doing so; the first one wins."""
 
     def claim(self) -> bool:
-        """Whether the caller is the first to settle this delivery. A settlement that failed gives its claim back."""
+        """Whether the caller is the first to settle this delivery. If settling then fails, `settled` is set back."""
         with _claims:
             first, self.settled = not self.settled, True
         return first
 
     def again(self) -> "Message":
-        """The same delivery, to be handled once more: nothing has been decided of it."""
+        """The same delivery, to be handled once more: nothing is settled."""
         other = copy.copy(self)
         other.interrupt, other.explicit, other.settled = None, False, False
         return other

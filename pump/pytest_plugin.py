@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The contract's tests carry the requirements they prove, and their assertions explain themselves."""
+    """Register the marker of the contract's tests, and let pytest explain their assertions."""
     config.addinivalue_line("markers", "requirement(*ids): the requirements that the test proves")
     pytest.register_assert_rewrite("pump.testing.contract", "pump.testing.settlement", "pump.testing.driver")
 
@@ -33,7 +33,7 @@ def manual_clock() -> ManualClock:
 
 @pytest.fixture
 def memory_transport(request: pytest.FixtureRequest) -> Transport:
-    """An in-memory bus of this test alone: on `manual_clock` where the test asks for that too, else on real time."""
+    """An in-memory bus for this test alone, on `manual_clock` if the test uses that, else on real time."""
     from pump.testing.harness import memory_transport  # noqa: PLC0415 - lazily, as this module promises
 
     clock = request.getfixturevalue("manual_clock") if "manual_clock" in request.fixturenames else None

@@ -1,4 +1,4 @@
-"""The three kinds of request: bare markers, so that dataclasses, msgspec structs and pydantic models can inherit."""
+"""The three kinds of request: empty base classes for dataclasses, msgspec structs and pydantic models."""
 
 
 class Request:
@@ -14,12 +14,12 @@ class Command(Request):
 
 
 class Event(Request):
-    """Something that happened; any number of handlers may care."""
+    """Something that happened, for any number of handlers."""
 
     __slots__ = ()
 
 
 class Document(Request):
-    """Data handed over, for one handler."""
+    """Data for one handler."""
 
     __slots__ = ()

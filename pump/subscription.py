@@ -1,4 +1,4 @@
-"""What is consumed and how, and where requests are posted to. Checked when made, so that a mistake shows at once."""
+"""What is consumed and how, and where requests are posted to. Checked when made, so that a mistake is seen at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ OnUndecodable: TypeAlias = Literal["dlq", "nak", "term"]
 OnUnhandled: TypeAlias = Literal["retry", "dont_ack", "reject", "acknowledge", "nak"]
 
 DEFAULT_DEAD_LETTER: Final = "<channel>.dead"
-"""Stands for the channel that the transport makes by default; replaced when a dispatcher takes the subscription."""
+"""The transport's default; a dispatcher replaces it by the name for this channel."""
 
 _CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "pump": (None, "reactor", "proactor"),
@@ -35,49 +35,60 @@ _AT_LEAST: Final[dict[str, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
+    """The options of a Subscription. docs/options.md prints the text beneath each."""
+
     topic: str = ""
-    """Where it is posted to. By default the request's type name."""
+    """Where the messages are posted to; by default the request's type name."""
     channel: str = ""
-    """The consumer's own queue, durable or group. By default the topic; for an Event `<dispatcher>.<topic>`."""
+    """The consumer's own queue, durable or group; by default the topic, for an Event `<dispatcher>.<topic>`."""
     handlers: Sequence[Any] = ()
-    """Handlers for this subscription alone, instead of the dispatcher's."""
+    """The handlers of this subscription alone; by default those of the dispatcher that take its request."""
     pump: PumpKind | None = None
-    """By default what the handlers' colour asks for."""
+    """Which pump runs the handlers; by default a Reactor for `def` handlers, a Proactor for `async def` handlers."""
     performers: int = 1
+    """How many pumps share the channel in this process."""
     in_flight: int = 1
     """How many messages one Proactor handles at a time, in order within a key."""
     ordered: bool = False
+    """Whether the whole channel is kept in order: a message that comes again later is then waited for."""
     may_block: bool | None = None
-    """Whether handlers raise DontAckAction; by default read off their attributes and `on_unhandled`."""
+    """Whether handlers raise DontAckAction; by default as their attributes and `on_unhandled` say."""
     buffer_size: int = 10
+    """How many messages a pump may have received and not settled."""
     receive_timeout: Duration = 0.3
+    """How long one receive waits for a message."""
     empty_delay: Duration = 0.5
-    """Waited after an empty receive where the transport's own receive does not wait."""
+    """How long the pump waits after an empty receive, where the transport's own receive does not wait."""
     failure_backoff: tuple[Duration, Duration] = (1.0, 30.0)
-    """The first and the longest wait before a broken channel is tried again."""
+    """The first and the longest wait before a broken channel, or a pump that died, is tried again."""
     max_attempts: int | None = 3
-    """How many times the handler runs on a message that keeps failing; None is without limit."""
+    """How often the handler runs on a message that keeps failing, before it becomes a dead letter; None: no limit."""
     requeue_backoff: tuple[Duration, Duration] = (1.0, 300.0)
+    """The first and the longest delay before a failed message comes again; the delay doubles with each attempt."""
     on_unhandled: OnUnhandled = "retry"
+    """What any exception that is not a decision means: `docs/settlement.md` shows each of the choices."""
     unacceptable_limit: int = 0
-    """How many unacceptable messages stop the pump; 0 or less is never."""
+    """After how many unacceptable messages the pump stops; 0 or less: never."""
     unacceptable_window: Duration = 0.0
-    """After how long the count of unacceptable messages starts anew; 0 is never."""
+    """After how long the count of unacceptable messages starts again; 0: never."""
     dont_ack_delay: Duration = 1.0
+    """How long the pump waits after a DontAck, before it handles the next message."""
     dont_ack_longest_delay: Duration | None = None
-    """When given, the delay doubles with each DontAck of one message, up to this."""
+    """If given, that wait doubles with each DontAck of one message, up to this."""
     dont_ack_limit: int | None = None
-    """When given, a message that was left so many times becomes a dead letter."""
+    """If given, a message becomes a dead letter at the DontAck after this many."""
     dead_letter: str | None = DEFAULT_DEAD_LETTER
-    """Where rejected messages go; None, written out, is nowhere."""
+    """Where rejected messages go. None means nowhere: they are gone, with an ERROR in the log."""
     invalid: str | None = None
-    """Where invalid messages go; by default with the dead letters."""
+    """Where invalid messages go; by default to the dead letters."""
     missing: Missing = "create"
-    """What to do about a channel that is not there."""
+    """What to do where a topic or channel is missing: create it, refuse to start, or assume that it is there."""
     auto_ack: bool = True
+    """Whether the pump settles messages; if not, it leaves every message unsettled."""
     lease: Duration | None = None
-    """How long a delivery is ours without being extended, where the transport has leases; None is its default."""
+    """How long a delivery is ours without being renewed, where the transport has leases; by default as it says."""
     renew_lease: bool = True
+    """Whether the lease of what is in hand is renewed while its handler runs."""
     grace: Duration = 10.0
     """How long a stop waits for the handlers that are running."""
 
@@ -87,7 +98,7 @@ class Subscription(_Options):
     """What is consumed from one channel, and by which rules."""
 
     request: type | Callable[[Message], type]
-    """The type of request, or a function that tells it from the message."""
+    """The type of request, or a function that says which type a message is."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -99,12 +110,12 @@ class Subscription(_Options):
 
     @property
     def refusal(self) -> Callable[[Message], str] | None:
-        """Tells why a message may not be handled here, or "" where it may; None where every message may."""
+        """A function that says why a message may not be handled here, or ""; None where every message may."""
         return None
 
     @property
     def request_type(self) -> type | None:
-        """The one type of request, `list[int]` too; None when a function tells it from the message."""
+        """The one type of request, `list[int]` too; None where a function says which type a message is."""
         is_type = isinstance(self.request, type) or get_origin(self.request) is not None
         return cast("type", self.request) if is_type else None
 
@@ -114,11 +125,14 @@ class Subscription(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class _PublicationOptions:
+    """The options of a Publication. docs/options.md prints the text beneath each."""
+
     topic: str = ""
-    """By default the request's type name."""
+    """Where requests of this type are posted to; by default the type's name."""
     key: str | Callable[[Any], str | None] | None = None
-    """The name of a field, or a function, that gives the key within which order is kept."""
+    """The field, or the function of a request, that gives the key within which order is kept."""
     missing: Missing = "create"
+    """What to do where the topic is missing: create it, refuse to start, or assume that it is there."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,7 @@ class Publication(_PublicationOptions):
     """Where one type of request is posted to."""
 
     request: type
+    """The type of request."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request, type):
@@ -142,7 +157,7 @@ def _check(subscription: Subscription) -> None:
     if not callable(subscription.request):
         raise ConfigurationError(f"Subscription takes a request type or a function, not {subscription.request!r}")
     if subscription.request_type is None and not subscription.topic:
-        raise ConfigurationError("a Subscription whose type is told by a function needs a topic=")
+        raise ConfigurationError("a Subscription with a function instead of a type needs a topic=")
     for name in _CHOICES:
         _choose(subscription, name)
     for text in _wrong_numbers(subscription):

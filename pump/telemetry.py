@@ -1,4 +1,4 @@
-"""What is measured: events of receive, handle and settle, told to whoever listens. Costs one test when nobody does."""
+"""Events of receiving, handling and settling, for whoever listens. Without listeners they cost one test each."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,11 +7,11 @@ from typing import Final, TypeAlias
 log: Final = logging.getLogger("pump")
 
 Listener: TypeAlias = Callable[[str, Mapping[str, object]], None]
-"""Is told an event's name and its fields."""
+"""Called with an event's name and its fields."""
 
 
 class Telemetry:
-    """The listeners of one dispatcher. A listener that fails is logged and never disturbs the pump."""
+    """The listeners of one dispatcher. A listener that fails is logged, and the pump goes on."""
 
     __slots__ = ("_listeners",)
 
@@ -22,11 +22,11 @@ class Telemetry:
         return bool(self._listeners)
 
     def listen(self, listener: Listener) -> None:
-        """Tell this listener of everything from now on."""
+        """Call this listener for every event from now on."""
         self._listeners = (*self._listeners, listener)
 
     def tell(self, event: str, **fields: object) -> None:
-        """Tell every listener."""
+        """Call every listener."""
         for listener in self._listeners:
             try:
                 listener(event, fields)

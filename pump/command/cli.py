@@ -151,6 +151,7 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
     _add_target(parser, optional=True)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument("--settlement", action="store_true", help="what becomes of a message, as Markdown")
+    parser.add_argument("--options", action="store_true", help="every option of a program, as Markdown")
     parser.add_argument("--capabilities", action="store_true", help="what each transport can do, as Markdown")
     parser.add_argument("--write-docs", type=Path, metavar="FOLDER", help="write the tables into the pages there")
     parser.set_defaults(act=_describe)
@@ -243,11 +244,11 @@ def _describe(options: argparse.Namespace) -> int:
     if options.write_docs is not None:
         for page in tables.write_tables(options.write_docs):
             print(f"{page} has changed")
-    elif options.settlement or options.capabilities:
+    elif any(getattr(options, name) for name in tables.TABLES):
         wanted = [tables.TABLES[name] for name in tables.TABLES if getattr(options, name)]
         print("\n\n".join(table() for table in wanted))
     elif options.target is None:
-        raise _Usage("say what to describe: module:dispatcher, --settlement or --capabilities")
+        raise _Usage("say what to describe: module:dispatcher, --settlement, --options or --capabilities")
     else:
         described = describe(load_dispatcher(options.target))
         print(json.dumps(described, indent=2, ensure_ascii=False) if options.format == "json" else as_text(described))

@@ -1,18 +1,16 @@
 """The tables in the documentation that are printed from the code."""
 
-import ast
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pump import capabilities as capabilities_module
 from pump.capabilities import Capabilities
 from pump.command.settlement_table import HEAD, settlement_rows
 from pump.errors import ConfigurationError
+from pump.program import options
+from pump.program.options import field_texts
 from pump.transport_kit.protocol import GROUP, find_transport
 
 
@@ -21,10 +19,15 @@ def settlement_table() -> str:
     return markdown(HEAD, settlement_rows())
 
 
+def option_table() -> str:
+    """Every option of Dispatcher, Subscription and Publication."""
+    return markdown(options.HEAD, options.option_rows())
+
+
 def capability_table() -> str:
     """The capabilities of every installed transport whose client is installed too."""
     known = {name: found for name, found in _transports() if found is not None}
-    meanings = _meanings()
+    meanings = field_texts(Capabilities)
     head = ("", *known, "")
     rows = [
         (f"`{each.name}`", *(_cell(getattr(found, each.name)) for found in known.values()), meanings.get(each.name, ""))
@@ -55,24 +58,17 @@ def _capabilities(scheme: str) -> Capabilities | None:
     return declared if isinstance(declared, Capabilities) else transport.from_url(f"{scheme}://").capabilities
 
 
-def _meanings() -> Mapping[str, str]:
-    """The docstring of each capability."""
-    tree = ast.parse(inspect.getsource(capabilities_module))
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
-    meanings: dict[str, str] = {}
-    for declared, text in pairwise(body):
-        if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            meanings[ast.unparse(declared.target)] = str(text.value.value)
-    return meanings
-
-
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "–" if value is None else str(value)
 
 
-TABLES: Final[Mapping[str, Callable[[], str]]] = {"settlement": settlement_table, "capabilities": capability_table}
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "settlement": settlement_table,
+    "options": option_table,
+    "capabilities": capability_table,
+}
 """By the name of the page that contains it."""
 
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pump.attribute import Scope, is_decision
-from pump.context import Context, Processor, enter_context, leave_context
+from pump.context import Context, enter_context, leave_context
 from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
 from pump.handling.dispatch_settings import DispatchSettings
 from pump.handling.pipeline import Pipeline, build
@@ -19,6 +19,9 @@ from pump.pumps.channel import Channel
 from pump.pumps.own_task import OwnTask, is_cancelled
 from pump.subscription import Subscription
 from pump.verdict import SetupFault
+
+if TYPE_CHECKING:
+    from pump.program.processor import CommandProcessor
 
 _SHOWN: Final = 100
 """How many characters of an unknown type are shown: whoever sent it chose it."""
@@ -75,7 +78,7 @@ class Router:
         rules: Subscription,
         registrations: Sequence[Registration],
         settings: DispatchSettings,
-        processor: Processor,
+        processor: "CommandProcessor",
     ) -> None:
         self.settings: Final = settings
         self.processor: Final = processor

@@ -18,5 +18,5 @@ class RequestHandler(Generic[T]):
 
     @property
     def context(self) -> Context:
-        """The dispatch that is under way in this thread or task; a PumpError outside of any."""
+        """The context of this thread or task; a PumpError where no handler runs."""
         return current_context()

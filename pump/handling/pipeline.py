@@ -1,7 +1,7 @@
-"""How attributes stand around a handler: one generator body for `def` and `async def`, one driver a message.
+"""Runs a handler inside its attributes: one generator for `def` and `async def` handlers, driven once a message.
 
-A pipeline is built once for a dispatcher, a channel and a handler, and runs any number of messages after that, in
-any number of threads and tasks. It is given the handler with each message, so that may be a new one each time.
+A pipeline is built once for a dispatcher, a channel and a handler, and then runs any number of messages, in any number
+of threads and tasks. The handler is given with each message, since it may be a new instance each time.
 """
 
 import inspect
@@ -11,7 +11,6 @@ from types import CoroutineType, coroutine
 from typing import Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from pump.attribute import Attribute, Rest, Scope, Steps, Wait
-from pump.clock import Clock
 from pump.colour import Colour
 from pump.context import either, find_context
 from pump.duration import Duration, seconds
@@ -22,23 +21,23 @@ Arguments = ParamSpec("Arguments")
 
 
 class PipelineError(PumpError):
-    """An attribute or a handler broke a rule of the pipeline: the message was not handled as it should be."""
+    """An attribute or a handler broke a rule of pipelines: the message was perhaps not handled."""
 
 
 class Pipeline(Generic[Result]):
-    """The attributes of one handler, ready to run. It gives back what the handler does, or an awaitable of it."""
+    """The attributes of one handler, ready to run. Running it returns the handler's result, or an awaitable of it."""
 
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self.attributes: Final = tuple(_prepared(attribute, scope) for attribute in attributes)
-        """What stands around the handler, outermost first."""
+        """The attributes around the handler, outermost first."""
         self.colour: Final[Colour] = colour
 
     def run(self, handle: Callable[..., object], request: object) -> Result:
-        """Run a request through the attributes to this handle: a function, or the method of an instance."""
+        """Run a request through the attributes and this handle: a function, or the method of an instance."""
         raise NotImplementedError
 
     def bind(self, handle: Callable[..., object]) -> Callable[[object], Result]:
-        """The pipeline to one handle, for requests to come."""
+        """The pipeline with one handle, for later requests."""
         return partial(self.run, handle)
 
 
@@ -51,7 +50,7 @@ def build(
 def build(
     attributes: Sequence[Attribute], colour: Colour, scope: Scope
 ) -> Pipeline[object] | Pipeline[Awaitable[object]]:
-    """The pipeline of these attributes, outermost first. Without any there is no driver: the handle runs bare."""
+    """The pipeline of these attributes, outermost first. Without attributes the handle is called directly."""
     if colour == "blocking":
         return (_BlockingPipeline if attributes else _BareBlocking)(attributes, colour, scope)
     return (_AwaitingPipeline if attributes else _BareAwaiting)(attributes, colour, scope)
@@ -67,7 +66,8 @@ def checked(result: object) -> object:
 
 class _BareBlocking(Pipeline[object]):
     def run(self, handle: Callable[..., object], request: object) -> object:
-        return checked(handle(request))
+        result = handle(request)
+        return result if result is None else checked(result)
 
     def bind(self, handle: Callable[..., object]) -> Callable[[object], object]:
         return handle
@@ -84,47 +84,47 @@ class _BareAwaiting(Pipeline[Awaitable[object]]):
 class _BlockingPipeline(Pipeline[object]):
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         super().__init__(attributes, colour, scope)
-        self._journeys = _Journeys(self.attributes, colour, scope.clock)
+        self._runs = _Runs(self.attributes, colour, scope)
 
     def run(self, handle: Callable[..., object], request: object) -> object:
-        journey = self._journeys.begin(handle, request)
-        steps = journey.steps()
+        run = self._runs.begin(handle, request)
+        steps = run.steps()
         try:
             for pause in steps:
                 raise PipelineError(f"an attribute yielded {pause!r}: `yield from` was meant")
-            return journey.value
+            return run.value
         finally:
             steps.close()
-            self._journeys.end(journey)
+            self._runs.end(run)
 
 
 class _AwaitingPipeline(Pipeline[Awaitable[object]]):
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         super().__init__(attributes, colour, scope)
-        self._journeys = _Journeys(self.attributes, colour, scope.clock)
+        self._runs = _Runs(self.attributes, colour, scope)
 
     async def run(self, handle: Callable[..., object], request: object) -> object:
-        journey = self._journeys.begin(handle, request)
+        run = self._runs.begin(handle, request)
         try:
-            await journey
-            return journey.value
+            await run
+            return run.value
         finally:
-            self._journeys.end(journey)
+            self._runs.end(run)
 
 
-class _Journey:
-    """One message's way through a pipeline. It is used again for later messages, by one at a time."""
+class _Run:
+    """The generators of one message in a pipeline. Used again for later messages, by one at a time."""
 
     __slots__ = ("answered", "first", "handle", "value")
 
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, clock: Clock) -> None:
+    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self.answered = False
-        """Whether the handler was run, or an attribute has said that it answers instead."""
-        self.handle: Callable[..., object] = _nobody
+        """Whether the handler was called, or an attribute answered instead, by `skip`."""
+        self.handle: Callable[..., object] = _no_handler
         self.value: object = None
         """The request on the way in, the result on the way out."""
-        tools = _Tools(self, colour, clock)
-        rest = tools.equip(_blocking_leaf(self) if colour == "blocking" else _awaiting_leaf(self))
+        tools = _Tools(self, colour, scope)
+        rest = tools.equip(_blocking_handler(self) if colour == "blocking" else _awaiting_handler(self))
         for attribute in reversed(attributes):
             rest = tools.equip(_link(attribute.around, rest))
         self.first: Final = rest
@@ -140,32 +140,32 @@ class _Journey:
     __await__ = steps
 
 
-class _Journeys:
-    """Those of one pipeline that nobody is on. Safe with threads: appending and popping are single steps."""
+class _Runs:
+    """The runs of one pipeline that no message uses now. Threads may share it: append and pop are atomic."""
 
     __slots__ = ("_idle", "_make")
 
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, clock: Clock) -> None:
-        self._idle: list[_Journey] = []
-        self._make = partial(_Journey, attributes, colour, clock)
+    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
+        self._idle: list[_Run] = []
+        self._make = partial(_Run, attributes, colour, scope)
 
-    def begin(self, handle: Callable[..., object], request: object) -> _Journey:
+    def begin(self, handle: Callable[..., object], request: object) -> _Run:
         try:
-            journey = self._idle.pop()
+            run = self._idle.pop()
         except IndexError:
-            journey = self._make()
-        journey.handle = handle
-        journey.value = request
-        journey.answered = False
-        return journey
+            run = self._make()
+        run.handle = handle
+        run.value = request
+        run.answered = False
+        return run
 
-    def end(self, journey: _Journey) -> None:
-        journey.handle = _nobody
-        journey.value = None
-        self._idle.append(journey)
+    def end(self, run: _Run) -> None:
+        run.handle = _no_handler
+        run.value = None
+        self._idle.append(run)
 
 
-def _nobody(_: object) -> object:
+def _no_handler(_: object) -> object:
     raise PipelineError("an attribute kept its `rest` and used it after the message was done")
 
 
@@ -177,30 +177,30 @@ def _link(around: Callable[[object, Rest], Steps], inner: Rest) -> Callable[[obj
     return rest
 
 
-def _blocking_leaf(journey: _Journey) -> Callable[[object], Steps]:
-    def leaf(request: object) -> Steps:
-        journey.answered = True
+def _blocking_handler(run: _Run) -> Callable[[object], Steps]:
+    def handled(request: object) -> Steps:
+        run.answered = True
         try:
-            result = journey.handle(request)
+            result = run.handle(request)
             return result if result is None else checked(result)
         except (StopIteration, GeneratorExit) as error:
             raise _unfit(error) from error
         yield Wait()  # type: ignore[unreachable]  # pragma: no cover - it makes this a generator
 
-    return leaf
+    return handled
 
 
 def _awaiting(function: Callable[Arguments, Steps]) -> Callable[Arguments, Steps]:
-    """Let a generator function `yield from` coroutines."""
+    """Allow a generator function to `yield from` coroutines."""
     return cast("Callable[Arguments, Steps]", coroutine(function))
 
 
-def _awaiting_leaf(journey: _Journey) -> Callable[[object], Steps]:
+def _awaiting_handler(run: _Run) -> Callable[[object], Steps]:
     @_awaiting
-    def leaf(request: object) -> Steps:
-        journey.answered = True
+    def handled(request: object) -> Steps:
+        run.answered = True
         try:
-            waiting = journey.handle(request)
+            waiting = run.handle(request)
             steps = cast("Steps", waiting) if type(waiting) is CoroutineType else _waiting(waiting)
             return (yield from steps)
         except (StopIteration, GeneratorExit) as error:
@@ -208,11 +208,11 @@ def _awaiting_leaf(journey: _Journey) -> Callable[[object], Steps]:
                 raise
             raise _unfit(error) from error
 
-    return leaf
+    return handled
 
 
 def _waiting(awaitable: object) -> Steps:
-    """What an awaiting generator may `yield from` to await it."""
+    """What a generator has to `yield from` to await this."""
     if not inspect.isawaitable(awaitable):
         raise PipelineError(f"an async handler returned what cannot be awaited: {awaitable!r}")
     begin = getattr(awaitable, "__await__", None)  # a generator marked by types.coroutine has none
@@ -224,7 +224,7 @@ def _unfit(error: BaseException) -> PipelineError:
 
 
 def _is_closing(error: BaseException) -> bool:
-    """Whether Python raised it at our own `yield from`, as the task is dropped, rather than the handler."""
+    """Whether Python raised it at our own `yield from`, because the task was dropped, and not the handler."""
     trace = error.__traceback__
     return isinstance(error, GeneratorExit) and trace is not None and trace.tb_next is None
 
@@ -232,20 +232,22 @@ def _is_closing(error: BaseException) -> bool:
 class _Tools:
     """What `rest` can do besides being called."""
 
-    def __init__(self, journey: _Journey, colour: Colour, clock: Clock) -> None:
+    def __init__(self, run: _Run, colour: Colour, scope: Scope) -> None:
+        clock = scope.clock
         self.colour: Final[Colour] = colour
         self.clock: Final = clock
+        self.scope: Final = scope
         self.call: Final = _call if colour == "blocking" else _call_awaiting
         self._wait: Final[Callable[..., object]] = clock.wait if colour == "blocking" else clock.wait_async
-        self._journey: Final = journey
+        self._run: Final = run
 
     def equip(self, function: Callable[[object], Steps]) -> Rest:
-        for name in ("call", "clock", "colour", "instance", "skip", "sleep"):
+        for name in ("call", "clock", "colour", "instance", "scope", "skip", "sleep"):
             setattr(function, name, getattr(self, name))
         return cast("Rest", function)
 
     def skip(self, result: object = None, /) -> object:
-        self._journey.answered = True
+        self._run.answered = True
         return result
 
     def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
@@ -255,7 +257,7 @@ class _Tools:
             return bool((yield from self.call(self._wait, signal, seconds(duration))))
 
     def instance(self) -> object | None:
-        return getattr(self._journey.handle, "__self__", None)
+        return getattr(self._run.handle, "__self__", None)
 
 
 def _call(function: Callable[..., object], /, *arguments: object) -> Steps:
@@ -270,7 +272,7 @@ def _call_awaiting(function: Callable[..., object], /, *arguments: object) -> St
 
 
 def _prepared(attribute: Attribute, scope: Scope) -> Attribute:
-    """What stands in the pipeline for an attribute. Its mistakes show at start, not at the first message."""
+    """The attribute to put into the pipeline. Its mistakes are seen at start, not at the first message."""
     prepared = attribute.prepare(scope)
     if not isinstance(prepared, Attribute):
         raise ConfigurationError(f"{attribute!r}: prepare has to return an Attribute, not {prepared!r}")

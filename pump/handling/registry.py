@@ -1,4 +1,4 @@
-"""Which handlers there are, what each takes, and which a message is for. Decided once, at registration."""
+"""The handlers of a program: what each of them takes is found out once, when it is registered."""
 
 import inspect
 import typing
@@ -16,18 +16,18 @@ from pump.handling.handler import RequestHandler
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One handler, as found out when it was registered."""
+    """One handler, and what is known of it."""
 
     name: str
     request: Any
-    """The type that it handles; for an explicit one, of the payload."""
+    """The type of request; for an explicit handler, of the payload."""
     wrapper: type[Delivery[Any]] | type[AsyncDelivery[Any]] | None
-    """What an explicit handler takes instead of the bare request."""
+    """The Delivery class that an explicit handler takes instead of the request itself."""
     colour: Colour
     handle: Callable[..., object]
-    """What is called; for a class, its function, which wants an instance."""
+    """What is called; for a class, its function, which takes an instance first."""
     cls: type | None
-    """The class of which every message gets an instance; None for a shared instance or a function."""
+    """The class of which each message gets a new instance; None for a shared instance or a function."""
     attributes: tuple[Attribute, ...]
     declares: frozenset[type[MessageAction]]
 
@@ -38,7 +38,7 @@ class Registration:
 
 
 def register(handler: object) -> Registration:
-    """Find out what a handler takes. A ConfigurationError names the handler and what is wrong with it."""
+    """Find out what a handler takes; a ConfigurationError names the handler and what is wrong with it."""
     name, handle, cls = _named(handler)
     parameter = _only_parameter(name, handle, bound=cls is None)
     annotation = _annotation(
@@ -123,7 +123,7 @@ def _from_base(name: str, parameter: str, owner: type, absent: object = _RAISE) 
 
 
 def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
-    """What a class makes of the T of RequestHandler[T], itself or by its bases; None if it leaves it open."""
+    """The T of RequestHandler[T] that a class or its bases give; None where they do not."""
     for base in vars(owner).get("__orig_bases__", owner.__bases__):
         origin = typing.get_origin(base) or base
         arguments = [_filled(each, known) for each in typing.get_args(base)]

@@ -1,4 +1,4 @@
-"""Puts a program together and runs it: handlers, subscriptions and publications on one transport."""
+"""A program: handlers, subscriptions and publications on one transport; checked, started, controlled and stopped."""
 
 import asyncio
 import itertools
@@ -32,16 +32,27 @@ from pump.transport_kit.protocol import Observed, Transport, transport_from
 from pump.verdict import Stopped
 
 _real_clock: Final = SystemClock()
-"""Threads and tasks end in real time, whatever clock the pumps go by."""
-_LEFT_BEHIND: Final = 1.0
-"""How long a handler that was told to end is waited for, in seconds."""
+"""Threads and tasks end in real time, whatever clock the pumps use."""
+_AFTER_GRACE: Final = 1.0
+"""How long a stop waits for a handler after telling it to end, in seconds."""
 
 
 class Dispatcher:
     """Handlers, subscriptions and publications on one transport. Making one opens nothing.
 
-    `with dispatcher:` consumes (Proactors on a loop thread of its own), `async with` too (on the caller's loop),
+    `with dispatcher:` consumes (Proactors on a loop in a thread of its own), `async with` too (on the caller's loop),
     `with dispatcher.publishing():` only publishes, `run()` consumes until a signal.
+
+    * `transport`: A URL, or a transport object.
+    * `handlers`: Handler classes, instances with a `handle` method, or functions with one annotated parameter.
+    * `subscriptions`: What is consumed.
+    * `publications`: Where each type of request is posted to.
+    * `name`: The service's name; an Event's channel needs it.
+    * `factory`: Makes the handler of each message from its class; by default the class is called without arguments.
+    * `switches`: Says which feature switches are on: a mapping, or a function from name to True, False or None.
+    * `mappers`: A mapper for each type that is not mapped by default.
+    * `clock`: The time that pumps and attributes go by; by default the machine's.
+    * `listeners`: Functions that are told of events, each with a name and its fields.
     """
 
     def __init__(
@@ -90,13 +101,13 @@ class Dispatcher:
     # -- checks
 
     def check(self) -> Sequence[Problem]:
-        """Everything that is wrong or surprising in these settings, without connecting to anything."""
+        """Every problem of these settings, without connecting to anything."""
         has_factory = self.settings.factory is not None
         found = problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
         return [*found, *self._unbuildable()]
 
     def _unbuildable(self) -> Iterator[Problem]:
-        """What only shows when mappers and pipelines are built, which opens nothing either."""
+        """The problems that only building mappers and pipelines shows; that opens nothing either."""
         for each in self.plans:
             try:
                 if each.handlers:
@@ -104,7 +115,7 @@ class Dispatcher:
             except ConfigurationError as error:
                 yield Problem("error", f"channel {each.rules.channel}: {error}")
 
-    def _must_be_sound(self) -> None:
+    def _raise_problems(self) -> None:
         found = self.check()
         for problem in found:
             if problem.level == "warning":
@@ -152,13 +163,13 @@ class Dispatcher:
     def _begin(self) -> None:
         if self._running:
             raise ConfigurationError("this dispatcher is running already")
-        self._must_be_sound()
+        self._raise_problems()
         self._running = True
         self._wake.clear()
 
     @property
     def subscriptions(self) -> Sequence[Subscription]:
-        """What is consumed, with every default filled in."""
+        """The subscriptions with every default filled in."""
         return tuple(each.rules for each in self.plans)
 
     def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -173,7 +184,7 @@ class Dispatcher:
             group.scale(group.plan.rules.performers)
 
     def stop(self, grace: Duration | None = None) -> None:
-        """Stop every performer: intake first, then what is in hand within the grace; the rest goes back."""
+        """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest."""
         must_not_block("stop", "stop_async")
         for group, left in self._stopping(grace):
             group.finish(left, _real_clock)
@@ -187,7 +198,7 @@ class Dispatcher:
         self._close()
 
     def _stopping(self, grace: Duration | None) -> Iterator[tuple[PerformerGroup, float]]:
-        """Ask every performer to stop; then each group, with how long to wait for it; told to give up after that."""
+        """Ask every performer to stop; yield each group with how long to wait for it, and tell it to end after that."""
         began = _real_clock.monotonic()
         for group in self._groups.values():
             group.stop()
@@ -196,7 +207,7 @@ class Dispatcher:
             yield group, max(0.0, began + allowed - _real_clock.monotonic())
             if not group.finished:
                 group.give_up()
-                yield group, _LEFT_BEHIND
+                yield group, _AFTER_GRACE
             for name in group.unfinished:
                 log.error(
                     "performer %s: its handler still runs after the grace of %g s; its message was not settled, and "
@@ -217,11 +228,11 @@ class Dispatcher:
     # -- publishing
 
     def publishing(self) -> "Publishing":
-        """Only publish, in a `with` or `async with`; the subscriptions' channels are made too: nothing is lost."""
+        """Only publish, in a `with` or `async with`. The subscriptions' channels are created too: nothing is lost."""
         return Publishing(self, self._open, self._close, self._producers)
 
     def _open(self) -> None:
-        """Ready to publish: checked, and counted as running."""
+        """Check the settings, and allow posting."""
         self._begin()
         self._producers.open()
 
@@ -246,13 +257,13 @@ class Dispatcher:
 
     @property
     def _is_over(self) -> bool:
-        """Whether some channel has nobody left: they stopped by themselves, or somebody asked them to."""
+        """Whether every performer of some channel has stopped, by itself or asked to."""
         every = (group.states for group in self._groups.values())
         return any(states and all(each.state is Activity.STOPPED for each in states) for states in every)
 
     @property
     def stopped_channels(self) -> Sequence[str]:
-        """The channels of which every performer stopped by itself: the limit was reached, or the set-up is wrong."""
+        """The channels whose performers all stopped by themselves: at the limit, or because the set-up is wrong."""
         by_itself = {Stopped.LIMIT_EXCEEDED, Stopped.CONFIGURATION_ERROR}
         return [
             channel
@@ -264,29 +275,29 @@ class Dispatcher:
 
     @property
     def states(self) -> Sequence[PerformerState]:
-        """Every performer, as it is now."""
+        """What every performer is doing now."""
         return [state for group in self._groups.values() for state in group.states]
 
     @property
     def ready(self) -> bool:
-        """Whether every performer runs, or is paused on purpose."""
+        """Whether every performer runs, or is paused."""
         states = self.states
         return bool(states) and all(each.state in {Activity.RUNNING, Activity.PAUSED} for each in states)
 
     def scale(self, channel: str, performers: int) -> None:
-        """Have so many performers on a channel from now on; those too many finish what they have in hand."""
+        """Have this many performers on a channel from now on; those that are too many finish what they have in hand."""
         self._group(channel).scale(performers)
 
     def pause(self, channel: str) -> None:
-        """Begin no further message of a channel; what waits here goes back to the broker."""
+        """Handle no further message of a channel; what waits here goes back to the broker."""
         self._group(channel).pause()
 
     def resume(self, channel: str) -> None:
-        """Go on with a channel."""
+        """Handle the messages of a channel again."""
         self._group(channel).resume()
 
     def restart(self, channel: str) -> None:
-        """Replace a channel's performers by new ones, those too that had stopped by themselves."""
+        """Replace a channel's performers by new ones, also where they stopped by themselves."""
         self._group(channel).restart()
 
     def _group(self, channel: str) -> PerformerGroup:
@@ -298,7 +309,7 @@ class Dispatcher:
 
 
 class Publishing:
-    """A dispatcher that only publishes, for the length of a `with` or `async with`."""
+    """A dispatcher that only publishes, inside a `with` or `async with`."""
 
     def __init__(
         self, dispatcher: Dispatcher, begin: Callable[[], None], end: Callable[[], None], producers: Producers
@@ -338,7 +349,7 @@ class Publishing:
 
 
 def _signals(stop: Signal, wake: Signal) -> AbstractContextManager[None]:
-    """SIGINT and SIGTERM ask to stop, once; a second one does what it did before. Only in the main thread."""
+    """The first SIGINT or SIGTERM asks to stop; a second one does what it did before. Only in the main thread."""
     before = {number: signal.getsignal(number) for number in ENDING}
 
     def ask(number: int, _frame: FrameType | None) -> None:

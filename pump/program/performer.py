@@ -61,6 +61,7 @@ class Performer(ABC, Generic[AnyPump]):
         clock: Clock,
         log: PumpLog,
         ended: Callable[[], None],
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.name: Final = name
         self.finished: Final = Signal()
@@ -70,6 +71,7 @@ class Performer(ABC, Generic[AnyPump]):
         self._clock: Final = clock
         self._log: Final = log
         self._ended: Final = ended
+        self._loop: Final = loop
         self._stopping: Final = Signal()
         self._running: AnyPump | None = None
         """The pump of this moment, or the last one."""
@@ -187,27 +189,19 @@ class ReactorPerformer(Performer[Reactor]):
 class ProactorPerformer(Performer[Proactor]):
     """A Proactor in a task of a loop."""
 
-    def __init__(  # noqa: PLR0917 - made in one place, from what that place has
-        self,
-        name: str,
-        rules: Subscription,
-        make: Callable[[], Proactor],
-        clock: Clock,
-        log: PumpLog,
-        ended: Callable[[], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(name, rules, make, clock, log, ended)
-        self._loop: Final = loop
-        self._task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin. From any thread."""
-        self._loop.call_soon_threadsafe(self._start)
+        self._soon(self._start)
 
     def give_up(self) -> None:
         """Cancel the handlers; their messages are handed back."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        self._soon(self._cancel)
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        assert self._loop is not None  # noqa: S101 - the dispatcher has one wherever there is a Proactor
+        self._loop.call_soon_threadsafe(call)
 
     def _start(self) -> None:
         self._task = own_task(self._supervise(), name=self.name)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from pump.clock import Clock
-from pump.context import Processor
 from pump.duration import seconds
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import AsyncDispatch, Dispatch, Router
@@ -14,6 +13,7 @@ from pump.handling.dispatch_settings import DispatchSettings
 from pump.ledger import Ledger
 from pump.program.performer import Performer, PerformerState, ProactorPerformer, ReactorPerformer
 from pump.program.plan import Plan
+from pump.program.processor import CommandProcessor
 from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
@@ -34,7 +34,7 @@ class PerformerGroup:
         plan: Plan,
         transport: Transport,
         settings: DispatchSettings,
-        processor: Processor,
+        processor: CommandProcessor,
         loop: asyncio.AbstractEventLoop | None,
         ended: Callable[[], None],
         names: Iterator[int],
@@ -142,12 +142,12 @@ class PerformerGroup:
     def _performer(self) -> Performer[Any]:
         rules = self.plan.rules
         name = f"pump-{rules.channel}-{next(self._names)}"
+        shared = (self._clock, self._log, self._ended)
         performer: Performer[Any]
         if rules.pump == "reactor":
-            performer = ReactorPerformer(name, rules, self._reactor, self._clock, self._log, self._ended)
+            performer = ReactorPerformer(name, rules, self._reactor, *shared)
         else:
-            assert self._loop is not None  # noqa: S101 - the dispatcher gives one wherever there is a Proactor
-            performer = ProactorPerformer(name, rules, self._proactor, self._clock, self._log, self._ended, self._loop)
+            performer = ProactorPerformer(name, rules, self._proactor, *shared, self._loop)
         if self._paused:
             performer.pause()
         return performer

@@ -1,4 +1,4 @@
-"""What a dispatcher is going to run: each subscription with its defaults filled in and its handlers found."""
+"""What a dispatcher is going to run: each subscription with every default filled in, and its handlers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Plan:
 def plan(
     rules: Subscription, registry: Registry, dispatcher: str, default_dead_letter: str = DEFAULT_DEAD_LETTER
 ) -> Plan:
-    """Fill in what a subscription leaves open. A ConfigurationError says what cannot be."""
+    """Fill in the defaults of a subscription; a ConfigurationError says where that is not possible."""
     topic = rules.topic or wire_type(rules.request_type or type)
     channel = rules.channel or _default_channel(rules, topic, dispatcher)
     handlers = _handlers(rules, registry)

@@ -4,7 +4,7 @@ import inspect
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from pump.colour import must_not_block
 from pump.context import Context, enter_context, find_context, leave_context
@@ -21,6 +21,23 @@ from pump.subscription import Publication
 
 TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
+
+
+class PostOptions(TypedDict, total=False):
+    """What may be said of one request that is posted."""
+
+    id: str | None
+    """The message's id; by default a new one."""
+    key: str | None
+    """Messages of one key keep their order; by default as the Publication says."""
+    headers: Mapping[str, str] | None
+    """Headers of the program's own, as text."""
+    delay: Duration | None
+    """Deliver it only after this time, where the transport can."""
+    correlation_id: str | None
+    """What it belongs to; by default what the message that is being handled belongs to."""
+    reply_to: str | None
+    """The topic for a reply."""
 
 
 class CommandProcessor:
@@ -43,11 +60,11 @@ class CommandProcessor:
         return self._run(self._only(type(request), "blocking"), request)
 
     async def send_async(self, request: object, /) -> object:
-        """The same with an async handler; a blocking one is run as well, and blocks."""
+        """The same with an async handler. A blocking handler is run too, and blocks the loop."""
         return await self._run_async(self._only(type(request), "awaiting"), request)
 
     def publish(self, event: object, /) -> None:
-        """Run every handler of an event, one after another; what they raise comes out as one group."""
+        """Run every handler of an event, one after another; their errors are raised as one group."""
         must_not_block("publish", "publish_async")
         errors: list[Exception] = []
         for bound in self._handlers(type(event)):
@@ -84,7 +101,7 @@ class CommandProcessor:
             explicit = [each.name for each in self._registry.handling(request) if each.explicit]
             if explicit:
                 raise ConfigurationError(
-                    f"{explicit[0]} settles a broker's message: it cannot be called in the process"
+                    f"{explicit[0]} settles a message from a broker: it cannot be called in the process"
                 )
             bound = tuple(bind(each, self._settings, "") for each in self._registry.handling(request))
             self._bound[request] = bound
@@ -113,39 +130,17 @@ class CommandProcessor:
 
     # -- to the broker
 
-    def post(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
+    def post(self, request: object, /, **options: Unpack[PostOptions]) -> str:
         """Give a request to the broker; returns its id once that is confirmed, and raises PublishError otherwise."""
         must_not_block("post", "post_async")
-        message = self._message(request, key, headers, id, correlation_id, reply_to)
-        self._producers.send((message,), _delay(delay))
+        message = self._message(request, **options)
+        self._producers.send((message,), _delay(options.get("delay")))
         return message.id
 
-    async def post_async(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
+    async def post_async(self, request: object, /, **options: Unpack[PostOptions]) -> str:
         """The same, awaited."""
-        message = self._message(request, key, headers, id, correlation_id, reply_to)
-        await self._producers.send_async((message,), _delay(delay))
+        message = self._message(request, **options)
+        await self._producers.send_async((message,), _delay(options.get("delay")))
         return message.id
 
     def post_many(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
@@ -161,16 +156,7 @@ class CommandProcessor:
         await self._producers.send_async(messages, _delay(delay))
         return [message.id for message in messages]
 
-    def _message(  # noqa: PLR0917 - post's own options
-        self,
-        request: object,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> Message:
-        headers = _traced(headers)
+    def _message(self, request: object, **options: Unpack[PostOptions]) -> Message:
         outgoing = self._publications.get(type(request))
         if outgoing is None:
             known = ", ".join(each.__name__ for each in self._publications) or "none"
@@ -178,15 +164,7 @@ class CommandProcessor:
                 f"no Publication says where {type(request).__name__} goes (there is {known}): "
                 f"add Publication({type(request).__name__}, topic=…) to the dispatcher"
             )
-        return outgoing.message(
-            request,
-            key=key,
-            headers=headers,
-            message_id=message_id,
-            correlation_id=correlation_id or _correlation(),
-            reply_to=reply_to,
-            now=self._settings.clock.wall(),
-        )
+        return outgoing.message(request, self._settings.clock.wall(), **options)
 
 
 class _Outgoing:
@@ -202,23 +180,25 @@ class _Outgoing:
     def message(
         self,
         request: object,
-        *,
-        key: str | None,
-        headers: Mapping[str, str] | None,
-        message_id: str | None,
-        correlation_id: str | None,
-        reply_to: str | None,
         now: float,
+        *,
+        id: str | None = None,  # noqa: A002 - the header's own name for it
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,  # the broker is given it beside the message
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
     ) -> Message:
+        headers = _traced(headers)
         header = Header(
-            id=message_id or uuid.uuid4().hex,
+            id=id or uuid.uuid4().hex,
             topic=self._publication.destination,
             type=self._type,
             version=self._version,
             kind=self._kind,
             content_type=self._mapper.content_type,
             key=self._key(request) if key is None else key,
-            correlation_id=correlation_id,
+            correlation_id=correlation_id or _correlation(),
             reply_to=reply_to,
             timestamp=now,
             headers=_checked(headers) if headers else NO_HEADERS,
@@ -247,7 +227,7 @@ def _kind(request: type) -> Kind:
 
 
 def _correlation() -> str | None:
-    """What a request posted while handling a message belongs to: what that one belongs to, or that one itself."""
+    """The correlation id of a request that a handler posts: that of the handled message, or the message's own id."""
     context = find_context()
     if context is None or not context.has_message:
         return None
@@ -255,7 +235,7 @@ def _correlation() -> str | None:
 
 
 def _traced(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The headers, with the trace that the message in hand belongs to, unless they say another one."""
+    """The headers with the trace of the message that is being handled, unless they have a trace already."""
     context = find_context()
     if context is None or not context.has_message or TRACE_PARENT in (headers or {}):
         return headers

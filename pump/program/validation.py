@@ -1,4 +1,4 @@
-"""What is checked before anything starts: each problem names the thing, says what is wrong and what to change."""
+"""The checks before anything starts. Each problem names what is wrong and what to change."""
 
 import inspect
 from collections import Counter
@@ -33,7 +33,7 @@ def problems(
     *,
     has_factory: bool,
 ) -> Sequence[Problem]:
-    """Everything that is wrong with a dispatcher's settings."""
+    """Every problem of a dispatcher's settings, without connecting to anything."""
     found = [Problem("error", text) for text in _duplicates(plans, publications)]
     for plan in plans:
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))

@@ -67,11 +67,7 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
         if not messages:
             return
         now = self._clock.monotonic()
-        for message in messages:
-            message.origin = self._rules.channel
-        with self._lock:
-            self._intake.offer(messages, now)
-        self._drop_other_generations(consumer)
+        self._take_in(consumer, messages, now)
         expires = messages[0].lease_expires
         if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
             interval = max(0.01, (expires - now) / 3)

@@ -106,8 +106,19 @@ class ChannelBase(Generic[SomeConsumer]):
             room = 0 if self._paused or self._retrying or self._closed else self._intake.room()
             due = self._intake.next_due(now)
             self._waiting = room == 0
-        self._interrupt_handlers(lost)
+        if lost:
+            self._interrupt_handlers(lost)
         return back, room, timeout if due is None else max(0.0, min(timeout, due - now))
+
+    def _take_in(self, consumer: SomeConsumer, messages: Sequence[Message], now: float) -> None:
+        current = True
+        for message in messages:
+            message.origin = self._rules.channel
+            current = current and message.generation == self._generation
+        with self._lock:
+            self._intake.offer(messages, now)
+        if not current or consumer.generation != self._generation:  # it connected again while it received
+            self._drop_other_generations(consumer)
 
     def _drop_other_generations(self, consumer: SomeConsumer) -> None:
         with self._lock:

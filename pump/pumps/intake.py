@@ -195,7 +195,7 @@ class Intake:
 
     def to_hand_back(self, now: float) -> Sequence[Message]:
         """What has to go back to the broker before the suspect that comes next may be handled."""
-        if self._in_hand or len(self) <= 1:
+        if self._in_hand or not (self._ready or self._held) or len(self) == 1:
             return ()
         suspect = next(self._startable(now), None)
         if suspect is None or not self._is_suspect(suspect):
@@ -292,10 +292,11 @@ class Intake:
         ]
 
     def _drop(self, gone: Callable[[Message], bool]) -> Sequence[Message]:
-        for message in self.waiting:
-            if gone(message):
-                self._remove(message)
-                self._lose(message)
+        if self._ready or self._held:
+            for message in self.waiting:
+                if gone(message):
+                    self._remove(message)
+                    self._lose(message)
         lost = [message for message in self._in_hand.values() if gone(message)]
         for message in lost:
             message.lost = True

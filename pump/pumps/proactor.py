@@ -28,7 +28,10 @@ class Proactor:
         try:
             while judge.running:
                 try:
-                    message = self.channel.take() or await self.channel.receive(self._receive_timeout)
+                    message = self.channel.take()
+                    if message is None:
+                        await self.channel.fill(self._receive_timeout)
+                        message = self.channel.take()
                 except Exception as error:
                     await self._clock.wait_async(judge.stopping, judge.disconnected(error))
                     continue

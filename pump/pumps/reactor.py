@@ -26,7 +26,10 @@ class Reactor:
         try:
             while judge.running:
                 try:
-                    message = self.channel.take() or self.channel.receive(self._receive_timeout)
+                    message = self.channel.take()
+                    if message is None:
+                        self.channel.fill(self._receive_timeout)
+                        message = self.channel.take()
                 except Exception as error:
                     self._clock.wait(judge.stopping, judge.disconnected(error))
                     continue

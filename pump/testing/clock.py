@@ -1,4 +1,4 @@
-"""Time for tests in one thread: a clock that moves itself, and an event loop that lives by it."""
+"""Time for tests in one thread: a clock that moves by itself, and an event loop that uses it."""
 
 import asyncio
 import selectors
@@ -11,14 +11,14 @@ from pump.clock import ManualClock, Signal
 from pump.context import find_context
 from pump.errors import PumpError
 
-PATIENCE: Final = 0.05
-"""For how long, in seconds of real time, an awaiting handler may wait for a socket or a thread before time goes on."""
+REAL_WAIT: Final = 0.05
+"""How many seconds of real time an async handler may wait for a socket or a thread before the clock moves on."""
 
 
 class SelfMovingClock(ManualClock):
-    """A clock that goes on when everybody waits: at once in a blocking wait, else when nothing more can happen.
+    """A clock that moves when everything waits: at once in a blocking wait, else when nothing more can happen.
 
-    What comes due on the way happens at its own time: a wait that it ends goes no further.
+    Whatever comes due on the way happens at its own time; a wait that this ends moves the clock no further.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class SelfMovingClock(ManualClock):
             self._handling -= 1
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
-        """Move the time until the signal is set (True) or the time is over (False)."""
+        """Move the clock until the signal is set (True) or the time is over (False)."""
         self.waits.append(timeout)
         if timeout is None:
             woken = threading.Event()  # only another thread can set it
@@ -55,7 +55,7 @@ class SelfMovingClock(ManualClock):
         return signal.is_set()
 
     async def wait_async(self, signal: Signal, timeout: float | None) -> bool:
-        """The same, awaited: others have their turn first."""
+        """The same, awaited: other tasks run first."""
         inside = find_context() is not None
         key = object()
         self._handlers_waiting += inside
@@ -68,9 +68,9 @@ class SelfMovingClock(ManualClock):
             self._handlers_waiting -= inside
 
     def jump(self, timeout: float | None) -> bool:
-        """Move to the next moment at which somebody wakes, or by the time-out; False if there is no such moment.
+        """Move to the next time at which something wakes, or by the time-out; False if there is no such time.
 
-        Alarms alone move nothing, unless a handler waits: only one of them may end that.
+        Alarms alone do not count, unless a handler waits: then an alarm may be what ends the wait.
         """
         dues = [*self._dues.values()]
         if timeout is not None:
@@ -105,12 +105,12 @@ class SelfMovingLoop(asyncio.SelectorEventLoop):
         return self._time()
 
     def stand_still(self) -> None:
-        """From now on no time passes: whatever is still waited for is real."""
+        """From now on the clock does not move: waits take real time."""
         self._selector_of_time.moves = False
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where the loop waits when nothing is ready: instead of waiting it moves the clock."""
+    """Where the loop waits when nothing is ready: it moves the clock instead of waiting."""
 
     def __init__(self, clock: SelfMovingClock) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ class _Selector(selectors.DefaultSelector):
             return events
         if not self.moves:
             return super().select(None)
-        outside = len(self.get_map()) > 1 or threading.active_count() > 1  # the one is the loop's own wake-up
+        outside = len(self.get_map()) > 1 or threading.active_count() > 1  # one is the loop's own
         if self._clock.busy and outside:
-            events = super().select(PATIENCE)
+            events = super().select(REAL_WAIT)
         if events or self._clock.jump(timeout):
             return events
         if not outside:

@@ -5,8 +5,8 @@
         def transport(self) -> Transport:
             return MyTransport("mine://localhost")
 
-Each behaviour is tested from a blocking and from an awaiting pump's side, on channels such as pumps have. What
-`capabilities` declares is proved, and so is what it denies.
+Each behaviour is tested in both colours, on the channels that pumps use. What `capabilities` declares is proved, and
+so is what it denies.
 """
 
 # ruff: noqa: D102, PLR2004 - a test's name is its sentence, and its numbers are its data
@@ -26,7 +26,7 @@ from pump.transport_kit.protocol import Transport
 
 @pytest.mark.requirement("P-01")
 class TransportContract(SettlementContract):
-    """Inherit it in a test class, and give it the fixture `transport`. `ContractBase` says what else may be given."""
+    """Inherit from it, and give the fixture `transport`. `ContractBase` has what else may be given."""
 
     # -- what travels
 

@@ -1,6 +1,6 @@
-"""What the contract suite works with: a transport in one colour, every call of which looks as if it blocked.
+"""What the contract suite works with: a transport in one colour, driven as if each of its calls blocked.
 
-The tests themselves stand in `pump.testing.contract`.
+The tests are in `pump.testing.contract` and `pump.testing.settlement`.
 """
 
 import inspect
@@ -37,7 +37,7 @@ EMPTY_DELAY: Final = 0.02
 
 
 class Background:
-    """A call that goes on in a thread of its own."""
+    """A call that runs in a thread of its own."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.ended: Final = Signal()
@@ -55,7 +55,7 @@ class Background:
 
 
 class ChannelDriver:
-    """A channel of either colour, called as if it blocked."""
+    """A channel of either colour, driven as if its calls blocked."""
 
     def __init__(self, driver: "TransportDriver", subscription: Subscription, channel: Channel | AsyncChannel) -> None:
         self.subscription: Final = subscription
@@ -63,7 +63,7 @@ class ChannelDriver:
         self._channel: Final = channel
 
     def receive_once(self, timeout: float) -> Message | None:
-        """What one receive brings; it may end early, with nothing."""
+        """The message of one receive, which may end early with None."""
         return self._driver.call(self._channel.receive, timeout)
 
     def receive(self, within: float) -> Message | None:
@@ -79,7 +79,7 @@ class ChannelDriver:
                 self._driver.pause(min(left, EMPTY_DELAY))  # so does the pump, after an empty receive
 
     def receive_in_spite_of_errors(self, within: float) -> Message | None:
-        """The same, where the connection breaks on the way."""
+        """The same, where the connection may break meanwhile."""
         deadline = self._driver.clock.monotonic() + within
         while True:
             left = deadline - self._driver.clock.monotonic()
@@ -124,7 +124,7 @@ class ChannelDriver:
 
 
 class TransportDriver:
-    """A transport under test in one colour, bridged where that is not its own."""
+    """A transport under test in one colour, through a bridge where that is not its own."""
 
     def __init__(self, transport: Transport, colour: Colour, clock: Clock) -> None:
         self.transport: Final = transport
@@ -143,7 +143,7 @@ class TransportDriver:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> Result:
-        """What the function returns, awaited on the driver's loop where it has to be."""
+        """What the function returns, awaited on the driver's loop where necessary."""
         result = function(*args, **options)
         return self._run(result) if inspect.iscoroutine(result) else cast("Result", result)
 
@@ -159,7 +159,7 @@ class TransportDriver:
             self._run(self._awaiting.async_prepare(subscriptions, publications))
 
     def open(self, subscription: Subscription) -> ChannelDriver:
-        """A channel such as one pump has, with nothing remembered of other channels; closed with the driver."""
+        """A channel like that of a pump, with a ledger of its own; closed with the driver."""
         channel = ChannelDriver(self, subscription, self._make_channel(subscription))
         self._channels.append(channel)
         return channel
@@ -185,21 +185,21 @@ class TransportDriver:
         return self._run(self._awaiting.async_producer())
 
     def pause(self, duration: float) -> None:
-        """Let time pass on the driver's clock."""
+        """Wait on the driver's clock."""
         self.clock.wait(Signal(), duration)
 
     def begin(self, call: Callable[[], object]) -> Background:
-        """Begin a call that may take long, and give it a moment of real time to get under way."""
+        """Begin a call that may take long, and give it a moment of real time to start."""
         begun = Background(call)
         self._real_clock.wait(begun.ended, 0.2)
         return begun
 
     def ends_within(self, background: Background, limit: float) -> bool:
-        """Whether the call ends in so much real time."""
+        """Whether the call ends in this much real time."""
         return self._real_clock.wait(background.ended, limit)
 
     def soon(self, condition: Callable[[], bool], limit: float = 5.0) -> bool:
-        """Whether the condition comes to hold in so much real time."""
+        """Whether the condition becomes true in this much real time."""
         deadline = self._real_clock.monotonic() + limit
         while not condition():
             if self._real_clock.monotonic() > deadline:
@@ -208,7 +208,7 @@ class TransportDriver:
         return True
 
     def close(self) -> None:
-        """Close whatever was opened, even where something of it fails to."""
+        """Close whatever was opened, even if closing some of it fails."""
         with ExitStack() as stack:
             if self._loop is not None:
                 stack.callback(self._loop.close)
@@ -219,88 +219,88 @@ class TransportDriver:
 
 
 class Sample(Command):
-    """What the contract's messages are said to be."""
+    """The request of the contract's messages."""
 
 
 class ContractBase:
-    """What is the transport's author's to say, and what the tests are made with. The numbers are for slow brokers."""
+    """What the author of a transport may set, and what the tests use. The defaults are for slow brokers."""
 
     arrives_within_seconds: float = 10.0
-    """After how long a message that was sent, given back or has lapsed is there at the latest."""
+    """How long it may take until a message arrives after it was sent, given back, or its lease ended."""
     silence_seconds: float = 0.3
-    """For how long nothing has to come before the contract believes that nothing comes."""
+    """How long the contract waits before it concludes that no message comes."""
     released_within_seconds: float = 0.1
-    """After how long another consumer has a nacked message at the latest, where nack releases."""
+    """How long it may take until another consumer has a nacked message, where nack releases."""
     delay_seconds: float = 1.0
     """The delay that messages are deferred by."""
     early_seconds: float = 0.1
-    """So much too early a deferred message may come."""
+    """How much too early a deferred message may come."""
     late_seconds: float = 1.5
-    """So much too late a deferred message may come."""
+    """How much too late a deferred message may come."""
     lease_seconds: float = 1.0
     """The shortest lease that the broker grants, where it grants any."""
     wakes_within_seconds: float = 1.0
-    """After how long a stopped receive returns at the latest, in real time."""
+    """How long a stopped receive may take to return, in real time."""
     recovers_within_seconds: float = 30.0
-    """After how long messages arrive again at the latest when the connection was broken."""
+    """How long it may take until messages arrive again after the connection broke."""
     makes_channels_on_use: bool = False
-    """Whether the broker itself makes a missing channel when somebody consumes from it."""
+    """Whether the broker itself creates a missing channel when it is consumed."""
 
     @pytest.fixture
     def transport(self) -> Transport:
-        """The transport under test, on a broker where new names are not in use."""
+        """The transport under test, on a broker where new names are free."""
         raise NotImplementedError("a TransportContract needs the fixture `transport`")
 
     @pytest.fixture
     def clock(self) -> Clock:
-        """The clock that the transport goes by."""
+        """The transport's clock."""
         return SystemClock()
 
     def unique_name(self) -> str:
-        """A name that nothing on the broker has, for a topic or a channel."""
+        """A name for a topic or a channel that is new to the broker."""
         return f"contract-{uuid4().hex[:12]}"
 
     def dead_letter_subscription(self, name: str) -> Subscription:
-        """How the dead letters that go to that name are consumed."""
+        """The subscription that consumes the dead letters of that name."""
         return Subscription(Sample, topic=name, channel=name, dead_letter=None)
 
     def break_connection(self, transport: Transport) -> None:
-        """Cut what consumers are connected by at this moment, as a network does."""
+        """Cut the consumers' present connections, as a network does."""
         pytest.skip("the contract was not told how to break the connection")
 
     def restart_broker(self, transport: Transport) -> None:
-        """End the broker's process and start it again."""
+        """Stop the broker's process and start it again."""
         pytest.skip("the contract was not told how to restart the broker")
 
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
-        """Send what the transport cannot make sense of, past the transport itself; returns the body."""
-        pytest.skip("the contract was not told of anything that the transport cannot make sense of")
+        """Send, not by the transport itself, a message that the transport cannot read; returns the body."""
+        pytest.skip("the contract was not given a message that the transport cannot read")
 
     @pytest.fixture(params=["blocking", "awaiting"])
     def colour(self, request: pytest.FixtureRequest) -> Colour:
-        """From which side the transport is tested."""
+        """The colour in which the transport is driven."""
         return cast("Colour", request.param)
 
     @pytest.fixture
     def driver(self, transport: Transport, colour: Colour, clock: Clock) -> Iterator[TransportDriver]:
-        """The transport in that colour; whatever is opened by it is closed at the end."""
+        """The transport in that colour; whatever it opened is closed at the end."""
         driver = TransportDriver(transport, colour, clock)
         yield driver
         driver.close()
 
     def subscription(self, topic: str = "") -> Subscription:
-        """A subscription to a channel of its own, of that topic or of one named as the channel; leases are short."""
+        """A subscription with a channel of its own, to that topic or to one of the channel's name; leases are short."""
         name, lease = self.unique_name(), self.lease_seconds
         return Subscription(Sample, topic=topic or name, channel=name, dead_letter=f"{name}-dead", lease=lease)
 
     def open(self, driver: TransportDriver, subscription: Subscription | None = None) -> ChannelDriver:
-        """A channel that is prepared, to be received from and to be posted to."""
+        """A channel that is prepared for receiving and posting."""
         subscription = subscription or self.subscription()
         driver.prepare(subscription, publications=(Publication(Sample, topic=subscription.topic),))
         return driver.open(subscription)
 
     def open_dead_letters(self, driver: TransportDriver, channel: ChannelDriver) -> ChannelDriver:
-        """Where the dead letters of a channel come to be seen. Has to be open before there are any."""
+        """The dead letters of a channel. Has to be opened before there are any."""
         return self.open(driver, self.dead_letter_subscription(channel.subscription.dead_letter or ""))
 
     def message(self, channel: ChannelDriver, body: bytes = b"", header: Header | None = None) -> Message:
@@ -313,26 +313,26 @@ class ContractBase:
         driver.send(*(self.message(channel, body.encode()) for body in bodies))
 
     def expect(self, channel: ChannelDriver, within: float | None = None) -> Message:
-        """The next message, which has to come."""
+        """The next message; fails if none comes."""
         message = channel.receive(self.arrives_within_seconds if within is None else within)
         assert message is not None, f"nothing came on {channel.subscription.channel}"
         return message
 
     def expect_bodies(self, channel: ChannelDriver, *bodies: str) -> None:
-        """The next messages, which have to be these; they are acknowledged."""
+        """Acknowledge the next messages, which have to be these."""
         for body in bodies:
             message = self.expect(channel)
             assert message.body.decode() == body
             channel.acknowledge(message)
 
     def expect_nothing(self, *channels: ChannelDriver) -> None:
-        """No message may come on any of these."""
+        """Fail if a message comes on one of these."""
         for channel in channels:
             message = channel.receive(self.silence_seconds)
             assert message is None, f"{message} came on {channel.subscription.channel}"
 
     def expect_nothing_left(self, driver: TransportDriver, channel: ChannelDriver) -> None:
-        """No message may come, nor be in anybody's hands: the channel is closed, and the next one gets none either."""
+        """Fail if a message comes, also after closing the channel and opening it again."""
         self.expect_nothing(channel)
         channel.close()
         lapse = self.lease_seconds if driver.capabilities.leases else 0.0
@@ -340,13 +340,13 @@ class ContractBase:
         assert message is None, f"{message} was left on {channel.subscription.channel}"
 
     def fetch_ahead(self, driver: TransportDriver, channel: ChannelDriver) -> None:
-        """Settle some messages, so that the channel fetches several at a time from now on."""
+        """Settle some messages, so that the channel receives several at a time from now on."""
         for text in ("a", "b", "c", "d"):
             self.send(driver, channel, text)
             self.expect_bodies(channel, text)
 
     def assert_on_time(self, driver: TransportDriver, began: float, delay: float | None = None) -> None:
-        """What was due after the delay came neither too early nor too late."""
+        """Fail if what was due after the delay came too early or too late."""
         delay = self.delay_seconds if delay is None else delay
         waited = driver.clock.monotonic() - began
         assert delay - self.early_seconds <= waited <= delay + self.late_seconds, f"it came after {waited:.2f} s"

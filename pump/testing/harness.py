@@ -1,4 +1,4 @@
-"""Runs handlers as a dispatcher would, without broker and without waiting: what tests of handlers are made with."""
+"""Runs handlers as a dispatcher would, without a broker and without waiting, for tests."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from pump.handling.dispatch_settings import DispatchSettings
 from pump.mapping.mapper import Mapper, wire_type
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
-from pump.program.processor import CommandProcessor
+from pump.program.processor import CommandProcessor, PostOptions
 from pump.program.producers import Producers
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.proactor import Proactor
@@ -39,7 +39,7 @@ from pump.verdict import Stopped, Verdict
 Result = TypeVar("Result")
 
 MOST_LOOKS: Final = 100_000
-"""After so many looks for a message, a run that does not come to rest is an error."""
+"""How often a run may look for a message; one that is still not at rest is an error."""
 
 
 def memory_transport(clock: Clock | None = None) -> Transport:
@@ -49,13 +49,12 @@ def memory_transport(clock: Clock | None = None) -> Transport:
 
 
 class PumpHarness:
-    """The pumps of some handlers, or of a whole Dispatcher, on an in-memory bus, in one thread, on their own clock.
+    """The pumps of some handlers, or of a whole Dispatcher, in one thread, on an in-memory bus and an own clock.
 
     Everything but the broker and the time is real: mappers, pipelines, judge, channel, Reactor or Proactor. Handlers
-    are given as to a Dispatcher, with the options of their subscription; of a Dispatcher its transport and its clock
-    are left out, and each subscription has one performer. Post, run, and see what has become of the messages: the
-    properties give requests, in the order in which it happened. Close it, or use it in a `with`; the fixture
-    `pump_harness` does.
+    are given as to a Dispatcher, with the options of their subscription. A Dispatcher's transport and clock are
+    replaced, and each subscription has one performer. Post, run, and look what became of the messages: the properties
+    list requests, in the order of events. Close it, or use it in a `with`; the fixture `pump_harness` does.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class PumpHarness:
         **options: Unpack[SubscriptionOptions],
     ) -> None:
         self.clock: Final = SelfMovingClock()
-        """The time of pumps, bus and attributes, and of `asyncio.sleep`; it goes on when everybody waits."""
+        """The time of pumps, bus and attributes, and of `asyncio.sleep`; it moves when everything waits."""
         self.events: Final[list[tuple[str, Mapping[str, object]]]] = []
-        """What the telemetry's listeners were told."""
+        """The events that listeners were called with."""
         self.logs: Final[list[logging.LogRecord]] = []
         """What was logged while running."""
         telemetry = Telemetry(lambda event, fields: self.events.append((event, fields)), *listeners)
@@ -126,36 +125,17 @@ class PumpHarness:
         self._made()
 
     def _transport(self) -> Transport:
-        """The in-memory bus, for whoever would rather have another, or stand between."""
+        """The in-memory bus; a subclass may give another transport."""
         return memory_transport(self.clock)
 
     def _made(self) -> None:
-        """For whoever closes what it has made."""
+        """Called at the end of making one; a subclass may override it."""
 
     # -- posting
 
-    def post(
-        self,
-        request: object,
-        /,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        id: str | None = None,  # noqa: A002 - the header's own name for it
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-    ) -> str:
+    def post(self, request: object, /, **options: Unpack[PostOptions]) -> str:
         """Give a request to the bus, as the program would; returns its id."""
-        return self.processor.post(
-            request,
-            key=key,
-            headers=headers,
-            delay=delay,
-            id=id,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-        )
+        return self.processor.post(request, **options)
 
     def post_raw(
         self,
@@ -169,7 +149,7 @@ class PumpHarness:
         key: str | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> str:
-        """Give the bus a message as a stranger might; returns its id. Without a topic to the first subscription."""
+        """Give the bus a raw message; returns its id. By default it goes to the first subscription's topic."""
         header = Header(
             id=uuid.uuid4().hex if id is None else id,
             topic=self._pumps[0].plan.rules.topic if topic is None else topic,
@@ -192,10 +172,10 @@ class PumpHarness:
     # -- running
 
     def run(self, *, turns: int | None = None, seconds: Duration | None = None) -> None:
-        """Run until nothing is left to do, time moving as it must.
+        """Run until nothing is left to do; time moves as it has to.
 
-        A message that was left (DontAck) is not looked at again in the same run, nor what waits behind it. Or run for
-        at most so many messages (`turns`), or for so long by the clock (`seconds`), whatever is left.
+        A nacked message (DontAck) is not handled again in the same run, nor is what waits behind it. With `turns`, run
+        for at most this many messages; with `seconds`, for this long by the clock.
         """
         self._must_be_outside()
         last_turn = None if turns is None else self._turns + turns
@@ -223,13 +203,13 @@ class PumpHarness:
         self.run(turns=1)
 
     def advance(self, seconds: Duration) -> None:
-        """Let time pass while nothing runs."""
+        """Move the clock while nothing runs."""
         self.clock.advance(in_seconds(seconds))
 
     def handle(self, request: object, /, *, headers: Mapping[str, str] = NO_HEADERS) -> object:
         """Run the one handler of a request, attributes included; returns what it returns, raises what it raises.
 
-        The request itself is handed over, unmapped; its context has a message with these headers.
+        The request itself is passed, without mapping; its context has a message with these headers.
         """
         self._must_be_outside()
         pump, message, bound = self._handler_of(request, headers)
@@ -247,7 +227,7 @@ class PumpHarness:
                 return cast("object", bound.pipeline.run(bound.handle(), request))
 
     def await_(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop on which the async handlers run, such as `delivery.ack()` of an AsyncDelivery."""
+        """Run a coroutine on the loop of the async handlers, such as `ack()` of an AsyncDelivery."""
         if self._runner is None:
             loop = self._loop = SelfMovingLoop(self.clock)
             self._runner = asyncio.Runner(loop_factory=lambda: loop)
@@ -262,12 +242,12 @@ class PumpHarness:
     def _goes_on(self, pump: RecordedPump) -> bool:
         self._looks += 1
         if self._looks > MOST_LOOKS:
-            raise PumpError(f"the run does not come to rest: give it turns= or seconds=. Still there: {self.pending}")
+            raise PumpError(f"the run does not come to rest: give it turns= or seconds=. Still pending: {self.pending}")
         self._skip_time()
         return not self._enough() and (len(self._pumps) == 1 or not pump.asked)
 
     def _skip_time(self) -> None:
-        """Where all there is comes due later, it is later now: rather than after a thousand empty receives."""
+        """If everything is due later, move the clock there, instead of by a thousand empty receives."""
         now, dues = self.clock.monotonic(), self._records.dues
         while dues and dues[0] <= now:
             heappop(dues)
@@ -312,42 +292,42 @@ class PumpHarness:
 
     @property
     def calls(self) -> list[Call]:
-        """Every call of a channel: equal to its name, such as "acknowledge", and with `request`, `delay`, `error`."""
+        """Every call of a channel: a string such as "acknowledge", which has `request`, `delay`, `error` and more."""
         return list(self._records.calls)
 
     @property
     def verdicts(self) -> list[tuple[object, Verdict]]:
-        """Every request, and the verdict on it; as often as there was one."""
+        """Pairs of a request and a verdict on it, in order."""
         return list(self._records.verdicts)
 
     @property
     def acknowledged(self) -> list[object]:
-        """What is done."""
+        """The requests that are done."""
         return self._requests("acknowledge")
 
     @property
     def nacked(self) -> list[object]:
-        """What was not acknowledged (DontAck), once for each time."""
+        """The requests that were not acknowledged (DontAck), once for each time."""
         return self._requests("nack")
 
     @property
     def deferred(self) -> list[object]:
-        """What was put off, once for each time: by DeferMessageAction, or to be tried again after an error."""
+        """The requests that were deferred, by DeferMessageAction or after an error, once for each time."""
         return self._requests("requeue")
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
-        """What was given up, with the reason and where it came from."""
+        """The messages that were given up, with reason and provenance."""
         return self._given_up("delivery error")
 
     @property
     def invalid(self) -> list[DeadLetter]:
-        """What was wrong in itself: not to be mapped, of an unknown type, or found invalid by its handler."""
+        """The invalid messages: not mappable, of an unknown type, or invalid as their handler decided."""
         return self._given_up("unacceptable")
 
     @property
     def pending(self) -> list[object]:
-        """What was posted to a subscription, and is neither acknowledged nor given up."""
+        """The requests that were posted to a subscription and are neither acknowledged nor given up."""
         done = Counter((each.message.origin, each.message.id) for each in self._records.calls if each.ends)
         left = []
         for pump in self._pumps:
@@ -361,17 +341,17 @@ class PumpHarness:
 
     @property
     def posted(self) -> list[object]:
-        """What the handlers posted."""
+        """The requests that handlers posted."""
         return [self._mappers[message.header.type].decode(message) for message, inside in self._sent if inside]
 
     @property
     def unacceptable(self) -> int:
-        """How many messages were unacceptable, as the limit counts them."""
+        """How many messages count as unacceptable."""
         return sum(pump.judge.unacceptable for pump in self._pumps)
 
     @property
     def stopped(self) -> Stopped | None:
-        """Why a pump has stopped; None while all run."""
+        """Why a pump stopped; None while all run."""
         return next((pump.judge.stopped for pump in self._pumps if pump.ended), None)
 
     def _requests(self, name: str) -> list[object]:
@@ -387,7 +367,7 @@ class PumpHarness:
     # -- end
 
     def close(self) -> None:
-        """Stop the pumps and let go of what they hold."""
+        """Stop the pumps and close everything."""
         for pump in self._pumps:
             pump.judge.stop()
             if isinstance(pump.channel, AsyncChannel):
@@ -409,7 +389,7 @@ class PumpHarness:
 
 
 class _RecordingProducers(Producers):
-    """Tells what it has sent."""
+    """Producers that report what they have sent."""
 
     def __init__(self, transport: Transport, note: Callable[[Sequence[Message], float], None]) -> None:
         super().__init__(transport)

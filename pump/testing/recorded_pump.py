@@ -6,12 +6,12 @@ from heapq import heappush
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
-from pump.context import Processor
 from pump.handling.dispatch import AsyncDispatch, Dispatch, Router, request_of
 from pump.handling.dispatch_settings import DispatchSettings
 from pump.ledger import Ledger
 from pump.message import Message
 from pump.program.plan import Plan
+from pump.program.processor import CommandProcessor
 from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
@@ -73,7 +73,7 @@ class RecordedPump:
         plan: Plan,
         transport: Transport,
         settings: DispatchSettings,
-        processor: Processor,
+        processor: CommandProcessor,
         *,
         records: Records,
         clock: SelfMovingClock,

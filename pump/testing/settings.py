@@ -49,7 +49,7 @@ class SubscriptionOptions(TypedDict, total=False):
 
 
 class Switchboard:
-    """Feature switches that a test sets; those that it does not set are as the program says."""
+    """Feature switches that a test sets; all others are as the program says."""
 
     def __init__(self, given: SwitchProvider | None = None) -> None:
         self._given: Final = given.get if isinstance(given, Mapping) else given
@@ -60,11 +60,11 @@ class Switchboard:
         self._set[name] = on
 
     def clear(self, name: str) -> None:
-        """Let a switch be as if the test had never set it."""
+        """Make a switch one that the test has not set."""
         self._set.pop(name, None)
 
     def __call__(self, name: str) -> bool | None:
-        """Whether the switch is on; None if nobody set it."""
+        """Whether the switch is on; None if it is not set."""
         if name in self._set:
             return self._set[name]
         return None if self._given is None else self._given(name)
@@ -94,7 +94,7 @@ def program_of(
     options: Mapping[str, Any],
     settings: DispatchSettings,
 ) -> Program:
-    """The settings of these handlers, or of the one Dispatcher among them, with whatever it leaves open."""
+    """The program of these handlers, or of the one Dispatcher given, with every default filled in."""
     dispatcher = handlers[0] if handlers and isinstance(handlers[0], Dispatcher) else None
     if dispatcher is None:
         registry = Registry(handlers)
@@ -127,7 +127,7 @@ def _subscriptions(
         return subscriptions
     requests = dict.fromkeys(each.request for each in registry.registrations)
     if not requests:
-        raise ConfigurationError("a PumpHarness wants handlers, or a Dispatcher with subscriptions")
+        raise ConfigurationError("a PumpHarness takes handlers, or a Dispatcher with subscriptions")
     return [make(_asked_for(request), **{"topic": wire_type(request), **options}) for request in requests]
 
 
@@ -136,7 +136,7 @@ def _asked_for(request: object) -> object:
 
 
 def _publications(plans: Sequence[Plan], given: Iterable[Publication | type]) -> Sequence[Publication]:
-    """Those given, and one for whatever is subscribed to and not posted anywhere."""
+    """Those given, and one for each type that is subscribed to and has none."""
     publications = [each if isinstance(each, Publication) else Publication(each) for each in given]
     known = {each.request for each in publications}
     for each in plans:

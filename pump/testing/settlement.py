@@ -1,4 +1,4 @@
-"""The contract's larger half: what acknowledging, leaving, deferring and giving up mean on every transport."""
+"""The second part of the contract: what acknowledge, nack, requeue and reject mean on every transport."""
 
 # ruff: noqa: D102, PLR2004 - a test's name is its sentence, and its numbers are its data
 
@@ -36,7 +36,7 @@ SETTLEMENTS: Final[dict[str, Callable[[ChannelDriver, Message], None]]] = {
 
 
 class SettlementContract(ContractBase):
-    """A part of TransportContract, which is what to inherit."""
+    """A part of TransportContract; inherit from that."""
 
     # -- acknowledging and leaving
 
@@ -369,6 +369,6 @@ class SettlementContract(ContractBase):
         return self.open(driver, subscription), driver.open(subscription)
 
     def lease_left(self, driver: TransportDriver, message: Message) -> float:
-        """How long the message is still its consumer's."""
+        """How long the lease still lasts."""
         assert message.lease_expires is not None
         return message.lease_expires - driver.clock.monotonic()

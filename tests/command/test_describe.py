@@ -334,7 +334,12 @@ def test_the_capability_table_has_a_row_for_every_capability() -> None:
 
 @pytest.mark.requirement("P-02")
 @pytest.mark.parametrize(
-    ("option", "table"), [("--settlement", tables.settlement_table), ("--capabilities", tables.capability_table)]
+    ("option", "table"),
+    [
+        ("--settlement", tables.settlement_table),
+        ("--options", tables.option_table),
+        ("--capabilities", tables.capability_table),
+    ],
 )
 def test_the_command_prints_the_tables(tmp_path: Path, option: str, table: object) -> None:
     ended = pump_run("describe", option, folder=tmp_path)
@@ -354,7 +359,7 @@ def test_the_command_writes_the_tables_between_the_markers_of_their_pages(tmp_pa
     page = (tmp_path / "settlement.md").read_text("utf-8")
     assert page.startswith("before\n<!-- begin settlement -->\n\n| outcome |")
     assert page.endswith("|\n\n<!-- end settlement -->\nafter\n")
-    assert first.stdout.splitlines() == ["settlement.md has changed", "capabilities.md has changed"]
+    assert first.stdout.splitlines() == [f"{name}.md has changed" for name in tables.TABLES]
     assert second.stdout == ""
 
 

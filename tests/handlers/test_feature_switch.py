@@ -115,7 +115,7 @@ def test_a_switch_that_is_off_from_the_start_is_told(harness: Harness, caplog: p
     with pytest.raises(DontAckAction):
         harness.around(FeatureSwitch("orders", dont_ack=True), Failing(), switches={"orders": False})()
 
-    assert "off: messages are left" in caplog.text
+    assert "off: messages are not acknowledged" in caplog.text
 
 
 def test_it_declares_the_decision_that_it_may_raise() -> None:
@@ -218,7 +218,7 @@ def test_a_broken_file_keeps_what_it_said_last_and_is_told_once(
 
     _write(file, broken, 2)
     assert [switches("orders"), switches("orders")] == [False, False]
-    assert caplog.text.count("what it said last stands") == 1
+    assert caplog.text.count("its last content is used") == 1
 
     _write(file, "orders=on", 3)
     assert switches("orders") is True
@@ -233,7 +233,7 @@ def test_an_unreadable_file_keeps_what_it_said_last(tmp_path: Path, caplog: pyte
     file.mkdir()
 
     assert switches("orders") is False
-    assert "what it said last stands" in caplog.text
+    assert "its last content is used" in caplog.text
 
 
 def _write(file: Path, text: str | bytes, time: int) -> None:

@@ -344,8 +344,3 @@ def test_a_stop_of_the_pump_reaches_a_handler_within_its_time_out(clock: ManualC
     current = context(clock)
     with in_context(current):
         assert prepared(handle, clock)("tea") is True
-
-
-def test_the_attribute_itself_is_only_a_description() -> None:
-    with pytest.raises(NotImplementedError):
-        Timeout(5).around("tea", None)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from pump.colour import Colour
 from pump.context import Context, in_context
 from pump.handling.pipeline import build
 from pump.message import Header, Message
+from pump.program.processor import CommandProcessor
 from pump.telemetry import Telemetry
 
 Result = TypeVar("Result")
@@ -68,8 +69,11 @@ class Harness:
         return run
 
 
-class NoProcessor:
+class NoProcessor(CommandProcessor):
     """Sends nothing."""
+
+    def __init__(self) -> None:
+        """It has nothing to send with."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was not expected")

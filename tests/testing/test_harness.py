@@ -408,7 +408,7 @@ def test_mappers_are_the_tests(kind: Kind, benches: ExitStack) -> None:
 
 
 def test_settings_that_would_not_start_do_not_here(benches: ExitStack) -> None:
-    with pytest.raises(ConfigurationError, match="wants handlers"):
+    with pytest.raises(ConfigurationError, match="takes handlers"):
         PumpHarness()
     with pytest.raises(ConfigurationError, match="2 handlers"):
         PumpHarness(REACTOR.handler(Outcomes(None)), REACTOR.handler(Outcomes(None)))
