@@ -78,7 +78,10 @@ class MsgspecCodec:
         """
         try:
             request = self._read(body)
-            written = self._write(request)
+            try:
+                written = self._write(request)
+            except Exception:
+                written = b""  # `__post_init__` may have set a field to what has no JSON form
             if body != written != msgspec.json.format(body, indent=-1):
                 parse(body)
             if self._has_decimals and _NOT_FINITE.search(written):

@@ -866,6 +866,19 @@ class TestTheProgramsOwnCode:
             assert refusal(request_type, '{"a":1}') == f"$: {request_type.__name__} refused it: KeyError: 'x'"
             assert refusal(request_type, '{"a":2}').endswith("never")
 
+    def test_what_post_init_sets_need_not_be_what_json_can_hold(self) -> None:
+        @dataclass
+        class Order:
+            quantity: int
+            lock: Any = field(default=None, init=False)
+
+            def __post_init__(self) -> None:
+                self.lock = object()
+
+        assert decode(Order, '{"quantity":1}').quantity == 1
+        assert refusal(Order, '{"quantity":1,"quantity":1}') == "$: an object has one key twice"
+        assert encoding_refusal(Order, Order(1)) == "$: object has no JSON form"
+
     def test_a_group_without_a_decision_is_a_mapping_error(self) -> None:
         @dataclass
         class Order:

@@ -121,6 +121,17 @@ def test_a_body_that_makes_no_sense_is_invalid_and_kept_whole(pumping: Pumping, 
     assert len(bench.invalid) == 1
 
 
+def test_the_dead_letter_of_a_body_names_the_field_and_the_reason_but_no_value(pumping: Pumping) -> None:
+    bench = pumping(Outcomes(None))
+    bench.post_raw('{"number": "private"}', type="Order", id="broken")
+
+    bench.run()
+
+    (letter,) = bench.broker.bus.messages("Order.dead")
+    assert "$.number: Expected `int`, got `str`" in letter.header.headers["pump-error"]
+    assert not any("private" in text for text in letter.header.headers.values())
+
+
 def test_a_dispatcher_that_subscribes_by_a_function_finds_the_type_itself(kind: Kind, benches: ExitStack) -> None:
     seen = Outcomes(None)
 
