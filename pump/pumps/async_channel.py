@@ -13,7 +13,7 @@ from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, ChannelBase, as_transport_error
 from pump.transport_kit.protocol import AsyncConsumer
-from pump.verdict import Judge, may_release, may_requeue
+from pump.verdict import Judge
 
 Arguments = ParamSpec("Arguments")
 
@@ -117,11 +117,7 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
         """Give the message back to the broker at once; where that cannot be, hold it and present it after the delay."""
         due = self._clock.monotonic() + delay
         consumer = self._owner(message)
-        if self._capabilities.nack == "holds":
-            self._hold(message, due)
-            return
-        if not may_release(message, consumer.broker_limit, self._rules.max_attempts):
-            self._log_limit(message, consumer)
+        if self._nack_holds(message, consumer):
             self._hold(message, due)
             return
         with self._lock:
@@ -141,11 +137,7 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
     async def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Deliver the message again after the delay; in its old place where order is kept."""
         consumer = self._owner(message)
-        limit = consumer.broker_limit if self._capabilities.requeue == "same" else None
-        fits = may_requeue(message, limit, self._rules.max_attempts, attempts)
-        if not fits:
-            self._log_limit(message, consumer)
-        if not fits or self._rules.ordered or self._capabilities.requeue == "hold":
+        if self._requeue_holds(message, consumer, attempts):
             message.attempts = attempts
             self._hold(message, self._clock.monotonic() + delay)
             return
