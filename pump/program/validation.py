@@ -161,7 +161,7 @@ def _capability_warnings(plan: Plan, capabilities: Capabilities) -> Iterator[str
     if longest is not None and seconds(rules.requeue_backoff[1]) > longest:
         yield f"channel {rules.channel}: {capabilities.system} delays by at most {longest:g} s"
     if rules.max_attempts is not None and not capabilities.durable_attempts and not capabilities.counts_deliveries:
-        yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: after a restart they are counted from 0 again"
+        yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: a restart counts them from 0 again"
 
 
 def _name(request: object) -> str:
