@@ -49,8 +49,12 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
             await self._clock.wait_async(self._changed, timeout)
             return True
         messages = await self._received(consumer, room, timeout)
-        self._offer(consumer, messages)
-        return bool(messages)
+        if not messages:
+            return False
+        self._take_in(consumer, messages)
+        if messages[0].lease_expires is not None and self._stop_renewing is None and self._rules.renew_lease:
+            self._start_renewing(messages[0].lease_expires)
+        return True
 
     async def _received(self, consumer: AsyncConsumer, room: int, timeout: float) -> Sequence[Message]:
         try:
@@ -63,15 +67,9 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
             self.judge.connected()
         return messages
 
-    def _offer(self, consumer: AsyncConsumer, messages: Sequence[Message]) -> None:
-        if not messages:
-            return
-        now = self._clock.monotonic()
-        self._take_in(consumer, messages, now)
-        expires = messages[0].lease_expires
-        if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
-            interval = max(0.01, (expires - now) / 3)
-            self._stop_renewing = self._clock.every_async(interval, lambda: self._renew(2 * interval))
+    def _start_renewing(self, first_expires: float) -> None:
+        interval = max(0.01, (first_expires - self._clock.monotonic()) / 3)
+        self._stop_renewing = self._clock.every_async(interval, lambda: self._renew(2 * interval))
 
     async def _working_consumer(self) -> AsyncConsumer:
         if self._broken:

@@ -47,8 +47,12 @@ class Channel(ChannelBase[Consumer]):
             self._clock.wait(self._changed, timeout)
             return True
         messages = self._received(consumer, room, timeout)
-        self._offer(consumer, messages)
-        return bool(messages)
+        if not messages:
+            return False
+        self._take_in(consumer, messages)
+        if messages[0].lease_expires is not None and self._stop_renewing is None and self._rules.renew_lease:
+            self._start_renewing(messages[0].lease_expires)
+        return True
 
     def _received(self, consumer: Consumer, room: int, timeout: float) -> Sequence[Message]:
         try:
@@ -61,15 +65,9 @@ class Channel(ChannelBase[Consumer]):
             self.judge.connected()
         return messages
 
-    def _offer(self, consumer: Consumer, messages: Sequence[Message]) -> None:
-        if not messages:
-            return
-        now = self._clock.monotonic()
-        self._take_in(consumer, messages, now)
-        expires = messages[0].lease_expires
-        if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
-            interval = max(0.01, (expires - now) / 3)
-            self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
+    def _start_renewing(self, first_expires: float) -> None:
+        interval = max(0.01, (first_expires - self._clock.monotonic()) / 3)
+        self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
 
     def _working_consumer(self) -> Consumer:
         if self._broken:

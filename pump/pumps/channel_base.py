@@ -110,8 +110,8 @@ class ChannelBase(Generic[SomeConsumer]):
             self._interrupt_handlers(lost)
         return back, room, timeout if due is None else max(0.0, min(timeout, due - now))
 
-    def _take_in(self, consumer: SomeConsumer, messages: Sequence[Message], now: float) -> None:
-        current = True
+    def _take_in(self, consumer: SomeConsumer, messages: Sequence[Message]) -> None:
+        now, current = self._clock.monotonic(), True
         for message in messages:
             message.origin = self._rules.channel
             current = current and message.generation == self._generation
