@@ -23,7 +23,7 @@ from pump.program.performer_group import PerformerGroup
 from pump.program.plan import Plan, plan
 from pump.program.processor import CommandProcessor
 from pump.program.producers import Producers
-from pump.program.validation import Problem, problems
+from pump.program.validation import Problem, problems, raise_errors
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
 from pump.transport_kit.bridge import awaiting, blocking
@@ -120,9 +120,7 @@ class Dispatcher:
         for problem in found:
             if problem.level == "warning":
                 log.warning("%s", problem.text)
-        errors = [problem.text for problem in found if problem.level == "error"]
-        if errors:
-            raise ConfigurationError("; ".join(errors))
+        raise_errors(found)
 
     # -- consuming
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pump.capabilities import Capabilities
 from pump.duration import seconds
-from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
+from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.mapping.mapper import wire_type
 from pump.program.plan import Plan
 from pump.request import Event
@@ -42,6 +42,13 @@ def problems(
         found += (Problem("error", text) for text in _dead_letter_errors(plan, capabilities))
         found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
     return found
+
+
+def raise_errors(found: Sequence[Problem]) -> None:
+    """Raise a ConfigurationError with all errors among these problems, if there are any."""
+    errors = [problem.text for problem in found if problem.level == "error"]
+    if errors:
+        raise ConfigurationError("; ".join(errors))
 
 
 def _duplicates(plans: Sequence[Plan], publications: Sequence[Publication]) -> Iterator[str]:
