@@ -102,10 +102,8 @@ class Attribute:
         return handle
 
     def __repr__(self) -> str:
-        options = (
-            f"{name}={value!r}" for name, value in vars(self).items() if name != "declares" and not name.startswith("_")
-        )
-        return f"{type(self).__name__}({', '.join(options)})"
+        given = ((name, value) for name, value in vars(self).items() if name != "declares" and not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in given)})"
 
 
 class OnError(Attribute):
@@ -131,6 +129,14 @@ class OnError(Attribute):
             if is_decision(error) or not consists_of(error, self.only) or contains(error, self.but):
                 raise
             raise self.decide(error) from error
+
+
+def shown(value: object) -> str:
+    """A value as people write it: classes and functions by their names."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(shown, value))})"
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else str(name)
 
 
 def attributes_of(handle: Callable[..., object]) -> tuple[Attribute, ...]:

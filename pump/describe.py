@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from pump.attribute import Attribute
+from pump.attribute import shown
 from pump.duration import seconds
 from pump.handling.registry import Registration
 from pump.mapping.mapper import wire_type
@@ -66,7 +66,7 @@ def _handler(registration: Registration) -> dict[str, Any]:
         "name": registration.name,
         "request": _type_name(registration.request),
         "settles": "handler" if registration.explicit else "pump",
-        "attributes": [_attribute(attribute) for attribute in registration.attributes],
+        "attributes": [without_credentials(repr(attribute)) for attribute in registration.attributes],
     }
 
 
@@ -75,7 +75,7 @@ def _publication(publication: Publication) -> dict[str, Any]:
     return {
         "request": wire_type(publication.request),
         "topic": publication.destination,
-        "key": _value(key) if callable(key) else key,
+        "key": shown(key) if callable(key) else key,
     }
 
 
@@ -93,24 +93,6 @@ def _performer(state: PerformerState) -> dict[str, Any]:
 
 def _type_name(request: object) -> str:
     return wire_type(request) if isinstance(request, type) else str(request)
-
-
-def _attribute(attribute: Attribute) -> str:
-    if type(attribute).__repr__ is not Attribute.__repr__:
-        return without_credentials(repr(attribute))
-    options = (
-        f"{name}={_value(value)}"
-        for name, value in vars(attribute).items()
-        if name != "declares" and not name.startswith("_")
-    )
-    return without_credentials(f"{type(attribute).__name__}({', '.join(options)})")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_value, value))})"
-    name = getattr(value, "__qualname__", None)
-    return repr(value) if name is None else str(name)
 
 
 def without_credentials(text: str) -> str:

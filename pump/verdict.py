@@ -212,6 +212,7 @@ class Judge:
         self.unacceptable = 0
         """How many messages were unacceptable, within the window where there is one."""
         self._may_block = may_block
+        """Whether DontAck is expected: deliveries of unknown outcome may then be nacks, and count no attempts."""
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts

@@ -141,7 +141,7 @@ def _decided() -> Sequence[_Case]:
         _Case("the same, `dont_ack_limit` reached", _raises(DontAckAction()), limited, before=1),
         _Case("`DeferMessageAction(5)`", _raises(DeferMessageAction(5))),
         _Case("`DeferMessageAction()`: after the requeue back-off", _raises(DeferMessageAction())),
-        _Case("`DeferMessageAction`, budget spent", _raises(DeferMessageAction(5)), message=_last_attempt),
+        _Case("`DeferMessageAction`, at the last attempt", _raises(DeferMessageAction(5)), message=_last_attempt),
         _Case('`RejectMessageAction("sold out")`', _raises(RejectMessageAction("sold out"))),
         _Case('`InvalidMessageAction("no sku")`', _raises(InvalidMessageAction("no sku"))),
         _Case("any of these while mapping, such as `DontAckAction`", _maps(DontAckAction("key server down"))),
@@ -156,7 +156,7 @@ def _failed() -> Sequence[_Case]:
         _Case("`ConfigurationError` of the handler: as any other", _raises(ConfigurationError("mine"))),
         _Case('any other exception, `on_unhandled="retry"`, the default', _raises(error)),
         _Case("the same, the second time", _raises(error), message=lambda: _sample(attempts=1)),
-        _Case("the same, budget spent", _raises(error), message=_last_attempt),
+        _Case("the same, at the last attempt", _raises(error), message=_last_attempt),
         *(
             _Case(
                 f'any other exception, `on_unhandled="{policy}"`', _raises(error), replace(_RULES, on_unhandled=policy)
@@ -187,7 +187,7 @@ def _unhandled() -> Sequence[_Case]:
     cautious = replace(_RULES, may_block=False)
     return [
         _Case("it cannot even be read", message=lambda: _sample(fault="no header")),
-        _Case("its budget was spent before: its dead letter failed", message=lambda: _sample(attempts=3)),
+        _Case("its attempts were used up before, and its dead letter failed", message=lambda: _sample(attempts=3)),
         _Case(
             "9 deliveries of which no run ended, where DontAck is not expected",
             rules=cautious,

@@ -1,9 +1,10 @@
 """The way of one message to its handlers, in both colours: find them, map the body, run each in a context."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pump.attribute import Scope, is_decision
 from pump.context import Context, enter_context, leave_context
@@ -22,6 +23,8 @@ from pump.verdict import SetupFault
 
 if TYPE_CHECKING:
     from pump.program.processor import CommandProcessor
+
+Result = TypeVar("Result", covariant=True)
 
 _SHOWN: Final = 100
 """How many characters of an unknown type are shown: whoever sent it chose it."""
@@ -128,25 +131,36 @@ def request_of(mapper: Mapper[Any], message: Message) -> object:
         raise Undecodable(UNMAPPABLE) from error
 
 
-class Dispatch:
-    """Runs the handlers of a message one after another, in this thread. Several errors are raised as one group."""
+class _Dispatching(Generic[Result]):
+    """What both colours share: the way from a message to the running of its handlers."""
 
     __slots__ = ("_channel", "_clock", "_processor", "_router", "_stopping")
 
-    def __init__(self, router: Router, channel: Channel) -> None:
+    def __init__(self, router: Router, channel: Channel | AsyncChannel) -> None:
         self._router: Final = router
         self._channel: Final = channel
         self._stopping: Final = channel.judge.stopping
         self._processor: Final = router.processor
         self._clock: Final = router.settings.clock
 
-    def __call__(self, message: Message) -> object:
-        """Map the message and run what handles it."""
+    def __call__(self, message: Message) -> Result:
+        """Map the message and run its handlers; in an awaiting pump, the result has to be awaited for that."""
         route = self._router.route(message)
         request = request_of(route.mapper, message)
         if len(route.handlers) == 1:
             return self._run(route.handlers[0], message, request)
         return self._run_all(route.handlers, message, request)
+
+    @abstractmethod
+    def _run(self, bound: Bound, message: Message, request: object) -> Result: ...
+    @abstractmethod
+    def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> Result: ...
+
+
+class Dispatch(_Dispatching[object]):
+    """Runs the handlers of a message one after another, in this thread. Several errors are raised as one group."""
+
+    __slots__ = ()
 
     def _run(self, bound: Bound, message: Message, request: object) -> object:
         registration = bound.registration
@@ -178,26 +192,14 @@ class Dispatch:
         return _raised(errors, handlers)
 
 
-class AsyncDispatch:
+class AsyncDispatch(_Dispatching[Awaitable[object]]):
     """The same, awaited in this task. A lost lease cancels the handler, and no other cancellation is taken for that."""
 
-    __slots__ = ("_channel", "_clock", "_loop", "_processor", "_router", "_stopping")
+    __slots__ = ("_loop",)
 
     def __init__(self, router: Router, channel: AsyncChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(router, channel)
         self._loop: Final = loop  # given, it need not be looked up for every message, which costs as much as mapping
-        self._router: Final = router
-        self._channel: Final = channel
-        self._stopping: Final = channel.judge.stopping
-        self._processor: Final = router.processor
-        self._clock: Final = router.settings.clock
-
-    def __call__(self, message: Message) -> Awaitable[object]:
-        """Map the message; await the result to run what handles it."""
-        route = self._router.route(message)
-        request = request_of(route.mapper, message)
-        if len(route.handlers) == 1:
-            return self._run(route.handlers[0], message, request)
-        return self._run_all(route.handlers, message, request)
 
     async def _run(self, bound: Bound, message: Message, request: object) -> object:
         registration = bound.registration

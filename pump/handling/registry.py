@@ -94,32 +94,20 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function):
         function = type(function).__call__
+    declared = _argument(owner, {})
     if parameter.annotation is parameter.empty:
-        return _from_base(name, parameter.name, owner)
+        if declared is None:
+            raise ConfigurationError(f"{name}: say by a type hint what its parameter {parameter.name} is")
+        return declared
     try:
         annotation = typing.get_type_hints(function, include_extras=True)[parameter.name]
     except Exception as error:
-        found = _from_base(name, parameter.name, owner, absent=None)
-        if found is not None:
-            return found
+        if declared is not None:
+            return declared
         raise ConfigurationError(
             f"{name}: the type {parameter.annotation!r} of its parameter {parameter.name} cannot be resolved ({error})"
         ) from error
-    variable = isinstance(annotation, typing.TypeVar)
-    return _from_base(name, parameter.name, owner, absent=annotation) if variable else annotation
-
-
-_RAISE: Final = object()
-
-
-def _from_base(name: str, parameter: str, owner: type, absent: object = _RAISE) -> Any:  # noqa: ANN401 - a type may be any type form
-    """The T of RequestHandler[T], where the method's own annotation does not say it."""
-    argument = _argument(owner, {})
-    if argument is not None:
-        return argument
-    if absent is not _RAISE:
-        return absent
-    raise ConfigurationError(f"{name}: say by a type hint what its parameter {parameter} is")
+    return declared if declared is not None and isinstance(annotation, typing.TypeVar) else annotation
 
 
 def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form

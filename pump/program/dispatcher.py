@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
@@ -23,7 +23,7 @@ from pump.program.performer_group import PerformerGroup
 from pump.program.plan import Plan, plan
 from pump.program.processor import CommandProcessor
 from pump.program.producers import Producers
-from pump.program.validation import Problem, problems
+from pump.program.validation import Problem, problems, raise_errors
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
 from pump.transport_kit.bridge import awaiting, blocking
@@ -120,23 +120,13 @@ class Dispatcher:
         for problem in found:
             if problem.level == "warning":
                 log.warning("%s", problem.text)
-        errors = [problem.text for problem in found if problem.level == "error"]
-        if errors:
-            raise ConfigurationError("; ".join(errors))
+        raise_errors(found)
 
     # -- consuming
 
     def __enter__(self) -> Self:
         must_not_block("`with dispatcher:`", "`async with dispatcher:`")
-        self._begin()
-        try:
-            blocking(self.transport).prepare(self.subscriptions, self.publications)
-            if any(each.rules.pump == "proactor" for each in self.plans):
-                self._loop_thread = LoopThread("pump-loop")
-            self._start(None if self._loop_thread is None else self._loop_thread.loop)
-        except BaseException:
-            self._close()
-            raise
+        self._enter(self._start_consuming)
         return self
 
     def __exit__(
@@ -145,20 +135,33 @@ class Dispatcher:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        self._begin()
-        try:
-            await awaiting(self.transport).async_prepare(self.subscriptions, self.publications)
-            self._start(asyncio.get_running_loop())
-        except BaseException:
-            await self._producers.close_async()
-            self._close()
-            raise
+        loop = asyncio.get_running_loop()
+        await self._enter_async(lambda: self._start(loop))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop_async()
+
+    def _enter(self, start: Callable[[], None]) -> None:
+        self._begin()
+        try:
+            blocking(self.transport).prepare(self.subscriptions, self.publications)
+            start()
+        except BaseException:
+            self._close()
+            raise
+
+    async def _enter_async(self, start: Callable[[], None]) -> None:
+        self._begin()
+        try:
+            await awaiting(self.transport).async_prepare(self.subscriptions, self.publications)
+            start()
+        except BaseException:
+            await self._producers.close_async()
+            self._close()
+            raise
 
     def _begin(self) -> None:
         if self._running:
@@ -171,6 +174,11 @@ class Dispatcher:
     def subscriptions(self) -> Sequence[Subscription]:
         """The subscriptions with every default filled in."""
         return tuple(each.rules for each in self.plans)
+
+    def _start_consuming(self) -> None:
+        if any(each.rules.pump == "proactor" for each in self.plans):
+            self._loop_thread = LoopThread("pump-loop")
+        self._start(None if self._loop_thread is None else self._loop_thread.loop)
 
     def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._producers.open()
@@ -229,12 +237,7 @@ class Dispatcher:
 
     def publishing(self) -> "Publishing":
         """Only publish, in a `with` or `async with`. The subscriptions' channels are created too: nothing is lost."""
-        return Publishing(self, self._open, self._close, self._producers)
-
-    def _open(self) -> None:
-        """Check the settings, and allow posting."""
-        self._begin()
-        self._producers.open()
+        return Publishing(self, self._producers, self._enter, self._enter_async, self._close)
 
     # -- running
 
@@ -312,40 +315,34 @@ class Publishing:
     """A dispatcher that only publishes, inside a `with` or `async with`."""
 
     def __init__(
-        self, dispatcher: Dispatcher, begin: Callable[[], None], end: Callable[[], None], producers: Producers
+        self,
+        dispatcher: Dispatcher,
+        producers: Producers,
+        enter: Callable[[Callable[[], None]], None],
+        enter_async: Callable[[Callable[[], None]], Awaitable[None]],
+        close: Callable[[], None],
     ) -> None:
         self._dispatcher: Final = dispatcher
-        self._begin: Final = begin
-        self._end: Final = end
         self._producers: Final = producers
+        self._enter: Final = enter
+        self._enter_async: Final = enter_async
+        self._close: Final = close
 
     def __enter__(self) -> Dispatcher:
         must_not_block("`with dispatcher.publishing():`", "`async with dispatcher.publishing():`")
-        dispatcher = self._dispatcher
-        self._begin()
-        try:
-            blocking(dispatcher.transport).prepare(dispatcher.subscriptions, dispatcher.publications)
-        except BaseException:
-            self._end()
-            raise
-        return dispatcher
+        self._enter(self._producers.open)
+        return self._dispatcher
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._close()
 
     async def __aenter__(self) -> Dispatcher:
-        dispatcher = self._dispatcher
-        self._begin()
-        try:
-            await awaiting(dispatcher.transport).async_prepare(dispatcher.subscriptions, dispatcher.publications)
-        except BaseException:
-            self._end()
-            raise
-        return dispatcher
+        await self._enter_async(self._producers.open)
+        return self._dispatcher
 
     async def __aexit__(self, *_: object) -> None:
         await self._producers.close_async()
-        self._end()
+        self._close()
 
 
 def _signals(stop: Signal, wake: Signal) -> AbstractContextManager[None]:

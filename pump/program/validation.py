@@ -8,7 +8,7 @@ from typing import Literal
 
 from pump.capabilities import Capabilities
 from pump.duration import seconds
-from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
+from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.mapping.mapper import wire_type
 from pump.program.plan import Plan
 from pump.request import Event
@@ -42,6 +42,13 @@ def problems(
         found += (Problem("error", text) for text in _dead_letter_errors(plan, capabilities))
         found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
     return found
+
+
+def raise_errors(found: Sequence[Problem]) -> None:
+    """Raise a ConfigurationError with all errors among these problems, if there are any."""
+    errors = [problem.text for problem in found if problem.level == "error"]
+    if errors:
+        raise ConfigurationError("; ".join(errors))
 
 
 def _duplicates(plans: Sequence[Plan], publications: Sequence[Publication]) -> Iterator[str]:
@@ -161,7 +168,7 @@ def _capability_warnings(plan: Plan, capabilities: Capabilities) -> Iterator[str
     if longest is not None and seconds(rules.requeue_backoff[1]) > longest:
         yield f"channel {rules.channel}: {capabilities.system} delays by at most {longest:g} s"
     if rules.max_attempts is not None and not capabilities.durable_attempts and not capabilities.counts_deliveries:
-        yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: a restart begins each budget anew"
+        yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: a restart counts them from 0 again"
 
 
 def _name(request: object) -> str:

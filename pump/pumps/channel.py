@@ -13,7 +13,7 @@ from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, ChannelBase, as_transport_error
 from pump.transport_kit.protocol import Consumer
-from pump.verdict import Judge, may_release, may_requeue
+from pump.verdict import Judge
 
 Arguments = ParamSpec("Arguments")
 
@@ -47,8 +47,12 @@ class Channel(ChannelBase[Consumer]):
             self._clock.wait(self._changed, timeout)
             return True
         messages = self._received(consumer, room, timeout)
-        self._offer(consumer, messages)
-        return bool(messages)
+        if not messages:
+            return False
+        self._take_in(consumer, messages)
+        if messages[0].lease_expires is not None and self._stop_renewing is None and self._rules.renew_lease:
+            self._start_renewing(messages[0].lease_expires)
+        return True
 
     def _received(self, consumer: Consumer, room: int, timeout: float) -> Sequence[Message]:
         try:
@@ -61,15 +65,9 @@ class Channel(ChannelBase[Consumer]):
             self.judge.connected()
         return messages
 
-    def _offer(self, consumer: Consumer, messages: Sequence[Message]) -> None:
-        if not messages:
-            return
-        now = self._clock.monotonic()
-        self._take_in(consumer, messages, now)
-        expires = messages[0].lease_expires
-        if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
-            interval = max(0.01, (expires - now) / 3)
-            self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
+    def _start_renewing(self, first_expires: float) -> None:
+        interval = max(0.01, (first_expires - self._clock.monotonic()) / 3)
+        self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
 
     def _working_consumer(self) -> Consumer:
         if self._broken:
@@ -115,11 +113,7 @@ class Channel(ChannelBase[Consumer]):
         """Give the message back to the broker at once; where that cannot be, hold it and present it after the delay."""
         due = self._clock.monotonic() + delay
         consumer = self._owner(message)
-        if self._capabilities.nack == "holds":
-            self._hold(message, due)
-            return
-        if not may_release(message, consumer.broker_limit, self._rules.max_attempts):
-            self._log_limit(message, consumer)
+        if self._nack_holds(message, consumer):
             self._hold(message, due)
             return
         with self._lock:
@@ -139,11 +133,7 @@ class Channel(ChannelBase[Consumer]):
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Deliver the message again after the delay; in its old place where order is kept."""
         consumer = self._owner(message)
-        limit = consumer.broker_limit if self._capabilities.requeue == "same" else None
-        fits = may_requeue(message, limit, self._rules.max_attempts, attempts)
-        if not fits:
-            self._log_limit(message, consumer)
-        if not fits or self._rules.ordered or self._capabilities.requeue == "hold":
+        if self._requeue_holds(message, consumer, attempts):
             message.attempts = attempts
             self._hold(message, self._clock.monotonic() + delay)
             return

@@ -13,7 +13,7 @@ from pump.clock import Signal
 from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
-from pump.verdict import Judge
+from pump.verdict import Judge, may_release, may_requeue
 
 RETRY_FIRST: Final = 0.05
 RETRY_LONGEST: Final = 2.0
@@ -110,8 +110,8 @@ class ChannelBase(Generic[SomeConsumer]):
             self._interrupt_handlers(lost)
         return back, room, timeout if due is None else max(0.0, min(timeout, due - now))
 
-    def _take_in(self, consumer: SomeConsumer, messages: Sequence[Message], now: float) -> None:
-        current = True
+    def _take_in(self, consumer: SomeConsumer, messages: Sequence[Message]) -> None:
+        now, current = self._clock.monotonic(), True
         for message in messages:
             message.origin = self._rules.channel
             current = current and message.generation == self._generation
@@ -182,12 +182,30 @@ class ChannelBase(Generic[SomeConsumer]):
             if self._waiting:
                 self._wake()
 
+    def _nack_holds(self, message: Message, consumer: SomeConsumer) -> bool:
+        """Whether a nacked message is held here, instead of going back to the broker."""
+        if self._capabilities.nack == "holds":
+            return True
+        if may_release(message, consumer.broker_limit, self._rules.max_attempts):
+            return False
+        self._log_limit(message, consumer)
+        return True
+
+    def _requeue_holds(self, message: Message, consumer: SomeConsumer, attempts: int) -> bool:
+        """Whether a message that comes again later is held here until then."""
+        limit = consumer.broker_limit if self._capabilities.requeue == "same" else None
+        if may_requeue(message, limit, self._rules.max_attempts, attempts):
+            return self._rules.ordered or self._capabilities.requeue == "hold"
+        self._log_limit(message, consumer)
+        return True
+
     def _hold(self, message: Message, due: float) -> None:
         with self._lock:
             self._intake.hold(message, due)
             self._wake()
 
     def _log_limit(self, message: Message, consumer: SomeConsumer) -> None:
+        """Log, once, that messages are held because of the broker's own limit."""
         if not self._limit_logged and consumer.broker_limit is not None:
             self._limit_logged = True
             self._log.held(message, consumer.broker_limit)

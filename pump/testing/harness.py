@@ -24,6 +24,7 @@ from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
 from pump.program.processor import CommandProcessor, PostOptions
 from pump.program.producers import Producers
+from pump.program.validation import problems, raise_errors
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.proactor import Proactor
 from pump.subscription import Publication, Subscription
@@ -89,7 +90,8 @@ class PumpHarness:
         )
         program = program_of(handlers, subscriptions, publications, options, settings)
         transport = self._transport()
-        program.check(transport.capabilities)
+        has_factory = program.settings.factory is not None
+        raise_errors(problems(program.plans, program.publications, transport.capabilities, has_factory=has_factory))
         blocking(transport).prepare([each.rules for each in program.plans], program.publications)
         self.bus: Final[Bus] = cast("Any", transport).bus
         """The in-memory bus; the channels' names are those of the subscriptions."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypedDict
 
 from pump.attribute import SwitchProvider
-from pump.capabilities import Capabilities
 from pump.duration import Duration
 from pump.errors import ConfigurationError
 from pump.handling.dispatch_settings import DispatchSettings
@@ -13,7 +12,6 @@ from pump.handling.registry import Registry
 from pump.mapping.mapper import wire_type
 from pump.program.dispatcher import Dispatcher
 from pump.program.plan import Plan, plan
-from pump.program.validation import problems
 from pump.subscription import Missing, OnUnhandled, Publication, PumpKind, Subscription
 
 
@@ -77,14 +75,6 @@ class Program(NamedTuple):
     plans: Sequence[Plan]
     publications: Sequence[Publication]
     settings: DispatchSettings
-
-    def check(self, capabilities: Capabilities) -> None:
-        """Raise a ConfigurationError where a Dispatcher would, when it starts."""
-        has_factory = self.settings.factory is not None
-        found = problems(self.plans, self.publications, capabilities, has_factory=has_factory)
-        errors = [problem.text for problem in found if problem.level == "error"]
-        if errors:
-            raise ConfigurationError("; ".join(errors))
 
 
 def program_of(

@@ -305,7 +305,7 @@ def test_the_settlement_table_is_what_was_promised() -> None:
     assert found["returned"] == ["acknowledge", "`acknowledge`", "no", "next"]
     assert found["`DontAckAction`"] == ["nack", "`nack`", "yes", "wait 1 s, next"]
     assert found["`DeferMessageAction(5)`"][1:3] == ["`requeue` in 5 s, 1 attempt spent", "no"]
-    assert found["`DeferMessageAction`, budget spent"] == ["dead letter", last, "yes", "next"]
+    assert found["`DeferMessageAction`, at the last attempt"] == ["dead letter", last, "yes", "next"]
     assert found["it cannot be mapped"][0] == "invalid"
     assert found["`ConfigurationError` of the pump: mapper, factory, set-up"] == [
         "nack",
@@ -315,7 +315,7 @@ def test_the_settlement_table_is_what_was_promised() -> None:
     ]
     assert found["`ConfigurationError` of the handler: as any other"] == ["again later", again, "yes", "next"]
     assert found['any other exception, `on_unhandled="acknowledge"`'] == ["acknowledge", "`acknowledge`", "yes", "next"]
-    assert found["the same, budget spent"] == ["dead letter", last, "yes", "next"]
+    assert found["the same, at the last attempt"] == ["dead letter", last, "yes", "next"]
     assert found["cancelled by this pump's own stop"] == ["hand back", "`hand_back`", "no", "the pump stops"]
     assert found["Defer, with any others"][0] == "again later"
     assert found["DontAck, with Reject, Invalid or errors"][0] == "nack"

@@ -93,6 +93,14 @@ def test_the_awaiting_twin_awaits_whatever_may_wait(awaiting: str) -> None:
     assert "await " not in source(PAIRS[awaiting])
 
 
+_KNOWS_ITS_LOOP = """\
+    __slots__ = ('_loop',)
+
+    def __init__(self, router: Router, channel: Channel, loop: threading.AbstractEventLoop | None=None) -> None:
+        super().__init__(router, channel)
+        self._loop: Final = loop
+
+"""
 _NOTES_ITS_TASK = "        context.task, context.interrupted = (threading.current_task(self._loop), False)\n"
 """As it reads, made blocking."""
 _GOES_ON_AFTER_ALL = """\
@@ -105,9 +113,7 @@ _UNDOES_WHAT_IT_DID_ITSELF = """\
 """
 
 DISPATCH_DIFFERS: Mapping[str, str] = {
-    "'_clock', '_loop', ": "'_clock', ",  # the loop that its tasks run in
-    ", loop: threading.AbstractEventLoop | None=None": "",
-    "        self._loop: Final = loop\n": "",
+    _KNOWS_ITS_LOOP: "    __slots__ = ()\n\n",
     "context = _TaskContext(": "context = Context(",  # its handler is ended by cancelling the task it runs in …
     "message.interrupt = context.interrupt": "message.interrupt = context.cancel",  # … which a thread cannot be
     _NOTES_ITS_TASK: "",

@@ -127,7 +127,9 @@ def test_a_handler_that_ends_within_the_grace_is_settled_and_not_disturbed(kind:
     assert broker.bus.pending("orders") == 0
 
 
-def test_intake_ends_first_and_what_waits_goes_back_in_its_order_and_unspent(kind: Kind, gate: threading.Event) -> None:
+def test_intake_ends_first_and_what_waits_goes_back_in_its_order_and_uncounted(
+    kind: Kind, gate: threading.Event
+) -> None:
     begun: list[int] = []
 
     def wait(order: Order) -> None:

@@ -146,7 +146,7 @@ def test_a_restart_by_hand_replaces_what_had_stopped_by_itself(kind: Kind) -> No
 
 
 @pytest.mark.requirement("P-08")
-def test_what_a_dying_pump_has_in_hand_goes_back_unspent(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_dying_pump_has_in_hand_goes_back_uncounted(caplog: pytest.LogCaptureFixture) -> None:
     begun: list[int] = []
 
     def body(order: Order) -> object:

@@ -77,7 +77,7 @@ def test_after_a_failed_receive_the_channel_is_made_anew(pumping: Pumping) -> No
     assert numbers(bench.acknowledged) == [1, 2]
 
 
-def test_what_waited_in_a_broken_channel_comes_again_unspent(pumping: Pumping) -> None:
+def test_what_waited_in_a_broken_channel_comes_again_uncounted(pumping: Pumping) -> None:
     body = Outcomes(None)
     bench = pumping(body, max_attempts=1)
     bench.post_orders(1, 2, 3, 4, 5, 6, 7)

@@ -1,4 +1,4 @@
-"""What a DontAckAction does, in every kind of pump: the message stays with the broker, unspent."""
+"""What a DontAckAction does, in every kind of pump: the message stays with the broker, and no attempt is counted."""
 
 import asyncio
 import logging

@@ -215,7 +215,7 @@ def test_an_explicit_nak_is_counted_and_its_last_one_is_a_dead_letter(delay: flo
     assert court.judge.unacceptable == 1
 
 
-def test_a_cancellation_that_the_pump_asked_for_hands_the_message_back_unspent() -> None:
+def test_a_cancellation_that_the_pump_asked_for_hands_the_message_back_uncounted() -> None:
     court = Court(cancelled=lambda: True)
 
     assert court.turn(message(), asyncio.CancelledError()) == HAND_BACK

@@ -1,4 +1,4 @@
-"""What the judge tells the log, the listeners and whoever reads a dead letter."""
+"""What the judge logs, what it tells listeners, and what a dead letter says."""
 
 import logging
 
@@ -39,7 +39,7 @@ def test_a_dont_ack_that_was_not_declared_is_told_once_by_name(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "description", "told"),
+    ("error", "reason", "description", "kept"),
     [
         (RejectMessageAction("no stock"), "no stock", "no stock", RejectMessageAction),
         (InvalidMessageAction("no sku"), "no sku", "no sku", InvalidMessageAction),
@@ -47,7 +47,7 @@ def test_a_dont_ack_that_was_not_declared_is_told_once_by_name(caplog: pytest.Lo
         (DeferMessageAction(1, "later"), "attempts exhausted", "later", DeferMessageAction),
     ],
 )
-def test_a_rejection_says_why(error: Exception, reason: str, description: str, told: type[BaseException]) -> None:
+def test_a_rejection_says_why(error: Exception, reason: str, description: str, kept: type[BaseException]) -> None:
     court, delivered = Court(), message(attempts=2)
     delivered.handler = "PlaceOrderHandler"
     court.clock.advance(5)
@@ -55,7 +55,7 @@ def test_a_rejection_says_why(error: Exception, reason: str, description: str, t
     court.turn(delivered, error)
 
     rejection = court.rejection
-    assert (rejection.reason, rejection.description, type(rejection.error)) == (reason, description, told)
+    assert (rejection.reason, rejection.description, type(rejection.error)) == (reason, description, kept)
     assert (rejection.handler, rejection.attempts) == ("PlaceOrderHandler", 3)
     assert rejection.first_failure == rejection.last_failure == court.clock.wall()
 
