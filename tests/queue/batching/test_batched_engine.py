@@ -1,4 +1,4 @@
-"""The batched engine: calls that arrive together go in one, whoever waits costs nothing, and nobody gets another's answer."""
+"""The batched engine: calls that arrive together go in one, waiting costs nothing, and nobody gets another's answer."""
 
 import asyncio
 import threading
