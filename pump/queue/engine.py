@@ -43,7 +43,7 @@ from pump.queue.vocabulary import (
     Stored,
     Trace,
 )
-from pump.queue.work import StepRefused, Work, pushes_of, transact
+from pump.queue.work import Operations, StepRefused, pushes_of, transact
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ class Engine(ABC):
         """Replace all options of a queue, creating it where needed; the mode cannot change while leases are open."""
         check_name("Queue", queue)
 
-        def act(work: Work) -> QueueInfo:
+        def act(work: Operations) -> QueueInfo:
             work.configure(queue, options, namespace, task)
             return work.queues(queue)[0]
 
@@ -244,11 +244,11 @@ class Engine(ABC):
     # -- what differs between the databases
 
     @abstractmethod
-    def _write(self, act: Callable[[Work], T]) -> T:
+    def _write(self, act: Callable[[Operations], T]) -> T:
         """Do it, commit, then notify the listeners of the queues that it changed."""
 
     @abstractmethod
-    def _read(self, act: Callable[[Work], T]) -> T:
+    def _read(self, act: Callable[[Operations], T]) -> T:
         """Do what changes nothing."""
 
     def _pop(self, request: PopRequest) -> PopResult:

@@ -1,9 +1,8 @@
 """One call of an engine while it runs: what can be done in it, and what its operations share."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, Protocol
 
 from pump.errors import PumpError
 from pump.queue.options import QueueOptions
@@ -31,11 +30,8 @@ NO_KEY: Final = "the queue is encrypted, and there is no key"
 DUPLICATE: Final = "duplicate transactionId"
 
 
-class Work(ABC):
-    """A unit of work on one database. `Engine` has a method of the same name for most of these, and says what it does.
-
-    Each operation is a function in a file of the engine's folder.
-    """
+class Work:
+    """A unit of work on one database: what its operations share, whatever the database."""
 
     def __init__(self, sealing: Sealing | None, *, lenient: bool) -> None:
         self.sealing: Final = sealing
@@ -49,113 +45,48 @@ class Work(ABC):
             return payload
         return None if self.sealing is None else self.sealing.open(payload, partition_id, transaction_id)
 
-    @abstractmethod
+
+class Operations(Protocol):
+    """What can be done in a unit of work. Each is a function in the engine's folder; `Engine` says what it does."""
+
     def together(self) -> AbstractContextManager[object]:
         """Several statements as one transaction."""
 
-    @abstractmethod
     def ping(self) -> object:
         """Ask the database for an answer."""
 
-    @abstractmethod
-    def push(self, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
+    def push(self, items: Sequence[Push], ids: Sequence[str], /) -> list[Pushed]:
         """`ids` are those of `ids_for(items)`."""
 
-    @abstractmethod
-    def pop(self, request: PopRequest) -> PopResult:
-        """Lease what is ready."""
-
-    @abstractmethod
     def settle(
-        self, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
+        self, settlements: Sequence[Settlement], leases: frozenset[str] = ..., /, *, benign: bool = ...
     ) -> list[Settled]:
-        """`benign` says whether settling a message that is completed already counts as a success."""
+        """`benign` says whether completing a message that is completed already counts as a success."""
 
-    @abstractmethod
-    def extend(self, lease_id: str, seconds: float | None) -> Extended:
-        """Renew a lease."""
-
-    @abstractmethod
-    def configure(self, name: str, options: QueueOptions, namespace: str | None, task: str | None) -> None:
-        """Replace all options of a queue."""
-
-    @abstractmethod
-    def options(self, name: str) -> QueueOptions | None:
-        """The options of a queue."""
-
-    @abstractmethod
-    def subscribe(self, name: str, group: str, start: float | str) -> None:
-        """Create a group."""
-
-    @abstractmethod
-    def queues(self, name: str | None = None) -> list[QueueInfo]:
-        """All queues, or one with its partitions."""
-
-    @abstractmethod
-    def delete_queue(self, name: str) -> bool:
-        """Remove a queue."""
-
-    @abstractmethod
-    def clear(self, name: str, partition: str | None, /) -> int:
-        """Remove all messages."""
-
-    @abstractmethod
-    def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """All groups, or those of that name."""
-
-    @abstractmethod
-    def delete_group(self, name: str, queue: str | None, /) -> bool:
-        """Delete a group's progress."""
-
-    @abstractmethod
-    def seek(self, group: str, name: str, to: float | None, partition: str | None, /) -> int:
-        """Move a group."""
-
-    @abstractmethod
-    def stored(self, which: Filter) -> list[Stored]:
-        """Messages without their payloads."""
-
-    @abstractmethod
-    def message(self, partition_id: str, transaction_id: str, /) -> Stored | None:
-        """One message with its payload."""
-
-    @abstractmethod
-    def delete_message(self, partition_id: str, transaction_id: str, /) -> bool:
-        """Remove a message."""
-
-    @abstractmethod
-    def dead_letters(self, which: Filter) -> tuple[list[DeadLetter], int]:
-        """A page of dead letters."""
-
-    @abstractmethod
-    def redrive(self, ids: Sequence[str]) -> list[Pushed | None]:
-        """Push dead letters again."""
-
-    @abstractmethod
-    def retry(self, partition_id: str, transaction_id: str, /) -> int:
-        """Make a dead message pending again."""
-
-    @abstractmethod
-    def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str, /) -> int:
-        """Make a dead letter of a message."""
-
-    @abstractmethod
-    def add_trace(self, trace: Trace) -> str:
-        """Store a note."""
-
-    @abstractmethod
+    def pop(self, request: PopRequest, /) -> PopResult: ...
+    def extend(self, lease_id: str, seconds: float | None, /) -> Extended: ...
+    def configure(self, queue: str, options: QueueOptions, namespace: str | None, task: str | None, /) -> None: ...
+    def options(self, queue: str, /) -> QueueOptions | None: ...
+    def subscribe(self, queue: str, group: str, start: float | str, /) -> None: ...
+    def queues(self, name: str | None = ..., /) -> list[QueueInfo]: ...
+    def delete_queue(self, queue: str, /) -> bool: ...
+    def clear(self, queue: str, partition: str | None, /) -> int: ...
+    def groups(self, name: str | None = ..., /) -> list[GroupInfo]: ...
+    def delete_group(self, group: str, queue: str | None, /) -> bool: ...
+    def seek(self, group: str, queue: str, to: float | None, partition: str | None, /) -> int: ...
+    def stored(self, which: Filter, /) -> list[Stored]: ...
+    def message(self, partition_id: str, transaction_id: str, /) -> Stored | None: ...
+    def delete_message(self, partition_id: str, transaction_id: str, /) -> bool: ...
+    def dead_letters(self, which: Filter, /) -> tuple[list[DeadLetter], int]: ...
+    def redrive(self, dead_letter_ids: Sequence[str], /) -> list[Pushed | None]: ...
+    def retry(self, partition_id: str, transaction_id: str, /) -> int: ...
+    def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str, /) -> int: ...
+    def add_trace(self, trace: Trace, /) -> str: ...
     def traces(
         self, partition_id: str | None, transaction_id: str | None, name: str | None, /, *, limit: int, offset: int
-    ) -> list[Trace]:
-        """Notes, oldest first."""
-
-    @abstractmethod
-    def trace_names(self) -> list[str]:
-        """All names of notes."""
-
-    @abstractmethod
-    def maintain(self) -> float:
-        """Do what time makes due."""
+    ) -> list[Trace]: ...
+    def trace_names(self) -> list[str]: ...
+    def maintain(self) -> float: ...
 
 
 # -- several steps as one transaction
@@ -168,7 +99,7 @@ class StepRefused(PumpError):  # noqa: N818 - it says what happened
         super().__init__(f"operation {index}: {why}")
 
 
-def transact(work: Work, steps: Sequence[Step], leases: frozenset[str], ids: Sequence[str]) -> Committed:
+def transact(work: Operations, steps: Sequence[Step], leases: frozenset[str], ids: Sequence[str]) -> Committed:
     """Settle, then push; results in the order of the steps. Raises StepRefused where one is refused.
 
     Outside a transaction, completing a message that is completed already counts as a success. Inside, it means that the

@@ -201,14 +201,14 @@ class Model:
     def give_up(self, key: Key, only: str | None) -> int:
         """Dead for whoever has not settled it; for how many groups that was."""
         wanted = [group for group in self.groups if only in {None, group}]
-        buried = [group for group in wanted if self.messages[key].of(group).settled is None]
-        for group in buried:
+        given_up = [group for group in wanted if self.messages[key].of(group).settled is None]
+        for group in given_up:
             standing = self.messages[key].of(group)
             lease, standing.lease, standing.settled = standing.lease, None, State.DEAD
             place = (group, key[0])
             if place in self.leases and lease == self.leases[place][0]:
                 self.conclude(place, gave_back=False)
-        return len(buried)
+        return len(given_up)
 
     def purge(self, group: str, now: float) -> int:
         """Completed is what nobody has; how many messages that were."""

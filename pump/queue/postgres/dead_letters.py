@@ -7,6 +7,7 @@ from typing import Final
 from pump.queue.ids import ids_for
 from pump.queue.limits import checked_text, is_storable, uuid_or_none
 from pump.queue.postgres.connection import Row
+from pump.queue.postgres.push import push_messages
 from pump.queue.postgres.work import PostgresWork
 from pump.queue.results import push_of
 from pump.queue.vocabulary import DeadLetter, Filter, Pushed
@@ -38,7 +39,7 @@ def redrive_letters(work: PostgresWork, ids: Sequence[str]) -> list[Pushed | Non
         rows = {row[0]: row for row in work.rows(CLAIM, wanted)}
         letters = [letter(work, rows[dead_id]) for dead_id in wanted if dead_id in rows]
         items = [push_of(each, rows[each.id][18]) for each in letters]
-        done = work.push(items, ids_for(items))
+        done = push_messages(work, items, ids_for(items))
         pushed = dict(zip((each.id for each in letters), done, strict=True))
         work.execute(REDRIVE, work.offset, [dead_id for dead_id, each in pushed.items() if not each.refused])
     return [pushed.pop(uuid_or_none(dead_id) or "", None) for dead_id in ids]

@@ -46,7 +46,7 @@ from pump.queue.postgres.warnings import OLD_SECONDS, SnapshotHolders
 from pump.queue.postgres.work import LookupCache, PostgresWork
 from pump.queue.sealing import Sealing
 from pump.queue.vocabulary import Step
-from pump.queue.work import StepRefused, Work, pushes_of, transact
+from pump.queue.work import StepRefused, pushes_of, transact
 
 T = TypeVar("T")
 
@@ -199,7 +199,7 @@ class PostgresEngine(Engine):
         self._notifier.notify(work.changed)
         return result
 
-    def _read(self, act: Callable[[Work], T]) -> T:
+    def _read(self, act: Callable[[PostgresOperations], T]) -> T:
         return self._write(act)
 
     def _purge(self, queue: str, group: str) -> int:

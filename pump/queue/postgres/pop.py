@@ -9,6 +9,7 @@ from pump.queue.ids import mint
 from pump.queue.limits import MOST_POPPED
 from pump.queue.postgres.connection import Row
 from pump.queue.postgres.errors import NO_KEY_HERE
+from pump.queue.postgres.settle import settle_messages
 from pump.queue.postgres.work import GroupKey, PostgresWork
 from pump.queue.vocabulary import Leased, PopRequest, PopResult, Settlement, Status
 
@@ -20,12 +21,11 @@ def pop_messages(work: PostgresWork, request: PopRequest) -> PopResult:
         return lease(work, request, group)
     with work.together():
         result = lease(work, request, group)
-        work.settle(
-            [
-                Settlement(message.transaction_id, message.partition_id, result.lease_id, group=request.group)
-                for message in result.messages
-            ]
-        )
+        completed = [
+            Settlement(message.transaction_id, message.partition_id, result.lease_id, group=request.group)
+            for message in result.messages
+        ]
+        settle_messages(work, completed)
     messages = [message._replace(lease_id="") for message in result.messages]
     return PopResult(messages, "", 0.0, result.partitions, result.why_empty, result.due_in)
 
@@ -78,7 +78,7 @@ def leased(work: PostgresWork, queue: str, lease_id: str, row: Row) -> Leased | 
 def give_back(work: PostgresWork, request: PopRequest, lease_id: str, rows: list[Row]) -> None:
     """Give all back, uncounted: the key of that id is a different one here, which the database cannot know."""
     with work.together():
-        work.settle([Settlement(row[4], row[0], lease_id, Status.RETRY, request.group) for row in rows])
+        settle_messages(work, [Settlement(row[4], row[0], lease_id, Status.RETRY, request.group) for row in rows])
         work.execute(UNCOUNT, [row[0] for row in rows], [row[2] for row in rows], request.group)
     raise no_key(request)
 

@@ -9,6 +9,7 @@ from pump.queue.ids import ids_for, mint
 from pump.queue.limits import is_text
 from pump.queue.results import push_of
 from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.push import push_messages
 from pump.queue.sqlite.work import Queue, SqliteWork
 from pump.queue.vocabulary import DeadLetter, Filter, Pushed
 
@@ -131,7 +132,7 @@ def redrive_one(work: SqliteWork, dead_id: str) -> Pushed | None:
     if row is None:
         return None
     items = [push_of(letter(work, row), trace_id=row[1])]
-    pushed = work.push(items, ids_for(items))[0]
+    pushed = push_messages(work, items, ids_for(items))[0]
     if not pushed.refused:
         work.execute("UPDATE dead SET redriven_at = ? WHERE id = ?", (work.now, dead_id))
     return pushed

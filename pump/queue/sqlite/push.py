@@ -7,7 +7,7 @@ from typing import Final
 from pump.queue.ids import mint
 from pump.queue.limits import MOST_PARTITIONS
 from pump.queue.options import QueueOptions
-from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused
+from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused, push_stored
 from pump.queue.sqlite.gaps import NOTHING_AFTER, number_passed
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import Push, Pushed
@@ -64,7 +64,10 @@ class PartitionBatch:
         at = max(now, partition.last_at)
         for item, message_id, transaction_id in self._items:
             if transaction_id in known:
-                self._add_result(item, known[transaction_id], transaction_id, partition, duplicate=True)
+                result = push_stored(
+                    item, transaction_id, partition.uid, known[transaction_id], duplicate=True, scheduled=False
+                )
+                self.results.append(result)
                 continue
             if room_left[queue_id] < 1:
                 self.results.append(push_refused(item, transaction_id, partition.uid, FULL))
@@ -80,7 +83,8 @@ class PartitionBatch:
                 self._rows.append((
                     partition.id, seq, message_id, transaction_id, item.trace_id, item.producer, at, sealed, payload
                 ))  # fmt: skip
-            self._add_result(item, message_id, transaction_id, partition, scheduled=due > now)
+            result = push_stored(item, transaction_id, partition.uid, message_id, duplicate=False, scheduled=due > now)
+            self.results.append(result)
         insert_messages(self._work, self._queue, partition.id, self._rows)
 
     def _opened(self) -> tuple[str, Partition | None]:
@@ -131,23 +135,6 @@ class PartitionBatch:
             ),
         )  # fmt: skip
         self._work.changed.add(self._queue.name)
-
-    def _add_result(
-        self,
-        item: Push,
-        message_id: str,
-        transaction_id: str,
-        partition: Partition,
-        *,
-        duplicate: bool = False,
-        scheduled: bool = False,
-    ) -> None:
-        self.results.append(
-            Pushed(
-                item.queue, item.partition, partition.uid, message_id, transaction_id, duplicate, "", scheduled,
-                item.trace_id,
-            )
-        )  # fmt: skip
 
 
 def insert_messages(work: SqliteWork, queue: Queue, part_id: int, rows: Sequence[Row]) -> None:

@@ -59,12 +59,7 @@ def settle_messages(
     for each in settlers.values():
         if each:
             each.finish()
-    return [
-        settled._replace(lease_released=True)
-        if settler and settler.released and settled.success and settled.message != ALREADY_ACKNOWLEDGED
-        else settled
-        for settler, settled in outcomes
-    ]
+    return [settler.with_release(settled) if settler and settler.released else settled for settler, settled in outcomes]
 
 
 def refused(settlement: Settlement, why: str) -> Settled:
@@ -140,6 +135,13 @@ class PartitionSettler:
         elif self._gave_back or not has_open(work, self._progress):
             self.released = True
             release(work, self._queue, progress)
+
+    def with_release(self, settled: Settled) -> Settled:
+        """The result of a call that ended the lease."""
+        if not settled.success or settled.message == ALREADY_ACKNOWLEDGED:
+            return settled
+        name, _, message, _, queue, partition, _, dead = settled
+        return Settled(name, True, message, None, queue, partition, True, dead)  # noqa: FBT003 - faster than _replace
 
     def _is_scheduled(self, settlement: Settlement) -> bool:
         """Whether the message is scheduled: nobody can have it."""

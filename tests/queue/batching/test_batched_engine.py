@@ -1,4 +1,4 @@
-"""The batched: what comes together goes in one call, whoever waits costs nothing, and nobody gets another's answer."""
+"""The batched engine: calls that arrive together go in one, waiting costs nothing, and nobody gets another's answer."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ class ScriptedEngine:
         self.ready: Final[deque[str]] = deque()
         self.looks = 0
         self.due_in: float | None = None
-        self.bells: Final[dict[str, list[Callable[[], None]]]] = {}
+        self.listeners: Final[dict[str, list[Callable[[], None]]]] = {}
         self.failures: Final[deque[Exception]] = deque()
 
     def _begin(self) -> None:
@@ -59,14 +59,14 @@ class ScriptedEngine:
             return PopResult(why_empty="no_available_partition", due_in=self.due_in)
         return PopResult([Leased(ready, ready, "p", "Default", want.queue, b"", 0.0, 1, 1, 0, 0, "lease")], "lease")
 
-    def listen(self, queue: str, ring: Callable[[], None]) -> Callable[[], None]:
-        bells = self.bells.setdefault(queue, [])
-        bells.append(ring)
-        return lambda: bells.remove(ring)
+    def listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
+        listeners = self.listeners.setdefault(queue, [])
+        listeners.append(on_ready)
+        return lambda: listeners.remove(on_ready)
 
-    def ring(self, queue: str = "orders") -> None:
-        for ring in list(self.bells.get(queue, ())):
-            ring()
+    def notify(self, queue: str = "orders") -> None:
+        for on_ready in list(self.listeners.get(queue, ())):
+            on_ready()
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def a_push(name: str, payload: bytes = b"") -> Push:
     return Push("orders", payload, transaction_id=name)
 
 
-# -- merging
+# -- batching
 
 
 def test_pushes_that_come_while_one_is_under_way_go_together_and_each_caller_gets_his_own_answers(
@@ -263,26 +263,28 @@ def test_a_pop_that_does_not_wait_says_why_it_is_empty(batched: BatchedEngine, e
     async def work() -> None:
         assert (await batched.pop(WANT)).why_empty == "no_available_partition"
         assert engine.looks == 1
-        assert not engine.bells
+        assert not engine.listeners
 
     run(batched, work)
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_parked_pop_is_woken_by_the_bell(batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock) -> None:
+def test_a_waiting_pop_is_woken_by_a_notification(
+    batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
+) -> None:
     async def work() -> None:
         waiting = begin(batched.pop(WANT, 30.0))
-        await until(lambda: bool(engine.bells))
+        await until(lambda: bool(engine.listeners))
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
         engine.ready.append("1")
-        engine.ring()
+        engine.notify()
 
         assert ids(await waiting) == ["1"]
 
     run(batched, work)
 
 
-def test_a_parked_pop_holds_no_thread(engine: ScriptedEngine, clock: ManualClock) -> None:
+def test_a_waiting_pop_holds_no_thread(engine: ScriptedEngine, clock: ManualClock) -> None:
     batched = a_batched(engine, clock, threads=1)
 
     async def work() -> None:
@@ -319,7 +321,7 @@ def test_one_message_wakes_one_of_those_who_wait(
         await asyncio.to_thread(clock.wait_for_sleepers, 101)
         before = engine.looks
         engine.ready.append("1")
-        engine.ring()
+        engine.notify()
 
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.to_thread(clock.wait_for_sleepers, 100)
@@ -346,11 +348,11 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(
         for number in range(10):
             waiting.append(begin(wait(number)))
             await asyncio.to_thread(clock.wait_for_sleepers, number + 2)
-        engine.ring()  # in vain: nobody loses his place by that
+        engine.notify()  # in vain: nobody loses his place by that
         await until(lambda: engine.looks == 3)
         await asyncio.to_thread(clock.wait_for_sleepers, 11)
         engine.ready.extend("0123456789")
-        engine.ring()
+        engine.notify()
 
         await asyncio.gather(*waiting)
         assert served == list(range(10))
@@ -358,7 +360,7 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(
     run(batched, work)
 
 
-def test_a_bell_that_rings_during_a_look_in_vain_causes_another_look(
+def test_a_notification_during_a_look_in_vain_causes_another_look(
     batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
@@ -366,10 +368,10 @@ def test_a_bell_that_rings_during_a_look_in_vain_causes_another_look(
         await asyncio.to_thread(clock.wait_for_sleepers, 2)
         engine.gate.clear()
         looks = engine.looks
-        engine.ring()
+        engine.notify()
         await until(lambda: engine.looks == looks + 1)  # it has seen that nothing is there, and not said so yet
         engine.ready.append("1")
-        engine.ring()
+        engine.notify()
         await asyncio.sleep(0.01)
         engine.gate.set()
 
@@ -379,7 +381,7 @@ def test_a_bell_that_rings_during_a_look_in_vain_causes_another_look(
 
 
 @pytest.mark.parametrize(("due_in", "after"), [(None, 1.0), (0.25, 0.25), (60.0, 1.0)])
-def test_somebody_looks_when_something_is_due_or_after_a_second_even_without_a_bell(
+def test_somebody_looks_when_something_is_due_or_after_a_second_even_without_a_notification(
     batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock, due_in: float | None, after: float
 ) -> None:
     engine.due_in = due_in
@@ -399,11 +401,11 @@ def test_somebody_looks_when_something_is_due_or_after_a_second_even_without_a_b
     run(batched, work)
 
 
-def test_a_bell_that_is_out_of_order_leaves_the_look_once_a_second(
+def test_listening_that_fails_leaves_the_look_once_a_second(
     batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise QueueUnavailable("no bell")
+        raise QueueUnavailable("no listening")
 
     monkeypatch.setattr(engine, "listen", refuse)
 
@@ -424,7 +426,7 @@ def test_groups_do_not_wait_for_one_another(batched: BatchedEngine, engine: Scri
         second = begin(batched.pop(PopRequest(queue="orders", group="b"), 30.0))
         await asyncio.to_thread(clock.wait_for_sleepers, 4)
         engine.ready.extend("12")
-        engine.ring()
+        engine.notify()
 
         assert sorted(ids(await first) + ids(await second)) == ["1", "2"]
 
@@ -455,7 +457,7 @@ def test_a_cancelled_pop_gives_back_uncounted_what_it_was_taking(
     run(batched, work)
 
 
-def test_a_parked_pop_that_is_cancelled_passes_its_wake_up_on(
+def test_a_waiting_pop_that_is_cancelled_passes_its_wake_up_on(
     batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
@@ -491,7 +493,7 @@ def test_an_outage_is_told_to_whoever_looked_and_the_others_go_on(
         waiting = [begin(batched.pop(WANT, 30.0)) for _ in range(2)]
         await asyncio.to_thread(clock.wait_for_sleepers, 3)
         engine.failures.append(QueueUnavailable("down"))
-        engine.ring()
+        engine.notify()
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         engine.ready.append("1")
         await asyncio.to_thread(clock.advance, 1.0)
@@ -505,7 +507,7 @@ def test_an_outage_is_told_to_whoever_looked_and_the_others_go_on(
 # -- closing
 
 
-def test_closing_ends_every_wait_with_nothing_and_every_bell(
+def test_closing_ends_every_wait_with_nothing_and_all_listening(
     batched: BatchedEngine, engine: ScriptedEngine, clock: ManualClock
 ) -> None:
     async def work() -> None:
@@ -515,7 +517,7 @@ def test_closing_ends_every_wait_with_nothing_and_every_bell(
         await batched.close()
 
         assert [taken.messages for taken in await asyncio.gather(*waiting)] == [(), (), ()]
-        assert engine.bells == {"orders": []}
+        assert engine.listeners == {"orders": []}
         with pytest.raises(QueueUnavailable):
             await batched.push([a_push("late")])
         with pytest.raises(QueueUnavailable):

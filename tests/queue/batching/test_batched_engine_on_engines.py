@@ -14,7 +14,7 @@ WANT = PopRequest(queue="orders", ordered=False)
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_push_wakes_a_parked_pop_within_a_tenth_of_a_second(engine: Engine) -> None:
+def test_a_push_wakes_a_waiting_pop_within_a_tenth_of_a_second(engine: Engine) -> None:
     async def once(batched: BatchedEngine) -> float:
         waiting = asyncio.create_task(batched.pop(WANT, 20.0))
         await eventually_async(

@@ -57,16 +57,16 @@ def test_a_child_that_ends_or_closes_takes_nothing_from_its_parent(engine: Engin
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_child_is_rung_and_rings(engine: Engine) -> None:
+def test_a_child_is_notified_and_notifies(engine: Engine) -> None:
     heard = threading.Event()
     engine.pop(PopRequest(queue="jobs", ordered=False))
     engine.listen("jobs", heard.set)
     told, tell = os.pipe()
 
     def listen() -> None:
-        rung = threading.Event()
-        engine.listen("jobs", rung.set)
-        assert rung.wait(LIMIT_SECONDS)
+        notified = threading.Event()
+        engine.listen("jobs", notified.set)
+        assert notified.wait(LIMIT_SECONDS)
         os.write(tell, b"x")
 
     child = Child(listen).go()

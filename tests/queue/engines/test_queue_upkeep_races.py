@@ -23,7 +23,7 @@ class Traffic:
         self.over = threading.Event()
         self.pushed: list[tuple[str, str]] = []
         self.completed: list[str] = []
-        self.buried: list[str] = []
+        self.given_up: list[str] = []
 
     def push(self) -> None:
         names = map(str, range(MESSAGES))
@@ -48,7 +48,7 @@ class Traffic:
     def give_up(self) -> None:
         for partition_id, name in self.growing():
             if int(name) % 5 == 0 and self.rig.engine.give_up(partition_id, name):
-                self.buried.append(name)
+                self.given_up.append(name)
 
     def growing(self) -> Iterator[tuple[str, str]]:
         """All that is ever pushed."""
@@ -63,7 +63,7 @@ class Traffic:
             self.rig.engine.maintain()
 
     def is_done(self) -> bool:
-        return len(self.completed) + len(self.buried) >= MESSAGES
+        return len(self.completed) + len(self.given_up) >= MESSAGES
 
 
 def all_at_once(acts: Sequence[Callable[[], None]], over: threading.Event, is_done: Callable[[], bool]) -> None:
@@ -88,8 +88,8 @@ def test_nothing_is_lost_or_counted_twice_while_operators_and_retention_are_at_w
         [traffic.push, traffic.consume, traffic.consume, traffic.give_up, traffic.keep], traffic.over, traffic.is_done
     )
 
-    assert sorted([*traffic.completed, *traffic.buried], key=int) == [str(number) for number in range(MESSAGES)]
-    assert sorted(traffic.buried) == either.dead_names()
+    assert sorted([*traffic.completed, *traffic.given_up], key=int) == [str(number) for number in range(MESSAGES)]
+    assert sorted(traffic.given_up) == either.dead_names()
     assert (either.progress().completed, either.engine.groups()[0].lag) == (len(traffic.completed), 0)
     either.later(1000)
     assert either.names() == []

@@ -351,47 +351,47 @@ def test_more_callers_than_connections_all_get_through(make: MakeEngine) -> None
 # -- announcements
 
 
-def test_a_push_rings_in_another_process(make: MakeEngine) -> None:
+def test_a_push_notifies_another_process(make: MakeEngine) -> None:
     one, other = make(), make()
-    rung = threading.Event()
-    forget = other.listen("q", rung.set)
-    wait_until(rung.is_set, "it listens")
-    rung.clear()
+    notified = threading.Event()
+    forget = other.listen("q", notified.set)
+    wait_until(notified.is_set, "it listens")
+    notified.clear()
 
     push(one, "1")
 
-    wait_until(rung.is_set, "the bell")
+    wait_until(notified.is_set, "the notification")
     forget()
 
 
-def test_a_callers_transaction_rings_in_another_process_when_it_commits(
+def test_a_callers_transaction_notifies_another_process_when_it_commits(
     make: MakeEngine, connection: psycopg.Connection[Any], engine: PostgresEngine
 ) -> None:
     other = make()
     assert names(engine) == []  # so that somebody waits
-    rung = threading.Event()
-    other.listen("q", rung.set)
-    wait_until(rung.is_set, "it listens")
-    rung.clear()
+    notified = threading.Event()
+    other.listen("q", notified.set)
+    wait_until(notified.is_set, "it listens")
+    notified.clear()
 
     with connection.transaction():
         append_last(engine, connection)
-        assert not rung.is_set()
+        assert not notified.is_set()
 
-    wait_until(rung.is_set, "the bell")
+    wait_until(notified.is_set, "the notification")
 
 
-def test_nobody_is_rung_who_has_stopped_listening(engine: PostgresEngine) -> None:
-    rung: list[str] = []
-    forget = engine.listen("q", lambda: rung.append("forgotten"))
-    engine.listen("q", lambda: rung.append("listening"))
+def test_nobody_is_notified_who_has_stopped_listening(engine: PostgresEngine) -> None:
+    notified: list[str] = []
+    forget = engine.listen("q", lambda: notified.append("forgotten"))
+    engine.listen("q", lambda: notified.append("listening"))
     forget()
-    rung.clear()
+    notified.clear()
 
     push(engine, "1")
 
-    assert "listening" in rung
-    assert "forgotten" not in rung
+    assert "listening" in notified
+    assert "forgotten" not in notified
 
 
 def test_a_listener_that_fails_does_not_harm_the_push(engine: PostgresEngine) -> None:

@@ -245,20 +245,20 @@ def is_blocked(server: Postgres) -> bool:
         return connection.execute(waiting).fetchone() is not None
 
 
-def test_the_bell_rings_again_after_a_restart(make: MakeEngine, own_postgres: Postgres) -> None:
+def test_listeners_are_notified_again_after_a_restart(make: MakeEngine, own_postgres: Postgres) -> None:
     one, other = make(), make()
-    rung = threading.Event()
-    other.listen("q", rung.set)
-    wait_until(rung.is_set, "it listens")
-    rung.clear()
+    notified = threading.Event()
+    other.listen("q", notified.set)
+    wait_until(notified.is_set, "it listens")
+    notified.clear()
 
     own_postgres.kill()
     own_postgres.start()
-    wait_until(rung.is_set, "it listens again, and tells that it may have missed something")
-    rung.clear()
+    wait_until(notified.is_set, "it listens again, and tells that it may have missed something")
+    notified.clear()
     push(one, "1")
 
-    wait_until(rung.is_set, "the bell")
+    wait_until(notified.is_set, "the notification")
 
 
 # -- under load

@@ -140,10 +140,10 @@ def test_a_dead_letter_and_its_copy_elsewhere_come_together(either: Rig) -> None
     either.push("1")
     (message,) = either.pop()
 
-    assert either.engine.transaction([settlement(message, DEAD), Push("graves", message.payload)]).success
+    assert either.engine.transaction([settlement(message, DEAD), Push("dead-orders", message.payload)]).success
 
     assert either.dead_names() == ["1"]
-    assert len(either.engine.stored(Filter(queue="graves"))) == 1
+    assert len(either.engine.stored(Filter(queue="dead-orders"))) == 1
 
 
 @pytest.mark.requirement("Q-72")

@@ -152,8 +152,8 @@ def test_an_engine_goes_on_with_the_file_that_took_the_place_of_its_own(path: Pa
     backup = path.with_name("backup.db")
     with closing(SqliteEngine(backup)) as other:
         push(other, "restored")
-    rung = threading.Event()
-    engine.listen("jobs", rung.set)
+    notified = threading.Event()
+    engine.listen("jobs", notified.set)
 
     for each in path.parent.glob("queue.db*"):
         each.unlink()
@@ -162,11 +162,11 @@ def test_an_engine_goes_on_with_the_file_that_took_the_place_of_its_own(path: Pa
 
     assert names(drained(engine, "jobs")) == ["restored", "new"]
     assert stored(path) == ["new", "restored"]
-    eventually(rung.is_set)
-    rung.clear()
+    eventually(notified.is_set)
+    notified.clear()
     with closing(SqliteEngine(path)) as other:
         push(other, "another")
-    eventually(rung.is_set)
+    eventually(notified.is_set)
 
 
 @pytest.mark.requirement("Z-14")

@@ -90,27 +90,27 @@ def test_what_was_confirmed_survives_the_death_of_every_process(path: Path, tmp_
 
 
 @pytest.mark.requirement("Q-59", "R-41")
-def test_a_push_of_another_process_rings(path: Path, engine: SqliteEngine, tmp_path: Path) -> None:
+def test_a_push_of_another_process_notifies(path: Path, engine: SqliteEngine, tmp_path: Path) -> None:
     engine.pop(PopRequest(queue="jobs", ordered=False))
-    rung = threading.Event()
-    end = engine.listen("jobs", rung.set)
+    notified = threading.Event()
+    end = engine.listen("jobs", notified.set)
 
     process = start(path, "push", tmp_path / "p")
 
-    assert rung.wait(WAIT_SECONDS)
+    assert notified.wait(WAIT_SECONDS)
     process.kill()
     process.wait()
     end()
 
 
 @pytest.mark.requirement("Q-59")
-def test_another_engine_rings_at_once(path: Path, engine: SqliteEngine) -> None:
+def test_another_engine_notifies_at_once(path: Path, engine: SqliteEngine) -> None:
     engine.pop(PopRequest(queue="jobs"))
-    rung: list[float] = []
+    notified: list[float] = []
     event = threading.Event()
 
     def ring() -> None:
-        rung.append(time.monotonic())
+        notified.append(time.monotonic())
         event.set()
 
     with closing(SqliteEngine(path)) as other:
@@ -121,37 +121,37 @@ def test_another_engine_rings_at_once(path: Path, engine: SqliteEngine) -> None:
         other.push([Push("jobs", b"")])
         assert event.wait(WAIT_SECONDS)
 
-    assert rung[-1] - pushed_at < 0.5
+    assert notified[-1] - pushed_at < 0.5
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_push_of_ones_own_rings_before_it_returns(engine: SqliteEngine) -> None:
-    rung: list[str] = []
-    end = engine.listen("jobs", lambda: rung.append("jobs"))
-    engine.listen("other", lambda: rung.append("other"))
+def test_a_push_of_ones_own_notifies_before_it_returns(engine: SqliteEngine) -> None:
+    notified: list[str] = []
+    end = engine.listen("jobs", lambda: notified.append("jobs"))
+    engine.listen("other", lambda: notified.append("other"))
 
     engine.push([Push("jobs", b"")])
-    assert "jobs" in rung
+    assert "jobs" in notified
     end()
-    rung.clear()
+    notified.clear()
     engine.push([Push("jobs", b"")])
 
-    assert rung == []
+    assert notified == []
 
 
 @pytest.mark.requirement("Q-59")
-def test_a_bell_that_fails_harms_nobody(engine: SqliteEngine, caplog: pytest.LogCaptureFixture) -> None:
-    rung = threading.Event()
+def test_a_listener_that_fails_harms_nobody(engine: SqliteEngine, caplog: pytest.LogCaptureFixture) -> None:
+    notified = threading.Event()
 
     def fail() -> None:
         raise RuntimeError("no")
 
     engine.listen("jobs", fail)
-    engine.listen("jobs", rung.set)
+    engine.listen("jobs", notified.set)
 
     assert engine.push([Push("jobs", b"")])
 
-    assert rung.is_set()
+    assert notified.is_set()
     assert "looks by itself later" in caplog.text
 
 

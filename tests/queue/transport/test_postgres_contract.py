@@ -7,7 +7,7 @@ import pytest
 
 from brokers.postgres import Postgres
 from pump.queue.postgres.engine import PostgresEngine
-from pump.queue.transport import consumer as door_consumer
+from pump.queue.transport import consumer as queue_consumer
 from pump.queue.transport.envelope import START
 from pump.queue.vocabulary import Push
 from pump.testing.contract import TransportContract
@@ -36,7 +36,7 @@ class TestPostgres(TransportContract):
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(door_consumer, "LOOK_SECONDS", 0.1)
+        monkeypatch.setattr(queue_consumer, "LOOK_SECONDS", 0.1)
 
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         body = START + b'000009","header":{"id":[]}}'

@@ -30,7 +30,7 @@ from pump.queue.vocabulary import Filter, PopRequest, Push, State
 from pump.transport_kit import ack_batch
 from support.programs import DEADLINE, Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
-from support.queue_doors import Door
+from support.queue_databases import Database
 from support.redis_works import Job, Works, jobs, names
 from support.tree import ROOT
 from support.waiting import eventually
@@ -54,15 +54,15 @@ class Keyed(Command):
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def door(request: pytest.FixtureRequest, tmp_path: Path) -> Door:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     if request.param == "sqlite":
         path = tmp_path / "queue.db"
-        return Door(f"sqlite:///{path}", lambda: SqliteEngine(path))
+        return Database(f"sqlite:///{path}", lambda: SqliteEngine(path))
     from pump.queue.postgres.engine import PostgresEngine
 
     url: str = request.getfixturevalue("postgres_url")
-    schema = f"doors_{uuid4().hex[:12]}"
-    return Door(f"{url}?schema={schema}", lambda: PostgresEngine(url, schema=schema))
+    schema = f"queue_{uuid4().hex[:12]}"
+    return Database(f"{url}?schema={schema}", lambda: PostgresEngine(url, schema=schema))
 
 
 @pytest.fixture(params=KINDS, ids=[kind.name for kind in KINDS])
@@ -76,14 +76,14 @@ class Shop:
 
     topic = "orders"
 
-    def __init__(self, door: Door, kind: Kind) -> None:
-        self.door = door
+    def __init__(self, database: Database, kind: Kind) -> None:
+        self.database = database
         self._kind = kind
 
     def dispatcher(self, body: Body, **options: Any) -> Dispatcher:
         rules = {**FAST, **self._kind.options, **options}
         return Dispatcher(
-            self.door.url,
+            self.database.url,
             handlers=[self._kind.handler(body)],
             subscriptions=[Subscription(Order, topic=self.topic, channel=self.topic, **rules)],
             publications=[Publication(Order, topic=self.topic)],
@@ -91,21 +91,21 @@ class Shop:
 
     def ends(self) -> None:
         """Wait until there is one dead letter, and nothing is left that could be run."""
-        eventually(lambda: len(self.door.dead(self.topic)) == 1)
-        assert self.door.left(self.topic) == 0
+        eventually(lambda: len(self.database.dead(self.topic)) == 1)
+        assert self.database.left(self.topic) == 0
 
 
 @pytest.fixture
-def shop(door: Door, kind: Kind) -> Shop:
-    return Shop(door, kind)
+def shop(database: Database, kind: Kind) -> Shop:
+    return Shop(database, kind)
 
 
 class Bench:
     """Consumers and a producer of one transport, closed with the test."""
 
-    def __init__(self, door: Door, stack: ExitStack) -> None:
-        self.door = door
-        self.transport = door.transport()
+    def __init__(self, database: Database, stack: ExitStack) -> None:
+        self.database = database
+        self.transport = database.transport()
         self._stack = stack
         self.topic = f"topic-{uuid4().hex[:8]}"
 
@@ -126,9 +126,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(door: Door) -> Iterator[Bench]:
+def bench(database: Database) -> Iterator[Bench]:
     with ExitStack() as stack:
-        yield Bench(door, stack)
+        yield Bench(database, stack)
 
 
 def bodies(messages: Sequence[Message]) -> list[str]:
@@ -146,7 +146,7 @@ def test_what_always_fails_runs_as_often_as_it_may_and_is_one_dead_letter(shop: 
         dispatcher.post_many([Order(1)])
         shop.ends()
 
-    (letter,) = shop.door.dead(shop.topic)
+    (letter,) = shop.database.dead(shop.topic)
     assert failing.runs == 3
     assert letter.error.splitlines()[0] == "ValueError: no tea"
     assert letter.reason in letter.error
@@ -188,7 +188,7 @@ def test_what_is_rejected_is_a_dead_letter_after_one_delivery(shop: Shop) -> Non
         dispatcher.post_many([Order(1)])
         shop.ends()
 
-    (letter,) = shop.door.dead(shop.topic)
+    (letter,) = shop.database.dead(shop.topic)
     assert (rejecting.runs, letter.deliveries, letter.retries) == (1, 1, 0)
 
 
@@ -206,7 +206,7 @@ def test_a_nack_raises_the_deliveries_and_not_the_retries(bench: Bench) -> None:
 
 @pytest.mark.requirement("B-24")
 def test_a_nacked_message_is_anothers_within_a_tenth_of_a_second(bench: Bench) -> None:
-    first, second = bench.consumer(), bench.consumer(bench.door.transport())
+    first, second = bench.consumer(), bench.consumer(bench.database.transport())
     bench.send("1")
     (message,) = first.receive(10, 5.0)
     got: list[float] = []
@@ -293,12 +293,12 @@ def test_a_purge_takes_what_is_not_due_as_well_and_leaves_what_is_in_hand(bench:
 
     consumer.acknowledge(in_hand)
     consumer.close()
-    assert bench.door.left(bench.topic) == 0
+    assert bench.database.left(bench.topic) == 0
 
 
 def test_a_purge_of_a_channel_that_somebody_removed_says_so(bench: Bench) -> None:
     consumer = bench.consumer()
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         engine.delete_group("channel", bench.topic)
 
     with pytest.raises(TransportError, match="channel 'channel' is not there"):
@@ -310,8 +310,10 @@ def test_a_purge_of_a_channel_that_somebody_removed_says_so(bench: Bench) -> Non
 
 @pytest.mark.requirement("Z-12")
 @pytest.mark.parametrize("awaiting", [False, True])
-def test_a_consumer_that_is_killed_again_and_again_loses_nothing(door: Door, tmp_path: Path, *, awaiting: bool) -> None:
-    works, url, kills = Works(tmp_path), door.with_options("lease=1"), 4
+def test_a_consumer_that_is_killed_again_and_again_loses_nothing(
+    database: Database, tmp_path: Path, *, awaiting: bool
+) -> None:
+    works, url, kills = Works(tmp_path), database.with_options("lease=1"), 4
     works.post(url, *jobs(200, seconds=0.003))
     # The reader's own limit would need more deaths than these: whoever dies here is innocent.
     command = works.command(url, awaiting=awaiting, max_attempts=20)
@@ -323,34 +325,34 @@ def test_a_consumer_that_is_killed_again_and_again_loses_nothing(door: Door, tmp
 
     with Program(command, tmp_path) as program:
         eventually(lambda: set(works.runs) >= set(names(200)), 30.0)
-        eventually(lambda: door.left(works.channel) == 0, 30.0)
+        eventually(lambda: database.left(works.channel) == 0, 30.0)
         program.send(signal.SIGTERM)
         assert program.ends() == 0
 
-    assert door.dead(works.channel) == []
+    assert database.dead(works.channel) == []
     assert len(works.runs) - 200 <= kills * (10 + ack_batch.MOST)
 
 
 @pytest.mark.requirement("P-04")
 @pytest.mark.parametrize("attempts", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
-    door: Door, tmp_path: Path, attempts: int
+    database: Database, tmp_path: Path, attempts: int
 ) -> None:
-    works, url = Works(tmp_path), door.with_options("lease=0.5")
+    works, url = Works(tmp_path), database.with_options("lease=0.5")
     works.post(url, *jobs(60), Job("killer", fate="kills"), *jobs(39, prefix="more"))
     everything = {*names(60), *names(39, "more")}
     command = works.command(url, max_attempts=attempts)
     deaths = 0
-    while not door.dead(works.channel) and deaths <= 3 * attempts:
+    while not database.dead(works.channel) and deaths <= 3 * attempts:
         with Program(command, tmp_path) as program:
-            eventually(lambda program=program: not lives(program.pid) or door.dead(works.channel), 30.0)  # type: ignore[misc]
-            deaths += not door.dead(works.channel)
+            eventually(lambda program=program: not lives(program.pid) or database.dead(works.channel), 30.0)  # type: ignore[misc]
+            deaths += not database.dead(works.channel)
     with Program(command, tmp_path) as program:
         eventually(lambda: set(works.runs) >= everything)
         program.send(signal.SIGTERM)
         program.ends()
 
-    (letter,) = door.dead(works.channel)
+    (letter,) = database.dead(works.channel)
     assert (letter.reason, letter.retries) == ("process died", 0)
     assert letter.crashes == Counter(works.runs)["killer"] == 3 * attempts
     assert set(works.runs) == {*everything, "killer"}
@@ -365,10 +367,10 @@ with dispatcher.publishing():
 
 
 @pytest.mark.requirement("R-41")
-def test_the_program_of_the_introduction_runs_as_it_stands_but_for_its_url(door: Door, tmp_path: Path) -> None:
+def test_the_program_of_the_introduction_runs_as_it_stands_but_for_its_url(database: Database, tmp_path: Path) -> None:
     program = (ROOT / "docs" / "examples" / "shop.py").read_text("utf-8")
     assert program.count('"memory://"') == 1
-    (tmp_path / "shop.py").write_text(program.replace("memory://", door.url), "utf-8")
+    (tmp_path / "shop.py").write_text(program.replace("memory://", database.url), "utf-8")
 
     with Program((sys.executable, "-m", "pump", "run", "shop:dispatcher"), tmp_path) as consuming:
         consuming.says("starting shop:dispatcher")
@@ -378,7 +380,7 @@ def test_the_program_of_the_introduction_runs_as_it_stands_but_for_its_url(door:
         consuming.send(signal.SIGTERM)
         assert consuming.ends() == 0
 
-    assert door.left("orders") == 0
+    assert database.left("orders") == 0
 
 
 # -- order
@@ -399,7 +401,7 @@ def test_where_order_is_kept_nothing_passes_a_nacked_message_of_its_key(bench: B
 
 
 @pytest.mark.requirement("B-33")
-def test_a_feature_that_is_switched_off_blocks_its_key_and_no_other(door: Door) -> None:
+def test_a_feature_that_is_switched_off_blocks_its_key_and_no_other(database: Database) -> None:
     done: list[tuple[str, int]] = []
     off = {"a"}
 
@@ -409,7 +411,7 @@ def test_a_feature_that_is_switched_off_blocks_its_key_and_no_other(door: Door) 
         done.append((keyed.key, keyed.number))
 
     dispatcher = Dispatcher(
-        door.url,
+        database.url,
         handlers=[handle],
         subscriptions=[
             Subscription(Keyed, topic="keyed", ordered=True, performers=2, may_block=True, dont_ack_delay=0.02)
@@ -426,14 +428,14 @@ def test_a_feature_that_is_switched_off_blocks_its_key_and_no_other(door: Door) 
     assert done[3:] == [("a", 0), ("a", 1), ("a", 2)]
 
 
-def test_several_performers_keep_the_order_of_each_key(door: Door) -> None:
+def test_several_performers_keep_the_order_of_each_key(database: Database) -> None:
     done: dict[str, list[int]] = defaultdict(list)
 
     def handle(keyed: Keyed) -> None:
         done[keyed.key].append(keyed.number)
 
     dispatcher = Dispatcher(
-        door.url,
+        database.url,
         handlers=[handle],
         subscriptions=[Subscription(Keyed, topic="keyed", ordered=True, performers=4)],
         publications=[Publication(Keyed, topic="keyed", key="key")],
@@ -504,7 +506,7 @@ def test_acknowledgements_go_together(bench: Bench, monkeypatch: pytest.MonkeyPa
     for message in messages:
         assert consumer.acknowledge_soon(message)
 
-    eventually(lambda: bench.door.left(bench.topic) == 0)
+    eventually(lambda: bench.database.left(bench.topic) == 0)
     assert sum(calls) == 50
     assert len(calls) <= 3
 
@@ -526,7 +528,7 @@ def test_what_could_not_be_said_is_said_by_the_channels_next_consumer(
         consumer.close()
 
     bench.consumer()
-    assert bench.door.left(bench.topic) == 0
+    assert bench.database.left(bench.topic) == 0
 
 
 def test_an_outage_keeps_what_goes_back_and_says_it_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,8 +604,8 @@ def test_a_late_verdict_is_refused_and_changes_nothing(bench: Bench, verdict: st
     second.acknowledge(again)
     second.close()
     assert again.unexplained == 1
-    assert bench.door.left(bench.topic) == 0
-    assert bench.door.dead(bench.topic) == []
+    assert bench.database.left(bench.topic) == 0
+    assert bench.database.dead(bench.topic) == []
 
 
 def test_one_renewal_serves_all_that_was_received_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -633,21 +635,21 @@ def test_one_renewal_serves_all_that_was_received_together(bench: Bench, monkeyp
 def test_a_dead_letter_that_does_not_fit_its_topic_stays_in_the_queue(bench: Bench) -> None:
     consumer = bench.consumer(dead_letter=f"{bench.topic}-dead")
     payload = b'"' + b"x" * 999_000 + b'"'
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         engine.push([Push(bench.topic, payload)])
     (message,) = consumer.receive(1, 5.0)
     assert message.body == payload
 
     consumer.reject(message, replace(GIVEN_UP, description="y" * 1024))
 
-    (letter,) = bench.door.dead(bench.topic)
+    (letter,) = bench.database.dead(bench.topic)
     assert letter.payload == payload
-    assert bench.door.left(bench.topic) == 0
+    assert bench.database.left(bench.topic) == 0
 
 
 def test_the_largest_message_with_the_largest_headers_has_a_dead_letter(bench: Bench) -> None:
-    consumer = bench.consumer(dead_letter="graves")
-    graves = bench.consumer(topic="graves", channel="graves", dead_letter=None)
+    consumer = bench.consumer(dead_letter="dead-orders")
+    dead_orders = bench.consumer(topic="dead-orders", channel="dead-orders", dead_letter=None)
     headers = {"x": "\x01" * (LARGEST_HEADERS - 1)}
     with closing(bench.transport.producer()) as producer:
         producer.send([Message(Header("1", bench.topic, headers=headers), b"\xff" * LARGEST_BODY)])
@@ -655,7 +657,7 @@ def test_the_largest_message_with_the_largest_headers_has_a_dead_letter(bench: B
 
     consumer.reject(message, replace(GIVEN_UP, description="\x01" * 5000, error=ValueError("\x01" * 5000)))
 
-    (letter,) = graves.receive(1, 5.0)
+    (letter,) = dead_orders.receive(1, 5.0)
     assert (letter.body, letter.header.headers["x"]) == (message.body, headers["x"])
 
 
@@ -664,8 +666,8 @@ def test_a_dead_letter_comes_back_by_a_redrive_once(bench: Bench) -> None:
     bench.send("1")
     (message,) = consumer.receive(1, 5.0)
     consumer.reject(message, GIVEN_UP)
-    with bench.door.engine() as engine:
-        ids = [letter.id for letter in bench.door.dead(bench.topic)]
+    with bench.database.engine() as engine:
+        ids = [letter.id for letter in bench.database.dead(bench.topic)]
 
         assert engine.redrive(ids)[0]
         assert engine.redrive(ids) == [None]
@@ -679,7 +681,7 @@ def test_a_dead_letter_comes_back_by_a_redrive_once(bench: Bench) -> None:
 
 def test_a_message_of_others_is_all_body(bench: Bench) -> None:
     consumer = bench.consumer()
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         engine.push([Push(bench.topic, b'{"sku": "tea"}')])
 
     (message,) = consumer.receive(1, 5.0)
@@ -689,7 +691,7 @@ def test_a_message_of_others_is_all_body(bench: Bench) -> None:
 
 def test_others_can_read_ours(bench: Bench) -> None:
     bench.send('{"sku": "tea"}')
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         (message,) = engine.pop(PopRequest(queue=bench.topic)).messages
 
     import json
@@ -721,7 +723,7 @@ def test_a_message_that_is_sent_again_after_an_outage_is_there_once(
 
 
 def test_a_full_queue_refuses_a_message_which_may_be_sent_later(bench: Bench) -> None:
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         engine.configure(bench.topic, QueueOptions(ordered=False, max_size=1))
     bench.send("1")
 
@@ -737,19 +739,19 @@ def test_what_is_done_is_listed_as_completed(bench: Bench) -> None:
     consumer.acknowledge(consumer.receive(1, 5.0)[0])
     consumer.close()
 
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         (stored,) = engine.stored(Filter(queue=bench.topic))
 
     assert stored.states == {"channel": State.COMPLETED}
 
 
 def test_what_all_channels_are_done_with_is_removed_in_time(bench: Bench) -> None:
-    consumer = bench.consumer(bench.door.transport("keep=0.1"))
+    consumer = bench.consumer(bench.database.transport("keep=0.1"))
     bench.send("1", "2")
     done, _ = consumer.receive(10, 5.0)
 
     consumer.acknowledge(done)
 
-    with bench.door.engine() as engine:
+    with bench.database.engine() as engine:
         eventually(lambda: len(engine.stored(Filter(queue=bench.topic))) == 1)
         assert engine.queues(bench.topic)[0].groups[0].lag == 1

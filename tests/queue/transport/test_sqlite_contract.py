@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.transport import consumer as door_consumer
+from pump.queue.transport import consumer as queue_consumer
 from pump.queue.transport.envelope import START
 from pump.queue.vocabulary import Push
 from pump.testing.contract import TransportContract
@@ -26,7 +26,7 @@ class TestSqlite(TransportContract):
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(door_consumer, "LOOK_SECONDS", 0.1)
+        monkeypatch.setattr(queue_consumer, "LOOK_SECONDS", 0.1)
 
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         assert isinstance(transport, SqliteTransport)

@@ -10,7 +10,7 @@ from pump.queue.vocabulary import DeadLetter, Filter
 from pump.transport_kit.protocol import transport_from
 
 
-class Door:
+class Database:
     """One database of the queue, by its URL."""
 
     def __init__(self, url: str, open_engine: Callable[[], Engine]) -> None:
