@@ -21,10 +21,10 @@ REPLACED = {
     "naked": "asked_again",
     "outlet": "producers",
     "shelf": "batch",
-    "spared": "uncharged",
+    "spared": "uncounted",
     "surroundings": "settings",
     "unsaid": "ack_batch",
-    "unspent": "uncharged",
+    "unspent": "uncounted",
 }
 """Only words that could not be meant otherwise."""
 
