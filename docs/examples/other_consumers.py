@@ -1,4 +1,4 @@
-"""A consumer cannot reach its database. Other consumers get its messages at once, and no attempt is charged."""
+"""A consumer cannot reach its database. Other consumers get its messages at once, and no attempt is counted."""
 
 from dataclasses import dataclass
 from threading import Event

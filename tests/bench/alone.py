@@ -1,4 +1,4 @@
-"""A measurement in a process of its own: not everybody lets go of what he holds in one."""
+"""Measures in a process of its own: some libraries leave threads or connections behind."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -10,6 +10,6 @@ Arguments = ParamSpec("Arguments")
 
 
 def alone(measure: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs) -> Result:
-    """What it returns, run in a new process."""
+    """Call the function in a new process; return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(measure, *args, **options).result()

@@ -37,7 +37,7 @@ BODIES = [msgspec.json.encode(asdict(order)) for order in ORDERS]
 
 
 class Settling(RequestHandler[AsyncNatsMessage[PlaceOrder]]):
-    """The same, settling by itself, and noting how long each ack takes."""
+    """Settles its messages itself, and records how long each ack takes."""
 
     times: list[float] = []  # noqa: RUF012 - shared by all, and emptied for each round
 
@@ -67,7 +67,7 @@ class Bench:
         await connection.close()
 
     def durable(self) -> str:
-        """A new durable, before which all orders lie."""
+        """A new durable that starts at the first order."""
         name = uuid4().hex[:8]
         asyncio.run(self._make(name))
         return name
@@ -130,7 +130,7 @@ class Bench:
 
 
 def drains(bench: Bench) -> Iterator[Row]:
-    """Both pumps beside the others: with as large a buffer as they have, and with the default one."""
+    """Both pumps beside the others, with the same buffer as theirs and with the default one."""
     figures = best(
         {
             f"nats-py, fetch({BATCH}) and ack": lambda: bench.drain_bare(BATCH),

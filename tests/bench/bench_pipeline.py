@@ -18,7 +18,7 @@ MOST = {"blocking": 30.0, "awaiting": 12.0}
 
 
 class Passing(Attribute):
-    """Does nothing but pass."""
+    """Does nothing but call the rest."""
 
     def around(self, request: object, rest: Rest) -> Steps:
         result = yield from rest(request)
@@ -34,12 +34,12 @@ async def handle_async(request: object) -> object:
 
 
 def blocking(call: Callable[[], object]) -> float:
-    """Nanoseconds a call: the best of several rounds, since everything else only adds."""
+    """Nanoseconds a call, in the best of several rounds: whatever else runs can only add time."""
     return min(timeit.repeat(call, number=COUNT, repeat=ROUNDS)) / COUNT * 1e9
 
 
 def awaiting(call: Callable[[], Awaitable[object]]) -> float:
-    """The same, awaited."""
+    """The same for a coroutine function."""
 
     async def measure() -> float:
         times = []
@@ -54,7 +54,7 @@ def awaiting(call: Callable[[], Awaitable[object]]) -> float:
 
 
 def dispatch() -> None:
-    """What a dispatch does about its context."""
+    """Make and enter a context as a dispatch does."""
     leave_context(enter_context(Context(NO_PROCESSOR, "Handler")))
 
 

@@ -38,7 +38,7 @@ class PostgresBench(Bench):
 
 
 def bare_inserts(server: Postgres) -> Measured:
-    """What a table with one unique index takes, in the hand of psycopg alone."""
+    """Inserts into a table with one unique index, by bare psycopg."""
     with server.connect() as connection:
         connection.execute("create table bare (id uuid primary key, payload bytea not null)")
     with ExitStack() as stack:

@@ -11,7 +11,7 @@ from brokers.postgres import Postgres
 
 SIZES = (500_000, 5_000_000)
 ROUNDS, TURNS = 9, 100
-"""Ten thousand messages a round: the sizes stay nearly what they are."""
+"""Ten thousand messages a round, so that the sizes hardly change."""
 
 
 def rows() -> Iterator[Row]:

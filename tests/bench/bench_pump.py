@@ -1,4 +1,4 @@
-"""The pump on the in-memory bus: against Dramatiq's StubBroker, its own overhead, and what a blocked queue burns."""
+"""The pump on the in-memory bus: against Dramatiq's StubBroker, its overhead, and the CPU time of a blocked queue."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.requirement("B-09")
 
 @dataclass(frozen=True)
 class PlaceOrder(Command):
-    """The body that everybody decodes."""
+    """The body that each of them decodes."""
 
     order_id: str
     sku: str
@@ -43,7 +43,7 @@ ORDERS = [
 
 
 class _Countdown:
-    """Set once so many have been counted; counting costs as little as can be."""
+    """Sets an event at the last count; counting costs as little as possible."""
 
     def __init__(self, count: int) -> None:
         self._numbers = iter(range(count - 1))
@@ -119,7 +119,7 @@ def drain_dramatiq(threads: int) -> float:
 
 
 def decode_only() -> float:
-    """Seconds to map all orders, with nothing around it."""
+    """Seconds to map all orders, and do nothing else."""
     mapper = mapper_for(PlaceOrder)
     header = Header("x", type="PlaceOrder")
     messages = [Message(header, mapper.encode(order)) for order in ORDERS]
@@ -130,7 +130,7 @@ def decode_only() -> float:
 
 
 def median(measure: Callable[[], float]) -> float:
-    """Of several rounds, each after a collection of garbage."""
+    """The median of several rounds, each after a garbage collection."""
     figures = []
     for _ in range(ROUNDS):
         gc.collect()
@@ -161,12 +161,12 @@ def rows() -> Iterator[Row]:
 
 
 class Refuses(RequestHandler[PlaceOrder]):
-    """Leaves every message."""
+    """Acknowledges no message."""
 
     runs = 0
 
     def handle(self, order: PlaceOrder) -> None:
-        """Count, and leave it."""
+        """Count, and do not acknowledge."""
         Refuses.runs += 1
         raise DontAckAction
 
@@ -175,7 +175,7 @@ class RefusesAsync(RequestHandler[PlaceOrder]):
     """The same, async."""
 
     async def handle(self, order: PlaceOrder) -> None:
-        """Count, and leave it."""
+        """Count, and do not acknowledge."""
         Refuses.runs += 1
         raise DontAckAction
 
@@ -200,7 +200,7 @@ def burned(wall_seconds: float = 10.0) -> Iterator[Row]:
 
 
 def memory(total: int = 1_000_000) -> Iterator[Row]:
-    """How much more memory is in use after a million messages than after the first part of them."""
+    """How much the memory in use grows from the first ninety thousand messages to a million."""
     dispatcher = Dispatcher(
         "memory://",
         handlers=[Awaiting],

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.requirement("Q-25", "Q-59")
 
 ENGINE_CALLERS: Final = 4
 HTTP_CALLERS: Final = 16
-"""Each as many as suit it: more threads on two cores only get into the engine's way, and a server has many clients."""
+"""As many as suit each: on two cores more threads slow the engine down, and a server has many clients."""
 MANY_CALLERS: Final = 16
 ROUNDS: Final = 3
 MESSAGES: Final = 40_000
@@ -105,7 +105,7 @@ def batches(queue: str, messages: int, size: int = BATCH, partition: str = "Defa
 
 
 def settlements(leased: Batch) -> list[Settlement]:
-    """All of these are done."""
+    """Acknowledge all of these."""
     return [Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in leased]
 
 
@@ -263,7 +263,7 @@ def ack_engine(bench: Bench, held: Sequence[Sequence[Batch]]) -> Round:
 
 
 def waking(bench: Bench) -> Round:
-    """From the moment that a push is sent until a consumer that was parked has the message."""
+    """Seconds from a push until a waiting consumer has the message."""
     queue, tally = bench.queue(), Tally()
     pop = get(f"/api/v1/pop/queue/{queue}?wait=true&timeout=30000")
     with Connection(bench.url) as consumer, Connection(bench.url) as producer:
@@ -280,7 +280,7 @@ def waking(bench: Bench) -> Round:
 
 
 def until_parked(connection: Connection) -> None:
-    """Wait until the consumer waits."""
+    """Return when the consumer is waiting."""
     deadline = time.monotonic() + PARKED_WITHIN
     while b"pump_queue_parked_consumers{" not in connection.ask(get("/metrics/prometheus")).body:
         assert time.monotonic() < deadline
@@ -326,7 +326,7 @@ LINES: Final = [
 
 
 class Alone(NamedTuple):
-    """What one caller measures by himself, over HTTP, and how long it may take."""
+    """What a single caller measures over HTTP, and how long it may take."""
 
     name: str
     run: Callable[[Bench], Round]

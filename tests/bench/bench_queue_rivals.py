@@ -30,10 +30,10 @@ from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.vocabulary import PopRequest, Push, Settlement
 
 AT_ONCE = 1000
-"""So many are pushed with one call, by everybody."""
+"""How many are pushed with one call, by each of them."""
 ROUNDS = 3
 FEWER = 3_000
-"""Of the orders: those who take so much longer."""
+"""How many orders the slow ones get."""
 
 BODIES = [msgspec.json.encode(asdict(order)) for order in ORDERS]
 decode = msgspec.json.Decoder(PlaceOrder).decode
@@ -60,7 +60,7 @@ def timed(push: Callable[[int], object], number: int) -> float:
 
 
 class Finish:
-    """Knows when everything was handled here, and is completed in the database."""
+    """Finds out when everything is handled here, and completed in the database."""
 
     def __init__(self, url: str, number: int, left: str) -> None:
         self._url = url
@@ -224,7 +224,7 @@ THEIRS: Mapping[str, Callable[[str], Rates]] = {"Procrastinate": run_procrastina
 
 
 def best_rates(url: str) -> Mapping[str, Rates]:
-    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
+    """The best of several rounds of each, taken in turns: whatever else runs can only add time."""
     figures: dict[str, Rates] = {}
     for _ in range(ROUNDS):
         for name, run in {**OURS, **THEIRS}.items():

@@ -104,7 +104,7 @@ class Bench:
 
 
 def compared(bench: Bench, queue_type: QueueType, buffer: int, bound: float | None) -> Iterator[Row]:
-    """Both pumps beside bare pika. With a small buffer everybody waits for the broker, and we for a thread more."""
+    """Both pumps beside bare pika. With a small buffer each waits for the broker, and ours for one more thread."""
     figures = best(
         {
             "bare pika": lambda: bench.drain_pika(queue_type, buffer),

@@ -28,7 +28,7 @@ from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
 
 FEWER = 5_000
-"""Of the orders: the others take so much longer."""
+"""How many orders the others get, which are slower."""
 ROUNDS = 3
 
 

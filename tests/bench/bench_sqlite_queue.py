@@ -31,7 +31,7 @@ LINES = (
 
 
 class Bare:
-    """The same rows in the same transactions, in the hand of sqlite3 alone: inserted, marked and deleted."""
+    """The same rows in the same transactions, by bare sqlite3: inserted, marked and deleted."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -1,4 +1,4 @@
-"""The disk's own speed, printed beside whatever waits for it."""
+"""The speed of the disk, printed beside the figures that depend on it."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ SECONDS = 1.0
 
 
 def fdatasync_per_second(folder: Path) -> float:
-    """How many pages a second a file in the folder can be written one by one and be safe on its disk, at its end."""
+    """How many pages a second can be appended to a file in the folder, each made durable before the next."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         number = 0
         start = time.perf_counter()

@@ -19,7 +19,7 @@ LONG: Final = 120.0
 
 @dataclass(frozen=True)
 class PlaceOrder(Command):
-    """The body that everybody decodes: 200 bytes of JSON."""
+    """The body that each of them decodes: 200 bytes of JSON."""
 
     order_id: str
     sku: str
@@ -37,7 +37,7 @@ assert len(msgspec.json.encode(asdict(ORDERS[0]))) == 200
 
 
 class Span:
-    """From the first count to the last; connecting is not measured, for nobody. Counting costs as little as can be."""
+    """Measures from the first count to the last, so that connecting is never included. Counting costs little."""
 
     def __init__(self) -> None:
         self.begin()
@@ -90,7 +90,7 @@ def drain(dispatcher: Dispatcher) -> float:
 
 
 def best(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The best of several rounds of each, taken in turns: all else that this machine does only adds."""
+    """The best of several rounds of each, taken in turns: whatever else runs can only add time."""
     figures = dict.fromkeys(measures, math.inf)
     for _ in range(rounds):
         for name, measure in measures.items():

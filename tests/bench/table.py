@@ -1,4 +1,4 @@
-"""Rows of figures, with the bound each has to keep, printed as one table."""
+"""Rows of figures, each with its bound if it has one, printed as a table."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, and what it is held to: a ratio to something measured in the same run, or a share."""
+    """One figure; its bound is on a ratio to something measured in the same run, or on a share."""
 
     name: str
     value: float

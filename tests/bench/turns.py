@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 SECONDS = 3.0
 
 Turn = Callable[[int], int]
-"""Is given its thread's number, and says how many messages that was; none is left where it is 0."""
+"""Called with the thread's number; returns how many messages it handled, 0 if none was left."""
 
 
 class Measured(NamedTuple):
