@@ -17,11 +17,10 @@ from pump.errors import UNMAPPABLE, TransportError
 from pump.message import NO_RAW_HEADERS, Header, Message
 from pump.subscription import Subscription
 from pump.transport_kit.dead_letters import fitting_dead_letter, report_gone
-from pump.transport_kit.destinations import Destinations
 from pump.transports.nats.connection import NatsConnection, error_text, log
 from pump.transports.nats.headers import from_nats, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
-from pump.transports.nats.streams import Durable
+from pump.transports.nats.streams import Durable, destinations_of
 from pump.verdict import UNREADABLE
 
 UNDECODABLE: Final = frozenset({UNREADABLE, UNMAPPABLE})
@@ -34,11 +33,9 @@ RESERVE: Final = 1024
 class NatsDeadLetters:
     """Publishes the dead letters of one channel."""
 
-    def __init__(
-        self, subscription: Subscription, destinations: Destinations, producer: NatsProducer, max_payload: int
-    ) -> None:
+    def __init__(self, subscription: Subscription, producer: NatsProducer, *, max_payload: int) -> None:
         self._ends_undecodable: Final = subscription.on_undecodable == "term"
-        self._destinations: Final = destinations
+        self._destinations: Final = destinations_of(subscription)
         self._producer: Final = producer
         self._max_payload: Final = max_payload
         """The most bytes of headers and body together that the server takes."""

@@ -34,6 +34,11 @@ UPDATE_PAUSE_SECONDS: Final = 0.1
 NAME_IN_USE: Final = 10058
 
 
+def destinations_of(subscription: Subscription) -> Destinations:
+    """Its names. They may be patterns with a subject, so that `StreamSetup` checks who receives dead letters."""
+    return Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
+
+
 @dataclass(frozen=True, slots=True)
 class DurableSpec:
     """The durable that a subscription asks for, with the defaults filled in."""
@@ -52,7 +57,7 @@ class DurableSpec:
     @classmethod
     def of(cls, subscription: Subscription, stream: str = "") -> "DurableSpec":
         """Read a subscription. `stream` is the transport's stream for all subjects, or ""."""
-        destinations = Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
+        destinations = destinations_of(subscription)
         if isinstance(subscription, NatsSubscription) and subscription.consumer:
             missing: Missing = "validate" if subscription.missing == "create" else subscription.missing
             return cls(subscription, destinations, "", subscription.stream, subscription.consumer, missing)

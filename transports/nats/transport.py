@@ -19,7 +19,7 @@ from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.events import NatsEvents
 from pump.transports.nats.producer import NatsProducer, PublishRetries
 from pump.transports.nats.settings import url_options
-from pump.transports.nats.streams import DurableSpec, StreamSetup
+from pump.transports.nats.streams import StreamSetup
 from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
 MAX_PAYLOAD: Final = 2**20
@@ -128,7 +128,6 @@ class NatsTransport:
             durable = await self._setup(connection).bind(subscription)
             dead_letters = NatsDeadLetters(
                 subscription,
-                DurableSpec.of(subscription).destinations,
                 self._producer(f"dead letters of {subscription}", Telemetry()),
                 max_payload=connection.client.max_payload,
             )
