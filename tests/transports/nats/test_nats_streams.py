@@ -318,7 +318,7 @@ def test_three_pumps_on_one_durable_share_its_messages(
     handled = [order.number for body in bodies for order in body.requests]
     assert sorted(handled) == numbers
     assert all(len(body) for body in bodies)
-    assert wire.words(topic) == [ACK] * 300
+    assert wire.acknowledgements(topic) == [ACK] * 300
 
 
 def _slowly(kind: Kind) -> Any:
