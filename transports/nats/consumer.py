@@ -18,7 +18,7 @@ from pump.message import NO_RAW_HEADERS, Message
 from pump.telemetry import Telemetry
 from pump.transport_kit.protocol import new_generation
 from pump.transports.nats.connection import ANSWER_SECONDS, NatsConnection, error_text, log
-from pump.transports.nats.dead_letters import GivenUpListener, NatsDeadLetters
+from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.headers import from_nats
 from pump.transports.nats.pull import LONGEST_SECONDS, Puller
 from pump.transports.nats.streams import Durable
@@ -93,12 +93,6 @@ class NatsConsumer:
         """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
         self._sender: asyncio.Task[None] | None = None
         connection.on_change = self._changed.set
-
-    async def start(self, *, creates: bool) -> None:
-        """Listen for messages that the server itself gives up, where the durable has a limit."""
-        if self.broker_limit is not None:
-            listener = GivenUpListener(self._connection, self.durable, self._dead_letters, self._clock)
-            await listener.listen(creates=creates)
 
     @property
     def broker_limit(self) -> int | None:
@@ -247,7 +241,7 @@ class NatsConsumer:
         """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
         _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
         token = f"{message.position}:{stored}:{self.durable.name}"
-        await self._dead_letters.publish(message, rejection, token, self.durable.afterwards)
+        await self._dead_letters.publish(message, rejection, token)
         await self._settle(message, TERM)
 
     async def extend(self, message: Message) -> None:

@@ -109,11 +109,6 @@ class Durable:
         """Whether the server waits for acknowledgements at all."""
         return self.policy != "none"
 
-    @property
-    def afterwards(self) -> str:
-        """What becomes of a message that is ended."""
-        return "stays in the stream alone" if self.keeps_all else "is gone"
-
     def lease(self, deliveries: int) -> float:
         """How long a delivery is ours, in seconds; a back-off overrides ack_wait."""
         return self.backoff[min(deliveries, len(self.backoff)) - 1] if self.backoff else self.ack_wait
