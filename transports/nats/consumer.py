@@ -86,8 +86,8 @@ class NatsConsumer:
         self._interrupted = False
         self._closed = False
         self._handing_back: asyncio.Task[None] | None = None
-        self._acknowledged: Final[deque[Message]] = deque()
-        """Appended by any thread, sent by the loop; a deque needs no lock for that."""
+        self._acknowledged: Final[deque[tuple[Message, str]]] = deque()
+        """Messages and where to acknowledge them: appended by any thread, sent by the loop. A deque needs no lock."""
         self._unflushed = 0
         self._sending = False
         """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
@@ -210,7 +210,7 @@ class NatsConsumer:
         self._connection.check_alive("acknowledging")
         receipt.settled = True
         if self._acknowledges:
-            self._acknowledged.append(message)
+            self._acknowledged.append((message, receipt.raw.reply))
             if not self._sending:
                 self._sending = True
                 self.loop.call_soon_threadsafe(self._begin_to_send)
@@ -222,9 +222,9 @@ class NatsConsumer:
 
     async def _send_acknowledgements(self) -> None:
         while self._acknowledged:
-            message = self._acknowledged.popleft()
+            message, reply = self._acknowledged.popleft()
             try:
-                await self._connection.client.publish(receipt_of(message).raw.reply, ACK)
+                await self._connection.client.publish(reply, ACK)
             except (nats.errors.Error, OSError) as error:
                 log.warning("acknowledging message %s failed: %s; it comes again", message.id, error_text(error))
                 self._telemetry.tell("settle_failed", channel=message.origin, message=message, error=error, cause=None)
