@@ -25,7 +25,7 @@ from pump import Dispatcher, Message, RequestHandler
 from pump.message import Header
 from pump.transports.nats import AsyncNatsMessage, NatsMessage, NatsSubscription, NatsTransport
 from pump.transports.nats.consumer import NatsReceipt
-from support.nats_slip import Slip
+from support.nats_message_setup import MessageSetup
 
 ROUNDS = 3
 BATCH = 100
@@ -163,15 +163,15 @@ def explicit(bench: Bench) -> Iterator[Row]:
 
 
 def _bytes_each(count: int = 10_000) -> float:
-    slip = Slip("blocking")
-    channel = slip.line.channel
-    receipt = NatsReceipt(slip.raw, slip.delivery.receipt.consumer)  # type: ignore[attr-defined]
+    setup = MessageSetup("blocking")
+    channel = setup.line.channel
+    receipt = NatsReceipt(setup.raw, setup.delivery.receipt.consumer)  # type: ignore[attr-defined]
     messages = [Message(Header("1"), b"", receipt=receipt) for _ in range(count)]
     tracemalloc.start()
     wrappers = [NatsMessage(message, None, channel) for message in messages]
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    slip.close()
+    setup.close()
     return used / len(wrappers)
 
 

@@ -1,4 +1,4 @@
-"""A client of NATS that fails where and how it is told to."""
+"""A client of NATS whose calls fail where and how a test says."""
 
 import asyncio
 from typing import Any, Final
@@ -14,14 +14,14 @@ DELAY: Final = 0.5
 
 
 class Faults:
-    """Which calls fail, and how often they have."""
+    """Which calls shall fail, and which have."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, str]] = []
         self._armed: dict[str, tuple[str, int]] = {}
 
     def arm(self, point: str, mode: str, times: int = 1) -> None:
-        """Let the next calls of this point fail so."""
+        """Let the next calls of this kind fail in this way."""
         self._armed[point] = mode, times
 
     def client(self) -> type[Client]:
@@ -29,7 +29,7 @@ class Faults:
         return type("Faulty", (_Faulty,), {"faults": self})
 
     def strike(self, point: str) -> str:
-        """How this call fails; "" is not at all."""
+        """How this call fails; "" is for a call that works."""
         mode, times = self._armed.get(point, ("", 0))
         if not times:
             return ""
@@ -52,7 +52,7 @@ class _Faulty(Client):
     async def publish(self, subject: str, payload: bytes = b"", *arguments: Any, **options: Any) -> None:
         mode = self.faults.strike(_point(subject, payload))
         if mode == "timeout":
-            return  # nobody ever hears of it
+            return  # it is lost
         if not await self._fails(mode):
             await super().publish(subject, payload, *arguments, **options)
 

@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, which can be killed: it writes down what it has handled."""
+"""A consumer in a process of its own, which can be killed: it writes what it has handled to a file."""
 
 import argparse
 import os
@@ -16,13 +16,13 @@ from pump.transports.nats import NatsSubscription
 
 @dataclass(frozen=True)
 class Order(Command):
-    """What is handled; one number kills whoever handles it."""
+    """What is handled; one number kills the process."""
 
     number: int
 
 
 def main() -> int:
-    """Consume until told to end."""
+    """Consume until a signal."""
     told = argparse.ArgumentParser()
     told.add_argument("url")
     told.add_argument("subject")

@@ -1,4 +1,4 @@
-"""What the tests of NATS look at the server by, and the dispatchers that they run on it."""
+"""How the tests of NATS observe the server, and the dispatchers that they run on it."""
 
 import asyncio
 import functools
@@ -31,11 +31,11 @@ ACK, NAK, TERM, WORKING = b"", b"-NAK", b"+TERM", b"+WPI"
 
 
 class Wire:
-    """A connection of the tests' own: posts as strangers do, looks into streams, and hears every settlement."""
+    """A connection of the tests: posts without a pump, reads streams, and records every acknowledgement."""
 
     def __init__(self, url: str) -> None:
         self.heard: list[tuple[str, bytes]] = []
-        """What was said of deliveries: the durable, and the word."""
+        """Every acknowledgement: the durable, and its body."""
         self._thread = LoopThread("wire")
         self._connection = self.run(
             nats.connect(url, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore)
@@ -53,20 +53,20 @@ class Wire:
         self._thread.close()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do it on the wire's loop."""
+        """Run it on the loop of this connection."""
         return self._thread.run(work)
 
-    def words(self, durable: str) -> list[bytes]:
-        """What was said of the deliveries of one durable, in order."""
+    def acknowledgements(self, durable: str) -> list[bytes]:
+        """How the deliveries of one durable were acknowledged, in order."""
         self.run(self._connection.flush())
         return [word for name, word in self.heard if name == durable]
 
     def stream(self, name: str, *subjects: str, **options: Any) -> None:
-        """Make a stream, as an operator does."""
+        """Create a stream, as an operator does."""
         self.run(self.js.add_stream(name=name, subjects=list(subjects) or [name], **options))
 
     def durable(self, stream: str, name: str, **options: Any) -> None:
-        """Make a consumer, as an operator does."""
+        """Create a consumer, as an operator does."""
         config = api.ConsumerConfig(**{"name": name, "durable_name": name, "ack_wait": 30, **options})
         self.run(self.js.add_consumer(stream, config))
 
@@ -120,7 +120,7 @@ class Wire:
         return {int(json.loads(data)["number"]) for data in found}
 
     def settled(self, stream: str, durable: str) -> bool:
-        """Whether nothing waits and nothing is out; what was stored just now is counted a little later."""
+        """Whether every message was delivered and settled. The server counts a new message with a short delay."""
         info = self.consumer(stream, durable)
         if info.num_pending or info.num_ack_pending or info.delivered is None:
             return False
@@ -142,11 +142,11 @@ class Wire:
 
 
 async def _ignore(error: Exception) -> None:
-    """A test that wants to know looks."""
+    """Ignore it: a test that expects an error looks for it."""
 
 
 def in_each_pump(test: Callable[..., None]) -> Callable[..., None]:
-    """A test that mostly waits, for both kinds of pump at the same time; each has a topic of its own."""
+    """Run a test that mostly waits for both kinds of pump at the same time; each has a topic of its own."""
 
     @functools.wraps(test)
     def both(**fixtures: Any) -> None:
@@ -161,7 +161,7 @@ def in_each_pump(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def stays(condition: Callable[[], object], duration: float) -> None:
-    """Fail if the condition ceases to hold within so many seconds: nothing more comes."""
+    """Fail if the condition becomes false within `duration` seconds."""
     deadline = time.monotonic() + duration
     while time.monotonic() < deadline:
         assert condition(), f"it held for less than {duration:g} s"
@@ -169,7 +169,7 @@ def stays(condition: Callable[[], object], duration: float) -> None:
 
 
 def name(prefix: str = "t") -> str:
-    """A name that nothing on the server has."""
+    """A name that is not used on the server yet."""
     return f"{prefix}-{uuid.uuid4().hex[:10]}"
 
 
@@ -186,7 +186,7 @@ def pumping(
 def dispatcher_of(
     transport: Transport, kind: Kind, body: Body, subscription: Subscription, *, takes: Any = None, **options: Any
 ) -> Dispatcher:
-    """The same, not begun."""
+    """The same, not started."""
     handler = kind.handler(body, takes=takes)
     bound = getattr(subscription, "stream", "") or "*" in subscription.topic or ">" in subscription.topic
     posts = [] if bound else [Publication(Order, topic=subscription.topic)]
@@ -194,17 +194,17 @@ def dispatcher_of(
 
 
 def explicit(kind: Kind) -> Any:
-    """What a handler of this colour takes that settles its messages itself."""
+    """The parameter type of a handler of this colour that settles its messages itself."""
     return AsyncNatsMessage[Order] if kind.awaits else NatsMessage[Order]
 
 
 def subscribed(kind: Kind, subject: str, **options: Any) -> NatsSubscription:
-    """A subscription to a subject, by a durable of the same name; a stop need not wait long for a receive's end."""
+    """A subscription to a subject, whose durable has its name. The receive timeout is short, so a stop is quick."""
     return NatsSubscription(Order, subject=subject, **{"receive_timeout": 0.05, **kind.options, **options})
 
 
 class Seen:
-    """A body that notes what it was called with, and then does what it is told to."""
+    """The body of a handler: records what it was called with, and then calls `act`."""
 
     def __init__(self, act: Callable[[Any], object] | None = None) -> None:
         self.requests: list[Any] = []
@@ -221,7 +221,7 @@ class Seen:
         return len(self.requests)
 
     def wait(self, number: int, timeout: float = 20.0) -> list[Any]:
-        """What it was called with, once that was so often."""
+        """Wait for `number` calls, and return what it was called with."""
         with self.changed:
             enough = self.changed.wait_for(lambda: len(self.requests) >= number, timeout)
         assert enough, f"{len(self.requests)} of {number} calls came within {timeout:g} s"

@@ -18,7 +18,7 @@ from pump.message import NO_RAW_HEADERS, Message
 from pump.telemetry import Telemetry
 from pump.transport_kit.protocol import new_generation
 from pump.transports.nats.connection import ANSWER_SECONDS, NatsConnection, error_text, log
-from pump.transports.nats.dead_letters import GivenUpListener, NatsDeadLetters
+from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.headers import from_nats
 from pump.transports.nats.pull import LONGEST_SECONDS, Puller
 from pump.transports.nats.streams import Durable
@@ -86,19 +86,13 @@ class NatsConsumer:
         self._interrupted = False
         self._closed = False
         self._handing_back: asyncio.Task[None] | None = None
-        self._acknowledged: Final[deque[Message]] = deque()
-        """Appended by any thread, sent by the loop; a deque needs no lock for that."""
+        self._acknowledged: Final[deque[tuple[Message, str]]] = deque()
+        """Messages and where to acknowledge them: appended by any thread, sent by the loop. A deque needs no lock."""
         self._unflushed = 0
         self._sending = False
         """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
         self._sender: asyncio.Task[None] | None = None
         connection.on_change = self._changed.set
-
-    async def start(self, *, creates: bool) -> None:
-        """Listen for messages that the server itself gives up, where the durable has a limit."""
-        if self.broker_limit is not None:
-            listener = GivenUpListener(self._connection, self.durable, self._dead_letters, self._clock)
-            await listener.listen(creates=creates)
 
     @property
     def broker_limit(self) -> int | None:
@@ -216,7 +210,7 @@ class NatsConsumer:
         self._connection.check_alive("acknowledging")
         receipt.settled = True
         if self._acknowledges:
-            self._acknowledged.append(message)
+            self._acknowledged.append((message, receipt.raw.reply))
             if not self._sending:
                 self._sending = True
                 self.loop.call_soon_threadsafe(self._begin_to_send)
@@ -228,9 +222,9 @@ class NatsConsumer:
 
     async def _send_acknowledgements(self) -> None:
         while self._acknowledged:
-            message = self._acknowledged.popleft()
+            message, reply = self._acknowledged.popleft()
             try:
-                await self._connection.client.publish(receipt_of(message).raw.reply, ACK)
+                await self._connection.client.publish(reply, ACK)
             except (nats.errors.Error, OSError) as error:
                 log.warning("acknowledging message %s failed: %s; it comes again", message.id, error_text(error))
                 self._telemetry.tell("settle_failed", channel=message.origin, message=message, error=error, cause=None)
@@ -247,7 +241,7 @@ class NatsConsumer:
         """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
         _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
         token = f"{message.position}:{stored}:{self.durable.name}"
-        await self._dead_letters.publish(message, rejection, token, self.durable.afterwards)
+        await self._dead_letters.publish(message, rejection, token)
         await self._settle(message, TERM)
 
     async def extend(self, message: Message) -> None:

@@ -17,11 +17,10 @@ from pump.errors import UNMAPPABLE, TransportError
 from pump.message import NO_RAW_HEADERS, Header, Message
 from pump.subscription import Subscription
 from pump.transport_kit.dead_letters import fitting_dead_letter, report_gone
-from pump.transport_kit.destinations import Destinations
 from pump.transports.nats.connection import NatsConnection, error_text, log
 from pump.transports.nats.headers import from_nats, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
-from pump.transports.nats.streams import Durable
+from pump.transports.nats.streams import Durable, destinations_of
 from pump.verdict import UNREADABLE
 
 UNDECODABLE: Final = frozenset({UNREADABLE, UNMAPPABLE})
@@ -32,57 +31,52 @@ RESERVE: Final = 1024
 
 
 class NatsDeadLetters:
-    """Publishes the dead letters of one channel."""
+    """Publishes the dead letters of one channel: of messages that the pump rejects, or that the server gives up."""
 
     def __init__(
-        self, subscription: Subscription, destinations: Destinations, producer: NatsProducer, max_payload: int
+        self,
+        subscription: Subscription,
+        durable: Durable,
+        connection: NatsConnection,
+        producer: NatsProducer,
+        clock: Clock,
     ) -> None:
         self._ends_undecodable: Final = subscription.on_undecodable == "term"
-        self._destinations: Final = destinations
+        self._destinations: Final = destinations_of(subscription)
+        self._durable: Final = durable
+        self._connection: Final = connection
         self._producer: Final = producer
-        self._max_payload: Final = max_payload
-        """The most bytes of headers and body together that the server takes."""
+        self._clock: Final = clock
 
-    async def publish(self, message: Message, rejection: Rejection, token: str, gone: str) -> None:
-        """Publish a dead letter; where none is wanted, log what becomes of the message instead.
-
-        The server stores the same token only once.
-        """
+    async def publish(self, message: Message, rejection: Rejection, token: str) -> None:
+        """Publish a dead letter, or log that none is wanted. The server stores the same token only once."""
         subject = self._destinations.for_rejected(rejection.kind, message.header.topic)
         ends = self._ends_undecodable and rejection.reason in UNDECODABLE
         if subject is None or ends:
+            what = "stays in the stream alone" if self._durable.keeps_all else "is gone"
             setting = 'on_undecodable="term"' if ends else "dead_letter=None"
-            report_gone(log, message, message.origin, rejection, what=gone, setting=setting)
+            report_gone(log, message, message.origin, rejection, what=what, setting=setting)
             return
 
         def letter(header: Header) -> OutgoingMessage:
             return OutgoingMessage(subject, message.body, to_nats(header, token), message.id)
 
-        header = fitting_dead_letter(message, rejection, lambda each: letter(each).size + RESERVE <= self._max_payload)
+        largest = self._connection.client.max_payload - RESERVE
+        header = fitting_dead_letter(message, rejection, lambda each: letter(each).size <= largest)
         await self._producer.publish([letter(header)])
 
     async def close(self) -> None:
         """Close the producer."""
         await self._producer.close()
 
-
-class GivenUpListener:
-    """Makes dead letters of what the server gives up of one durable. Of several pumps, one gets each advisory.
-
-    A small stream keeps the advisories until their dead letters are stored; where it cannot be made, only those
-    published while a pump is connected are heard.
-    """
-
-    def __init__(
-        self, connection: NatsConnection, durable: Durable, dead_letters: NatsDeadLetters, clock: Clock
-    ) -> None:
-        self._connection: Final = connection
-        self._durable: Final = durable
-        self._dead_letters: Final = dead_letters
-        self._clock: Final = clock
+    # -- messages that the server gives up
 
     async def listen(self, *, creates: bool) -> None:
-        """Listen from now on, and to what the stream has kept."""
+        """Listen for what the server gives up from now on, and to what a small stream has kept of it.
+
+        Of several pumps, one gets each advisory. The stream keeps it until the dead letter is stored. Where the stream
+        cannot be created, only advisories published while a pump is connected are heard.
+        """
         durable, connection = self._durable, self._connection
         subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{durable.stream}.{durable.name}"
         group = f"pump-{durable.name}"
@@ -94,11 +88,8 @@ class GivenUpListener:
                 subject, stream=stream, queue=group, durable=group, manual_ack=True, cb=self._on_advisory
             )
         except nats.errors.Error as error:
-            log.warning(
-                "what the server gives up of %r while no pump is connected is not heard of: %s",
-                durable.name,
-                error_text(error),
-            )
+            text = "what the server gives up of %r while no pump is connected gets no dead letter: %s"
+            log.warning(text, durable.name, error_text(error))
             await connection.client.subscribe(subject, queue=group, cb=self._on_advisory)
 
     async def _on_advisory(self, advisory: Msg) -> None:
@@ -117,29 +108,19 @@ class GivenUpListener:
             )
             log.warning("message %s of %s was %s", message.id, durable.name, GIVEN_UP)
             token = f"{message.position}:{durable.name}:parked"
-            await self._dead_letters.publish(message, rejection, token, durable.afterwards)
+            await self.publish(message, rejection, token)
             if not durable.keeps_all:
                 await js.delete_msg(durable.stream, sequence)
             if advisory.reply:
                 await advisory.ack()
         except (nats.errors.Error, TransportError, OSError, ValueError, KeyError) as error:
-            log.error(
-                "what the server gave up of %r stays in the stream %r: %s",
-                durable.name,
-                durable.stream,
-                error_text(error),
-            )
+            name, stream = durable.name, durable.stream
+            log.error("what the server gave up of %r stays in the stream %r: %s", name, stream, error_text(error))
 
     def _message(self, stored: api.RawStreamMsg, sequence: int, deliveries: int) -> Message:
-        headers = stored.headers or {}
+        headers, body = stored.headers or NO_RAW_HEADERS, stored.data or b""
         position = f"{self._durable.stream}:{sequence}"
         header, _ = from_nats(headers, stored.subject or "", position)
-        message = Message(
-            header,
-            stored.data or b"",
-            deliveries=deliveries,
-            position=position,
-            raw_headers=headers or NO_RAW_HEADERS,
-        )
+        message = Message(header, body, deliveries=deliveries, position=position, raw_headers=headers)
         message.origin = self._durable.name
         return message

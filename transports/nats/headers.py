@@ -25,9 +25,17 @@ ESCAPED: Final = "pump-headers"
 JSON_TYPE: Final = "application/json"
 KINDS: Final = frozenset(get_args(Kind))
 
-_OURS: Final = frozenset(
-    (MSG_ID, ID, TYPE, VERSION, KIND, KEY, CORRELATION, REPLY_TO, TIMESTAMP, CONTENT_TYPE, ESCAPED)
+_FIELDS: Final = (
+    (TYPE, ""),
+    (VERSION, ""),
+    (KIND, "command"),
+    (CONTENT_TYPE, JSON_TYPE),
+    (KEY, None),
+    (CORRELATION, None),
+    (REPLY_TO, None),
 )
+"""The fields of a Header from the third on, with their defaults, which are not sent."""
+_OURS: Final = frozenset((MSG_ID, ID, *(name for name, _ in _FIELDS), TIMESTAMP, ESCAPED))
 _OURS_IN_LOWER_CASE: Final = frozenset(name.lower() for name in _OURS)
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SERVER_PREFIX: Final = "Nats-"
@@ -36,7 +44,12 @@ _SERVER_PREFIX: Final = "Nats-"
 
 def to_nats(header: Header, msg_id: str) -> dict[str, str]:
     """The NATS headers of a message. A `Nats-Msg-Id` among the sender's headers replaces `msg_id`."""
-    fields = {MSG_ID: header.headers.get(MSG_ID, msg_id), **_fields(header)}
+    fields = {MSG_ID: header.headers.get(MSG_ID, msg_id), ID: header.id}
+    for (name, default), value in zip(_FIELDS, header[2:9], strict=True):
+        if value is not None and value != default:
+            fields[name] = value
+    if header.timestamp:
+        fields[TIMESTAMP] = repr(header.timestamp)
     ours = {name: fields.pop(name) for name, value in tuple(fields.items()) if not _is_safe(value)}
     theirs: dict[str, str] = {}
     for name, value in header.headers.items():
@@ -48,28 +61,6 @@ def to_nats(header: Header, msg_id: str) -> dict[str, str]:
             fields[name] = value
     if ours or theirs:
         fields[ESCAPED] = json.dumps([ours, theirs])
-    return fields
-
-
-def _fields(header: Header) -> dict[str, str]:
-    """What differs from the defaults; a default is not sent."""
-    fields = {ID: header.id}
-    if header.type:
-        fields[TYPE] = header.type
-    if header.version:
-        fields[VERSION] = header.version
-    if header.kind != "command":
-        fields[KIND] = header.kind
-    if header.content_type != JSON_TYPE:
-        fields[CONTENT_TYPE] = header.content_type
-    if header.key is not None:
-        fields[KEY] = header.key
-    if header.correlation_id is not None:
-        fields[CORRELATION] = header.correlation_id
-    if header.reply_to is not None:
-        fields[REPLY_TO] = header.reply_to
-    if header.timestamp:
-        fields[TIMESTAMP] = repr(header.timestamp)
     return fields
 
 

@@ -22,6 +22,7 @@ from pump.transports.nats.headers import find
 from pump.verdict import Acknowledge, Judge, Requeue, Settles, Verdict
 
 T = TypeVar("T")
+Done = TypeVar("Done")
 Acknowledgement: TypeAlias = Callable[[Msg], Coroutine[Any, Any, None]]
 """One of nats-py's own: ack, nak or term."""
 
@@ -102,8 +103,8 @@ class _NativeRequeue(Requeue):
         return self.send()
 
 
-class _JetStreamMessage(Generic[T]):
-    """What both colours show, and how they decide."""
+class _JetStreamMessage(Generic[T, Done]):
+    """What both colours show and decide alike. Done is what settling returns: None, or what has to be awaited."""
 
     __slots__ = ()
 
@@ -111,12 +112,14 @@ class _JetStreamMessage(Generic[T]):
     system: ClassVar[str] = "nats"
 
     if TYPE_CHECKING:  # a delivery has these
+        _judge: Judge
 
         @property
         def message(self) -> Message: ...
         @property
         def payload(self) -> Any: ...  # noqa: ANN401
-        def _release_after(self, send: Acknowledgement) -> Any: ...  # noqa: ANN401
+        def _settle(self, decide: Callable[[], Verdict]) -> Done: ...
+        def _release_after(self, send: Acknowledgement) -> Done: ...
 
     def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
         super().__init__(message, payload, channel)  # type: ignore[call-arg]  # a delivery takes them
@@ -189,13 +192,25 @@ class _JetStreamMessage(Generic[T]):
             raise PumpError(f"{type(self).__name__} is for messages from NATS, and {self.message!r} is not")
         return receipt
 
-    def _native(self, acknowledgement: Acknowledgement) -> Verdict:
-        return _NativeAcknowledge(send=partial(self._release_after, acknowledgement))
+    def ack(self) -> Done:
+        """The message is done."""
+        return self._settle(lambda: _NativeAcknowledge(send=partial(self._release_after, Msg.ack)))
 
-    def _nak(self, judge: Judge, delay: float | None) -> Verdict:
+    def nak(self, delay: Duration | None = None) -> Done:
+        """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
+        wait = None if delay is None else seconds(delay)
+        if wait is not None and wait < 0:
+            raise ValueError(f"a delay cannot be negative: {wait} s")
+        return self._settle(lambda: self._nak(wait))
+
+    def term(self) -> Done:
+        """It is never delivered again, and does not become a dead letter."""
+        return self._settle(lambda: _NativeAcknowledge(send=partial(self._release_after, Msg.term)))
+
+    def _nak(self, delay: float | None) -> Verdict:
         """By nats-py, unless the attempts are used up, or the server would give the message up before they are."""
         receipt = self._receipt
-        verdict = receipt.nak_verdict = receipt.nak_verdict or judge.asked_again(self.message, delay)
+        verdict = receipt.nak_verdict = receipt.nak_verdict or self._judge.asked_again(self.message, delay)
         if not isinstance(verdict, Requeue) or not receipt.consumer.may_nak(self.message, verdict.attempts):
             return verdict
         send = partial(self._release_after, lambda raw: raw.nak() if delay is None else raw.nak(delay=delay))
@@ -222,7 +237,7 @@ class _JetStreamMessage(Generic[T]):
         return receipt
 
 
-class NatsMessage(_JetStreamMessage[T], Delivery[T]):
+class NatsMessage(_JetStreamMessage[T, None], Delivery[T]):
     """One JetStream message, settled by its handler. The first of ack, nak and term wins; later ones do nothing.
 
     They go straight to the server, from any thread, and raise nats-py's own errors; one that failed may be tried
@@ -232,19 +247,6 @@ class NatsMessage(_JetStreamMessage[T], Delivery[T]):
     __slots__ = ()
 
     twin: ClassVar[str] = "AsyncNatsMessage"
-
-    def ack(self) -> None:
-        """The message is done."""
-        self._settle(lambda: self._native(Msg.ack))
-
-    def nak(self, delay: Duration | None = None) -> None:
-        """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
-        wait = _delay_seconds(delay)
-        self._settle(lambda: self._nak(self._judge, wait))
-
-    def term(self) -> None:
-        """It is never delivered again, and does not become a dead letter."""
-        self._settle(lambda: self._native(Msg.term))
 
     def in_progress(self) -> None:
         """The handler still works on it: renew its lease."""
@@ -272,25 +274,12 @@ class NatsMessage(_JetStreamMessage[T], Delivery[T]):
             raise nats.errors.TimeoutError from None
 
 
-class AsyncNatsMessage(_JetStreamMessage[T], AsyncDelivery[T]):
+class AsyncNatsMessage(_JetStreamMessage[T, Coroutine[Any, Any, None]], AsyncDelivery[T]):
     """The same for async handlers, awaited on any loop."""
 
     __slots__ = ()
 
     twin: ClassVar[str] = "NatsMessage"
-
-    async def ack(self) -> None:
-        """The message is done."""
-        await self._settle(lambda: self._native(Msg.ack))
-
-    async def nak(self, delay: Duration | None = None) -> None:
-        """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
-        wait = _delay_seconds(delay)
-        await self._settle(lambda: self._nak(self._judge, wait))
-
-    async def term(self) -> None:
-        """It is never delivered again, and does not become a dead letter."""
-        await self._settle(lambda: self._native(Msg.term))
 
     async def in_progress(self) -> None:
         """The handler still works on it: renew its lease."""
@@ -299,10 +288,3 @@ class AsyncNatsMessage(_JetStreamMessage[T], AsyncDelivery[T]):
     async def _release_after(self, send: Acknowledgement) -> None:
         await self._send(send)
         await self._channel.leave_unsettled(self._message)
-
-
-def _delay_seconds(delay: Duration | None) -> float | None:
-    wait = None if delay is None else seconds(delay)
-    if wait is not None and wait < 0:
-        raise ValueError(f"a delay cannot be negative: {wait} s")
-    return wait

@@ -34,6 +34,11 @@ UPDATE_PAUSE_SECONDS: Final = 0.1
 NAME_IN_USE: Final = 10058
 
 
+def destinations_of(subscription: Subscription) -> Destinations:
+    """Its names. They may be patterns with a subject, so that `StreamSetup` checks who receives dead letters."""
+    return Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
+
+
 @dataclass(frozen=True, slots=True)
 class DurableSpec:
     """The durable that a subscription asks for, with the defaults filled in."""
@@ -52,7 +57,7 @@ class DurableSpec:
     @classmethod
     def of(cls, subscription: Subscription, stream: str = "") -> "DurableSpec":
         """Read a subscription. `stream` is the transport's stream for all subjects, or ""."""
-        destinations = Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
+        destinations = destinations_of(subscription)
         if isinstance(subscription, NatsSubscription) and subscription.consumer:
             missing: Missing = "validate" if subscription.missing == "create" else subscription.missing
             return cls(subscription, destinations, "", subscription.stream, subscription.consumer, missing)
@@ -104,11 +109,6 @@ class Durable:
         """Whether the server waits for acknowledgements at all."""
         return self.policy != "none"
 
-    @property
-    def afterwards(self) -> str:
-        """What becomes of a message that is ended."""
-        return "stays in the stream alone" if self.keeps_all else "is gone"
-
     def lease(self, deliveries: int) -> float:
         """How long a delivery is ours, in seconds; a back-off overrides ack_wait."""
         return self.backoff[min(deliveries, len(self.backoff)) - 1] if self.backoff else self.ack_wait
@@ -134,7 +134,9 @@ class StreamSetup:
                 if subscription.missing != "assume":
                     await self.bind(subscription, warn=True)
             for publication in publications:
-                await self._prepare_topic(publication.destination, publication.missing)
+                topic = check_subject(publication.destination)
+                if publication.missing != "assume":
+                    await self._streams_for(topic, publication.missing)
         except (nats.errors.Error, OSError) as error:
             raise TransportError(f"preparing {self._connection.address} failed: {error_text(error)}") from error
 
@@ -168,20 +170,14 @@ class StreamSetup:
     async def _stream_of(self, spec: DurableSpec) -> str:
         if spec.stream and not spec.subject:
             return await self._existing(spec)
-        found = await self._streams_taking(spec.subject)
+        why = f", so there is no consumer {spec.name!r} (channel {spec.destinations.channel})"
+        found = await self._streams_for(spec.subject, spec.missing, why)
         if len(found) > 1:
             raise SetupError(
                 f"several streams take {spec.subject!r} ({', '.join(found)}), and the consumer {spec.name!r} can have "
                 "only one of them: NatsSubscription(stream=…, consumer=…) says which"
             )
-        if found:
-            return found[0]
-        if spec.missing != "create":
-            raise SetupError(
-                f"no stream takes {spec.subject!r}, so there is no consumer {spec.name!r} (channel "
-                f"{spec.destinations.channel}), and missing={spec.missing!r} creates none"
-            )
-        return await self._create(spec.subject)
+        return found[0]
 
     async def _existing(self, spec: DurableSpec) -> str:
         try:
@@ -199,19 +195,21 @@ class StreamSetup:
         answer = await self._connection.request("STREAM.NAMES", {"subject": subject})
         return list(answer.get("streams") or ())
 
-    async def _prepare_topic(self, topic: str, missing: Missing) -> None:
-        check_subject(topic)
-        if missing == "assume" or await self._streams_taking(topic):
-            return
-        if missing == "validate":
-            raise SetupError(f"no stream takes {topic!r}, and missing='validate' creates none")
-        await self._create(topic)
+    async def _streams_for(self, subject: str, missing: Missing, why: str = "", *, own: bool = False) -> list[str]:
+        """The streams that take a subject; if none does, one is created where that is allowed."""
+        found = await self._streams_taking(subject)
+        if not found and missing != "create":
+            raise SetupError(f"no stream takes {subject!r}{why}, and missing={missing!r} creates none")
+        return found or [await self._create(subject, own=own)]
 
     async def _create(self, subject: str, *, own: bool = False) -> str:
         """Create a stream for a subject, or have the transport's one stream take it too, unless it needs its `own`."""
         name = escape_name(subject) if own or not self._stream else self._stream
+        config = replace(self._template, name=name, subjects=[subject])
+        if own and config.retention == api.RetentionPolicy.INTEREST:
+            config.retention = api.RetentionPolicy.LIMITS  # it has no consumer yet, and would drop dead letters
         try:
-            await self._js.add_stream(replace(self._template, name=name, subjects=[subject]))
+            await self._js.add_stream(config)
         except nats.js.errors.APIError as error:
             for taken in await self._streams_taking(subject):  # another process has created one meanwhile
                 return taken
@@ -297,24 +295,17 @@ class StreamSetup:
                     f"channel {channel} would receive its own dead letters: the consumer {durable.name!r} "
                     f"receives {received[0]!r}, which includes {subject!r}. Say dead_letter=, another subject"
                 )
-            if not found and missing == "create":
-                await self._create(subject, own=True)
-            elif not found:
-                raise SetupError(
-                    f"no stream takes {subject!r}, the dead letters of channel {channel}, and "
-                    f"missing={missing!r} creates none"
-                )
-            else:
-                await self._check_kept(found, subject, channel)
+            why = f", the dead letters of channel {channel}"
+            for name in await self._streams_for(subject, missing, why, own=True):
+                await self._check_kept(name, subject, channel)
 
-    async def _check_kept(self, streams: Iterable[str], subject: str, channel: str) -> None:
-        for name in streams:
-            info = await self._js.stream_info(name)
-            if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
-                raise SetupError(
-                    f"the stream {name!r} takes {subject!r}, the dead letters of channel {channel}, and would drop "
-                    "them: it keeps a message only while a consumer waits for it, and it has no consumer"
-                )
+    async def _check_kept(self, stream: str, subject: str, channel: str) -> None:
+        info = await self._js.stream_info(stream)
+        if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
+            raise SetupError(
+                f"the stream {stream!r} takes {subject!r}, the dead letters of channel {channel}, and would drop "
+                "them: it keeps a message only while a consumer waits for it, and it has no consumer"
+            )
 
 
 def _raise_not_created(what: str, error: nats.js.errors.APIError) -> NoReturn:

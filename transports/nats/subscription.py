@@ -1,4 +1,4 @@
-"""A subscription with what only NATS has: a subject or a bound consumer, tenants, a choice for poisoned messages."""
+"""A subscription with the options that only NATS has: a subject or an existing consumer, and tenants."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ TENANT_REFUSED: Final = "tenant_validation_failed"
 
 @dataclass(frozen=True, kw_only=True)
 class NatsSubscription(Subscription):
-    """What is consumed: of a `subject`, or by the `consumer` that somebody else made of a `stream`; never both.
+    """Consumes a `subject`, or an existing `consumer` of a `stream`; never both.
 
-    An unhandled error asks for the message again at once, and counts: after `max_attempts` runs it is a dead letter.
+    After an unhandled error the message comes again at once, and after `max_attempts` runs it is a dead letter.
     """
 
     subject: str = ""
-    """The channel, by default of the same name, becomes a durable consumer of it."""
+    """Consumed by a durable consumer named as the channel, which by default is named as the subject."""
     stream: str = ""
     consumer: str = ""
-    """It has to be there when the pump starts."""
+    """It must exist when the pump starts."""
     on_unhandled: OnUnhandled = "nak"
     on_undecodable: OnUndecodable = "dlq"
-    """What becomes of a message that cannot be mapped: "dlq" is a dead letter, "nak" asks for it again until its
-    attempts are spent, "term" ends it without a trace but in the log."""
+    """What becomes of a message that cannot be decoded: "dlq" makes it a dead letter; "nak" has it delivered again
+    until its attempts are used up; "term" ends it, with an ERROR in the log."""
     tenants: Collection[str] | None = None
-    """Whose messages may be handled, as the header `tenant_id` says; None is everybody's."""
+    """Only messages with one of these in the header `tenant_id` are handled; None is all messages."""
 
     def __post_init__(self) -> None:
         bound = bool(self.stream and self.consumer)
@@ -41,7 +41,7 @@ class NatsSubscription(Subscription):
             )
         place = self.stream if bound else self.subject
         if self.topic not in {"", place}:
-            raise ConfigurationError(f"a NatsSubscription needs no topic: it has {place!r}, not {self.topic!r}")
+            raise ConfigurationError(f"a NatsSubscription takes no topic: its topic is {place!r}, not {self.topic!r}")
         if self.on_undecodable not in get_args(OnUndecodable):
             choices = ", ".join(map(repr, get_args(OnUndecodable)))
             raise ConfigurationError(f"on_undecodable must be one of {choices}, not {self.on_undecodable!r}")
@@ -56,7 +56,7 @@ class NatsSubscription(Subscription):
 
     @property
     def refusal(self) -> Callable[[Message], str] | None:
-        """Refuses the messages of tenants that are not among those allowed, and of none."""
+        """Says why a message is refused: its tenant is not among those allowed, or it names none."""
         tenants = self.tenants
         if tenants is None:
             return None

@@ -19,7 +19,7 @@ from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.events import NatsEvents
 from pump.transports.nats.producer import NatsProducer, PublishRetries
 from pump.transports.nats.settings import url_options
-from pump.transports.nats.streams import DurableSpec, StreamSetup
+from pump.transports.nats.streams import StreamSetup
 from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
 MAX_PAYLOAD: Final = 2**20
@@ -126,25 +126,21 @@ class NatsTransport:
         connection = await NatsConnection.open(self._address, f"consuming {subscription}")
         try:
             durable = await self._setup(connection).bind(subscription)
-            dead_letters = NatsDeadLetters(
-                subscription,
-                DurableSpec.of(subscription).destinations,
-                self._producer(f"dead letters of {subscription}", Telemetry()),
-                max_payload=connection.client.max_payload,
-            )
-            consumer = NatsConsumer(
-                connection,
-                durable,
-                dead_letters,
-                self._clock,
-                max_attempts=subscription.max_attempts,
-                telemetry=self._telemetry,
-            )
-            await consumer.start(creates=subscription.missing == "create")
+            producer = self._producer(f"dead letters of {subscription}", Telemetry())
+            dead_letters = NatsDeadLetters(subscription, durable, connection, producer, self._clock)
+            if durable.max_deliver is not None:
+                await dead_letters.listen(creates=subscription.missing == "create")
         except BaseException:
             await connection.close()
             raise
-        return consumer
+        return NatsConsumer(
+            connection,
+            durable,
+            dead_letters,
+            self._clock,
+            max_attempts=subscription.max_attempts,
+            telemetry=self._telemetry,
+        )
 
     async def async_producer(self) -> NatsProducer:
         """A producer; it connects with the first posting."""

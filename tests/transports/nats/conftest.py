@@ -1,4 +1,4 @@
-"""Fixtures of the tests of NATS: each kind of pump, the shared server, and a wire to look at it by."""
+"""Fixtures of the tests of NATS: each kind of pump, the shared server, and a connection to observe it."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="module")
 def module_nats_server() -> Iterator[Nats]:
-    """A second server for each module: to stop one takes the longer, the more streams it holds."""
+    """A second server for each module: stopping one takes longer the more streams it has."""
     with Nats() as server:
         yield server
 

@@ -25,7 +25,7 @@ PASSWORD = "hush-hush"
 
 
 class Guarded(Nats):
-    """A server that wants more of whoever comes."""
+    """A server with other settings."""
 
     def __init__(self, **settings: object) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class Guarded(Nats):
         return json.dumps({**json.loads(super()._configured()), **self._settings})
 
     async def _ask_jetstream(self) -> None:
-        """Strangers are not let in; that it answers is enough."""
+        """It refuses a login without password; that it answers is enough."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def refusal(transport: NatsTransport) -> PumpError:
 
 
 def is_one_clear_error(error: BaseException) -> bool:
-    """Nothing of nats-py's own comes with it."""
+    """Without a cause of nats-py's own."""
     return error.__cause__ is None and error.__suppress_context__ and "\n" not in str(error)
 
 

@@ -22,7 +22,7 @@ UNSTORED = "posting to {}.dlq failed"
 """What is logged before a dead letter is posted again."""
 
 
-def grave(topic: str) -> str:
+def dead_letter_stream(topic: str) -> str:
     return f"{topic}=2Edlq"
 
 
@@ -34,12 +34,12 @@ def test_a_message_that_always_fails_is_run_so_often_and_then_is_a_dead_letter(
     seen = Seen(fails)
     with pumping(transport, kind, seen, subscribed(kind, topic, **options)):
         wire.orders(topic, 1)
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
         eventually(lambda: wire.settled(topic, topic))
 
     assert len(seen) == runs
-    assert wire.words(topic) == [*[NAK] * (runs - 1), TERM]
-    assert wire.count(grave(topic)) == 1
+    assert wire.acknowledgements(topic) == [*[NAK] * (runs - 1), TERM]
+    assert wire.count(dead_letter_stream(topic)) == 1
 
 
 @pytest.mark.requirement("R-13")
@@ -49,7 +49,7 @@ def test_after_the_last_attempt_there_is_rest(wire: Wire, transport: NatsTranspo
     seen = Seen(fails)
     with pumping(transport, kind, seen, subscribed(kind, topic, lease=lease)) as dispatcher:
         wire.orders(topic, 1)
-        eventually(lambda: wire.settled(topic, topic) and wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.settled(topic, topic) and wire.count(dead_letter_stream(topic)) == 1)
         delivered = wire.consumer(topic, topic).delivered
 
         stays(lambda: len(seen) == 3, 10 * lease)
@@ -75,8 +75,8 @@ def test_the_budget_goes_on_after_a_restart_of_the_process(
         runs += len(seen)
 
     assert runs == 4
-    assert wire.words(topic) == [NAK, NAK, NAK, TERM]
-    assert wire.count(grave(topic)) == 1
+    assert wire.acknowledgements(topic) == [NAK, NAK, NAK, TERM]
+    assert wire.count(dead_letter_stream(topic)) == 1
 
 
 @pytest.mark.requirement("R-07", "R-08")
@@ -86,15 +86,15 @@ def test_an_explicit_nak_counts_what_the_server_counted_before_this_process(
     with pumping(transport, kind, Seen(fails), subscribed(kind, topic, unacceptable_limit=2)) as first:
         wire.orders(topic, 1)
         eventually(lambda: first.stopped_channels)
-    assert wire.words(topic) == [NAK, NAK]
+    assert wire.acknowledgements(topic) == [NAK, NAK]
 
     seen = Seen(lambda message: message.nak())
     with pumping(transport, kind, seen, subscribed(kind, topic), takes=explicit(kind)):
         seen.wait(1)
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
 
     assert [each.metadata.num_delivered for each in seen.requests] == [3]
-    assert wire.words(topic) == [NAK, NAK, TERM]
+    assert wire.acknowledgements(topic) == [NAK, NAK, TERM]
 
 
 @pytest.mark.requirement("P-04")
@@ -107,10 +107,10 @@ def test_fifty_refusals_spend_nothing(wire: Wire, transport: NatsTransport, kind
     seen = Seen(body)
     with pumping(transport, kind, seen, subscribed(kind, topic, dont_ack_delay=0.01, may_block=True)):
         wire.orders(topic, 1)
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
 
     assert len(seen) == 53
-    assert wire.words(topic) == [*[NAK] * 52, TERM]
+    assert wire.acknowledgements(topic) == [*[NAK] * 52, TERM]
 
 
 @pytest.mark.requirement("P-04")
@@ -123,10 +123,10 @@ def test_refusals_before_a_restart_spend_nothing_either(
     options = {"dont_ack_delay": 0.01, "may_block": True}
     with pumping(transport, kind, Seen(refuse), subscribed(kind, topic, **options)):
         wire.orders(topic, 1)
-        eventually(lambda: len(wire.words(topic)) >= 20)
+        eventually(lambda: len(wire.acknowledgements(topic)) >= 20)
     seen = Seen(fails)
     with pumping(transport, kind, seen, subscribed(kind, topic, **options)):
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
 
     assert len(seen) == 3
 
@@ -151,9 +151,9 @@ def test_a_refused_message_is_the_same_message_counted_by_the_server_alone(
     assert (first.message.id, first.metadata.stream_sequence) == (again.message.id, again.metadata.stream_sequence)
     assert (first.metadata.num_delivered, again.metadata.num_delivered) == (1, 2)
     assert again.message.attempts == 0
-    assert wire.words(topic) == [NAK, ACK]
+    assert wire.acknowledgements(topic) == [NAK, ACK]
     assert wire.count(topic) == 1
-    assert wire.count(grave(topic)) == 0
+    assert wire.count(dead_letter_stream(topic)) == 0
 
 
 @pytest.mark.requirement("P-04", "R-43", "Z-12")
@@ -167,13 +167,13 @@ def test_while_dead_letters_cannot_be_stored_the_message_stays_and_is_not_run_ag
     with pumping(transport, kind, seen, subscribed(kind, topic, lease=3)):
         wire.orders(topic, 1)
         eventually(lambda: caplog.text.count(UNSTORED.format(topic)) >= 4)
-        assert TERM not in wire.words(topic)
+        assert TERM not in wire.acknowledgements(topic)
         assert not wire.settled(topic, topic)
         wire.run(wire.js.purge_stream("full-" + topic))
         eventually(lambda: wire.settled(topic, topic))
 
     assert len(seen) == 3
-    assert wire.words(topic).count(TERM) == 1
+    assert wire.acknowledgements(topic).count(TERM) == 1
     assert wire.count("full-" + topic) == 1
 
 
@@ -223,7 +223,7 @@ def test_a_dead_letter_is_stored_once_however_often_it_is_posted(
     wire: Wire, nats_server: Nats, kind: Kind, topic: str
 ) -> None:
     class Forgetful(Client):
-        """Its first word of the end is lost on the way."""
+        """Its first TERM is lost on the way."""
 
         lost: list[bytes] = []  # noqa: RUF012 - for one test
 
@@ -241,7 +241,7 @@ def test_a_dead_letter_is_stored_once_however_often_it_is_posted(
 
     assert Forgetful.lost == [TERM]
     assert len(seen) == 1
-    assert wire.count(grave(topic)) == 1
+    assert wire.count(dead_letter_stream(topic)) == 1
 
 
 @pytest.mark.requirement("R-18")
@@ -253,12 +253,12 @@ def test_a_message_of_an_unknown_tenant_is_naked_and_then_a_dead_letter_and_neve
     with pumping(transport, kind, seen, subscribed(kind, topic, tenants=["acme", "globex"])):
         wire.orders(topic, 1, headers=headers)
         wire.orders(topic, 2, headers={"x-tenant-id": "acme"})
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
         eventually(lambda: wire.settled(topic, topic))
 
     assert seen.requests == [Order(2)]
-    assert sorted(wire.words(topic)) == sorted([NAK, NAK, TERM, ACK])
-    assert wire.stored(grave(topic)).headers["pump-reason"] == "tenant_validation_failed"  # type: ignore[index]
+    assert sorted(wire.acknowledgements(topic)) == sorted([NAK, NAK, TERM, ACK])
+    assert wire.stored(dead_letter_stream(topic)).headers["pump-reason"] == "tenant_validation_failed"  # type: ignore[index]
 
 
 @pytest.mark.requirement("R-18")
@@ -272,7 +272,7 @@ def test_without_a_list_of_tenants_everybody_is_served(
         seen.wait(2)
         eventually(lambda: wire.settled(topic, topic))
 
-    assert wire.words(topic) == [ACK, ACK]
+    assert wire.acknowledgements(topic) == [ACK, ACK]
 
 
 @pytest.mark.requirement("R-10", "R-11")
@@ -289,7 +289,7 @@ def test_nothing_is_remembered_of_messages_that_have_ended(
     seen = Seen(body)
     with pumping(transport, kind, seen, subscribed(kind, topic)) as dispatcher:
         wire.orders(topic, *range(5))
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
         eventually(lambda: wire.settled(topic, topic))
         ledger = dispatcher._groups[topic]._ledger
         eventually(lambda: len(ledger) == 0)
@@ -306,11 +306,11 @@ def test_a_bound_durable_with_a_limit_of_three_is_never_asked_for_a_fourth(
     seen = Seen((lambda message: message.nak()) if explicitly else fails)
     options = {"takes": explicit(kind)} if explicitly else {}
     with pumping(transport, kind, seen, NatsSubscription(Order, stream=topic, consumer="worker"), **options):
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
         eventually(lambda: wire.settled(topic, "worker"))
 
     assert len(seen) == 3
-    assert wire.words("worker") == [NAK, NAK, TERM]
+    assert wire.acknowledgements("worker") == [NAK, NAK, TERM]
 
 
 @pytest.mark.requirement("P-04")
@@ -323,7 +323,7 @@ def test_a_message_is_held_before_a_limit_that_our_budget_does_not_fit(
     seen = Seen(fails)
     rules = NatsSubscription(Order, stream=topic, consumer="worker", max_attempts=5, on_unhandled="nak")
     with pumping(transport, kind, seen, rules):
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
         eventually(lambda: wire.settled(topic, "worker"))
 
     assert len(seen) == 5
@@ -349,10 +349,10 @@ def test_what_the_server_gives_up_by_itself_becomes_a_dead_letter(
 
     seen = Seen()
     with pumping(transport, kind, seen, rules):
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
         eventually(lambda: wire.count(f"parked-{topic}-worker") == 0)
 
-    letter = wire.stored(grave(topic))
+    letter = wire.stored(dead_letter_stream(topic))
     assert letter.data == b'{"number": 1}'
     assert letter.headers["pump-reason"] == "given up by the server"  # type: ignore[index]
     assert wire.count(topic) == (1 if retention == "limits" else 0)
@@ -386,7 +386,7 @@ def test_a_plain_subscription_backs_off_by_the_servers_delay(
     rules = Subscription(Order, topic=topic, requeue_backoff=(0.1, 1), **kind.options)
     with pumping(transport, kind, seen, rules):
         wire.orders(topic, 1)
-        eventually(lambda: wire.count(grave(topic)) == 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
 
     assert len(seen) == 3
-    assert wire.words(topic) == [b'-NAK {"delay": 100000000}', b'-NAK {"delay": 200000000}', TERM]
+    assert wire.acknowledgements(topic) == [b'-NAK {"delay": 100000000}', b'-NAK {"delay": 200000000}', TERM]

@@ -129,7 +129,7 @@ def test_a_deferred_message_outlives_the_kill_of_its_consumer(
     wire.stream(topic)
     wire.orders(topic, 7)
     with consuming(nats_server.url, topic, book, kind, "--lease", "30", "--defer", "1") as program:
-        eventually(lambda: wire.words(topic), 20)
+        eventually(lambda: wire.acknowledgements(topic), 20)
         program.send(signal.SIGKILL)
         program.ends()
     with consuming(nats_server.url, topic, book, kind, "--lease", "30"):

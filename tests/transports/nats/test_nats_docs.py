@@ -54,9 +54,9 @@ def test_the_examples_of_the_page_do_what_they_say(
             shop.dispatcher.post(shop.PlaceOrder("piano", 1))
             shop.dispatcher.post(shop.PlaceOrder("coffee", 1))
         with shop.packing:
-            eventually(lambda: len(wire.words("packing")) == 3)
+            eventually(lambda: len(wire.acknowledgements("packing")) == 3)
 
-        assert wire.words("packing") == [ACK, ACK, b'-NAK {"delay": 5000000000}']
+        assert wire.acknowledgements("packing") == [ACK, ACK, b'-NAK {"delay": 5000000000}']
         assert "order 2: does not fit a parcel" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What is told of redeliveries and exhausted budgets, for a router's metrics and its log."""
+"""The events about redeliveries and used-up attempts, for a router's metrics and its log."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pump.telemetry import Telemetry
 from pump.transports.nats import NatsTransport
 from pump.transports.nats.events import SOURCES, NatsEvents, reason_for, source_of
 from pump.verdict import Reject, Requeue
-from support.nats_slip import Slip
+from support.nats_message_setup import MessageSetup
 from support.nats_wire import Seen, Wire, explicit, pumping, subscribed
 from support.pumps import Kind, Order
 from support.waiting import eventually
@@ -153,14 +153,14 @@ def test_every_error_has_a_reason_out_of_a_few(error: BaseException | None, reas
 
 @pytest.mark.requirement("R-28")
 def test_ten_thousand_ids_are_no_ten_thousand_labels() -> None:
-    slip = Slip("blocking")
+    setup = MessageSetup("blocking")
     listener = Listener()
     events = NatsEvents(Telemetry(listener))
     verdicts = [Requeue(0, 1, ValueError(f"{number}")) for number in range(3)]
 
     for number in range(10_000):
         headers = {"assignment_id": f"a-{number}", "request_id": f"r-{number}"}
-        message = Message(Header(f"m-{number}", headers=headers), b"", receipt=slip.delivery.receipt)
+        message = Message(Header(f"m-{number}", headers=headers), b"", receipt=setup.delivery.receipt)
         events("not_acknowledged", {"message": message, "verdict": verdicts[number % 3]})
         rejection = Rejection("delivery error", "attempts exhausted", error=ValueError(f"{number}"))
         events("not_acknowledged", {"message": message, "verdict": Reject(rejection)})
@@ -169,4 +169,4 @@ def test_ten_thousand_ids_are_no_ten_thousand_labels() -> None:
     series = {tuple(sorted(each.items(), key=str)) for each in labels}
     assert len(listener.told) == 20_000
     assert len(series) == 2
-    slip.close()
+    setup.close()

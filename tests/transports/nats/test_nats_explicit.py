@@ -114,7 +114,7 @@ def test_the_server_keeps_the_delay_of_a_nak(wire: Wire, transport: NatsTranspor
     waits = [again - first for first, again in times.values()]
     assert all(wait >= 0.95 for wait in waits)
     assert min(waits) < 2
-    assert wire.words(topic) == [b'-NAK {"delay": 1000000000}'] * 3 + [ACK] * 3
+    assert wire.acknowledgements(topic) == [b'-NAK {"delay": 1000000000}'] * 3 + [ACK] * 3
 
 
 @pytest.mark.requirement("E-07")
@@ -126,7 +126,7 @@ def test_a_termed_message_never_comes_again(wire: Wire, transport: NatsTransport
         eventually(lambda: len(seen) == 1 and wire.settled(topic, topic))
         stays(lambda: len(seen) == 1, 1.5)
 
-    assert wire.words(topic) == [TERM]
+    assert wire.acknowledgements(topic) == [TERM]
     assert wire.count(f"{topic}=2Edlq") == 0
 
 
@@ -143,7 +143,7 @@ def test_only_the_first_settlement_reaches_the_server(
         stays(lambda: len(seen) == len(names), 1.2)
 
     assert wire.settled(topic, topic)
-    assert wire.words(topic) == [ACK, TERM, ACK, TERM]
+    assert wire.acknowledgements(topic) == [ACK, TERM, ACK, TERM]
 
 
 @pytest.mark.requirement("E-12")
@@ -159,7 +159,7 @@ def test_two_naks_are_one_redelivery(wire: Wire, transport: NatsTransport, kind:
         seen.wait(2)
         stays(lambda: len(seen) == 2, 1.2)
 
-    assert wire.words(topic) == [NAK, ACK]
+    assert wire.acknowledgements(topic) == [NAK, ACK]
     assert len(seen) == 2
 
 
@@ -186,7 +186,7 @@ def test_an_exception_after_settling_changes_nothing_and_is_told(
         seen.wait(runs)
         stays(lambda: len(seen) == runs, 1.2)
 
-    assert wire.words(topic) == words
+    assert wire.acknowledgements(topic) == words
     records = [each for each in caplog.records if topic in each.getMessage()]
     told = [each for each in records if each.levelno == logging.WARNING and each.exc_info]
     assert [str(each.exc_info[1]) for each in told if each.exc_info] == ["after"]
@@ -211,7 +211,7 @@ def test_a_message_that_nobody_settles_comes_again_when_its_lease_ends(
         eventually(lambda: wire.settled(topic, topic))
 
     assert 0.8 <= times[1] - times[0] < 2.5
-    assert wire.words(topic) == [ACK]
+    assert wire.acknowledgements(topic) == [ACK]
 
 
 @pytest.mark.requirement("E-37")
@@ -241,12 +241,12 @@ def test_a_message_may_be_settled_after_its_handler_has_returned(
     with pumping(transport, kind, seen, subscribed(kind, topic), takes=explicit(kind)):
         wire.orders(topic, 1, 2)
         assert returned.wait(LIMIT)
-        stays(lambda: len(seen) == 1 and wire.words(topic) == [], 0.2)
+        stays(lambda: len(seen) == 1 and wire.acknowledgements(topic) == [], 0.2)
         released.set()
         seen.wait(2)
         eventually(lambda: wire.settled(topic, topic))
 
-    assert wire.words(topic) == [ACK, ACK]
+    assert wire.acknowledgements(topic) == [ACK, ACK]
 
 
 @pytest.mark.requirement("R-06", "P-03")
@@ -275,7 +275,7 @@ def test_a_handler_that_says_it_is_in_progress_keeps_its_message(
         eventually(lambda: wire.settled(topic, topic))
 
     assert len(seen) == 1
-    assert wire.words(topic) == [*[WORKING] * 8, ACK]
+    assert wire.acknowledgements(topic) == [*[WORKING] * 8, ACK]
 
 
 @pytest.mark.requirement("E-16", "E-34", "E-44")
@@ -361,7 +361,7 @@ def test_the_parameters_type_decides_once_how_messages_are_settled(
     assert len(looks) == started
     assert all(isinstance(each, Order) for each in implicit.requests)
     assert all(isinstance(each, NatsMessage | AsyncNatsMessage) for each in explicitly.requests)
-    assert (wire.words(first), wire.words(second)) == ([ACK] * 5, [ACK] * 5)
+    assert (wire.acknowledgements(first), wire.acknowledgements(second)) == ([ACK] * 5, [ACK] * 5)
 
 
 @pytest.mark.requirement("E-25")
@@ -378,7 +378,7 @@ def test_an_explicit_handler_does_not_care_for_auto_ack(
         seen.wait(2)
         eventually(lambda: wire.settled(topic, topic))
 
-    assert wire.words(topic) == [NAK, ACK]
+    assert wire.acknowledgements(topic) == [NAK, ACK]
 
 
 @pytest.mark.requirement("E-30", "E-31", "E-32")
@@ -441,7 +441,7 @@ def test_a_transient_error_naks_with_a_delay_and_a_permanent_one_acks_and_logs(
         eventually(lambda: wire.settled(topic, topic))
 
     assert sorted(each.payload.number for each in seen.requests) == [1, 2, 2, 3]
-    assert sorted(wire.words(topic)) == [ACK, ACK, ACK, b'-NAK {"delay": 300000000}']
+    assert sorted(wire.acknowledgements(topic)) == [ACK, ACK, ACK, b'-NAK {"delay": 300000000}']
     assert [each.getMessage() for each in caplog.records if each.name == "shop"] == ["order 3 is wrong"]
 
 
@@ -464,7 +464,7 @@ def test_it_is_settled_from_a_worker_thread(wire: Wire, transport: NatsTransport
         seen.wait(1)
         eventually(lambda: wire.settled(topic, topic))
 
-    assert wire.words(topic) == [ACK]
+    assert wire.acknowledgements(topic) == [ACK]
 
 
 @pytest.mark.requirement("E-42")

@@ -1,4 +1,4 @@
-"""Handlers that take the bare request: what the pump says to the server for them."""
+"""Handlers that take the bare request: how the pump settles their messages."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ def test_a_handler_that_returns_is_followed_by_one_ack(
         eventually(lambda: before and wire.settled(topic, topic))
 
     assert [each for each in before[0] if each[0] == topic] == []
-    assert wire.words(topic) == [ACK]
+    assert wire.acknowledgements(topic) == [ACK]
     assert wire.consumer(topic, topic).num_redelivered == 0
 
 
@@ -58,7 +58,7 @@ def test_a_handler_that_raises_is_followed_by_one_nak_without_a_delay(
         wire.orders(topic, 1)
         eventually(lambda: len(seen) == 2 and wire.settled(topic, topic))
 
-    assert wire.words(topic) == [NAK, ACK]
+    assert wire.acknowledgements(topic) == [NAK, ACK]
     assert wire.consumer(topic, topic).delivered.consumer_seq == 2  # type: ignore[union-attr]
 
 
@@ -88,13 +88,13 @@ def test_a_handler_that_is_ended_by_the_stop_has_not_failed(
         again.wait(1)
         eventually(lambda: wire.settled(topic, topic))
 
-    assert ACK not in wire.words(topic)[:-1]
-    assert wire.words(topic)[-1] == ACK
+    assert ACK not in wire.acknowledgements(topic)[:-1]
+    assert wire.acknowledgements(topic)[-1] == ACK
     assert wire.count(f"{topic}=2Edlq") == 0
 
 
 class Mute(Client):
-    """A client whose words about deliveries fail, as often as it is told to."""
+    """A client whose acknowledgements fail, as often as the test says."""
 
     failing: dict[bytes, int] = {}  # noqa: RUF012 - a test replaces it
 
@@ -125,7 +125,7 @@ def test_an_ack_that_fails_for_good_is_no_success(
         seen.wait(2)
         eventually(lambda: "settle_failed" in [event for event, _ in events])
 
-    assert wire.words(topic) == []
+    assert wire.acknowledgements(topic) == []
     assert any(topic in text and "failed" in text for text in caplog.messages)
 
 
@@ -164,7 +164,7 @@ def test_without_auto_ack_nothing_is_said_and_the_message_comes_again(
         wire.orders(topic, 1)
         eventually(lambda: len(times) >= 2)
 
-    assert set(wire.words(topic)) <= {NAK}  # the hand-back of a redelivery that nobody has begun
+    assert set(wire.acknowledgements(topic)) <= {NAK}  # the hand-back of a redelivery that nobody has begun
     assert 0.8 <= times[1] - times[0] < 3
 
 
@@ -199,7 +199,7 @@ def test_a_body_that_cannot_be_decoded_becomes_a_dead_letter_and_the_pump_goes_o
         eventually(lambda: wire.settled(topic, topic))
 
     assert seen.requests == [Order(3)]
-    assert sorted(wire.words(topic)) == [ACK, TERM, TERM]
+    assert sorted(wire.acknowledgements(topic)) == [ACK, TERM, TERM]
     grave = f"{topic}=2Edlq"
     assert wire.count(grave) == 2
     letter = wire.stored(grave)
@@ -222,7 +222,7 @@ def test_poison_may_be_asked_for_again_within_the_budget(
         eventually(lambda: wire.count(f"{topic}=2Edlq") == 1)
         eventually(lambda: wire.settled(topic, topic))
 
-    assert wire.words(topic) == [NAK, NAK, NAK, TERM]
+    assert wire.acknowledgements(topic) == [NAK, NAK, NAK, TERM]
     assert len(seen) == 0
 
 
@@ -232,7 +232,7 @@ def test_poison_may_be_ended_without_a_dead_letter_where_that_is_written_out(
 ) -> None:
     with pumping(transport, kind, Seen(), subscribed(kind, topic, on_undecodable="term")):
         wire.post(topic, b"{not json")
-        eventually(lambda: wire.words(topic) == [TERM])
+        eventually(lambda: wire.acknowledgements(topic) == [TERM])
 
     assert wire.count(f"{topic}=2Edlq") == 0
     assert any(each.levelno == logging.ERROR and f"{topic}:1" in each.getMessage() for each in caplog.records)
@@ -260,7 +260,7 @@ def test_a_body_is_decoded_once_before_the_handler(
     options = {"takes": explicit(kind), "mappers": {Order: Spy(Order)}}
     with pumping(transport, kind, seen, subscribed(kind, topic), **options):
         wire.orders(topic, 1)
-        eventually(lambda: wire.words(topic) == [ACK])
+        eventually(lambda: wire.acknowledgements(topic) == [ACK])
 
     assert counts == [1]
     assert len(decoded) == 1

@@ -434,7 +434,7 @@ def test_a_result_that_comes_after_its_publisher_gave_up_is_handled_as_any_other
         eventually(lambda: wire.settled(topic, topic))
         assert dispatcher.ready
 
-    assert wire.words(topic) == [ACK]
+    assert wire.acknowledgements(topic) == [ACK]
 
 
 @pytest.mark.requirement("R-17")

@@ -221,6 +221,19 @@ def test_streams_are_made_as_the_transport_says(nats_server: Nats, wire: Wire, t
     assert (config.max_msgs, config.description, config.storage) == (7, "the shop's", "file")
 
 
+def test_dead_letters_are_kept_where_streams_drop_what_nobody_waits_for(
+    nats_server: Nats, wire: Wire, topic: str
+) -> None:
+    transport = NatsTransport(nats_server.url, stream_config=api.StreamConfig(retention=api.RetentionPolicy.INTEREST))
+    seen = Seen(lambda _: 1 / 0)
+
+    with pumping(transport, PROACTOR, seen, subscribed(PROACTOR, topic, max_attempts=1)):
+        wire.orders(topic, 1)
+        eventually(lambda: wire.count(f"{topic}=2Edlq") == 1)
+
+    assert wire.run(wire.js.stream_info(topic)).config.retention == "interest"
+
+
 def test_two_streams_for_one_subscription_are_refused(wire: Wire, transport: NatsTransport, topic: str) -> None:
     wire.stream(f"a-{topic}", f"{topic}.a")
     wire.stream(f"b-{topic}", f"{topic}.b")
@@ -318,7 +331,7 @@ def test_three_pumps_on_one_durable_share_its_messages(
     handled = [order.number for body in bodies for order in body.requests]
     assert sorted(handled) == numbers
     assert all(len(body) for body in bodies)
-    assert wire.words(topic) == [ACK] * 300
+    assert wire.acknowledgements(topic) == [ACK] * 300
 
 
 def _slowly(kind: Kind) -> Any:

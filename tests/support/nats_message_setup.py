@@ -1,4 +1,4 @@
-"""One NatsMessage of either colour, on a real channel and judge, over a client that only notes what is published."""
+"""One NatsMessage of either colour, on a real channel and judge, over a client that only records what is published."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -19,7 +19,7 @@ REPLY: Final = "$JS.ACK.ORDERS.worker.{delivered}.17.33.1700000000123456789.4"
 
 
 class Client:
-    """Notes what is published, and fails when it is told to."""
+    """Records what is published, and fails where the test sets an error."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, bytes]] = []
@@ -36,7 +36,7 @@ class Client:
 
 
 class FakeConnection:
-    """A connection whose state is the test's to say."""
+    """A connection whose state the test sets."""
 
     api_prefix = "$JS.API"
 
@@ -51,8 +51,8 @@ class FakeConnection:
         await self.client.publish(subject, body)
 
 
-class Slip:
-    """The message, and everything around it."""
+class MessageSetup:
+    """A message with its channel, judge and consumer."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Slip:
     ) -> None:
         self.line = Line(colour, **{"on_unhandled": "nak", "renew_lease": False, **rules})
         self.line.script.broker_limit = max_deliver
-        self.thread = LoopThread("slip") if self.line.loop is None else None
+        self.thread = LoopThread("setup") if self.line.loop is None else None
         home = self.line.loop if self.thread is None else self.thread.loop
         assert home is not None
         self.connection = FakeConnection(home)
@@ -117,7 +117,7 @@ class Slip:
         return NatsConsumer(connection, durable, dead_letters, self.line.clock, **options)
 
     def run(self, result: Coroutine[Any, Any, Any] | None) -> Any:
-        """What a call of the message gives, awaited where it has to be."""
+        """The result of a call of the message, awaited if it is awaitable."""
         if asyncio.iscoroutine(result):
             assert self.line.loop is not None
             return self.line.loop.run_until_complete(result)
@@ -128,8 +128,8 @@ class Slip:
         self.run(getattr(self.message, name)(*arguments))
 
     @property
-    def words(self) -> list[bytes]:
-        """What was said of the delivery."""
+    def acknowledgements(self) -> list[bytes]:
+        """What was published to acknowledge the delivery."""
         return [word for subject, word in self.client.published if subject == self.raw.reply]
 
     def close(self) -> None:
