@@ -3,20 +3,17 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import wraps
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self
+from typing import Final, Self
 
 import httpx
 
 from pump.clock import Clock
 from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, awaiting, headers_of, no_answer
+from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, awaiting, consumer_of, headers_of, no_answer
 from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
-
-Arguments = ParamSpec("Arguments")
 
 
 class AsyncConsumer:
@@ -35,16 +32,6 @@ class AsyncConsumer:
 
     each = awaiting(Consuming.each)
     batch = awaiting(Consuming.batch)
-
-
-def _consumer_of(
-    consuming: Callable[Concatenate[Calls, Arguments], Consuming],
-) -> Callable[Concatenate["AsyncQueueClient", Arguments], AsyncConsumer]:
-    @wraps(consuming, assigned=["__doc__"])
-    def consume(self: "AsyncQueueClient", /, *args: Arguments.args, **options: Arguments.kwargs) -> AsyncConsumer:
-        return AsyncConsumer(consuming(self.calls, *args, **options), self.perform)
-
-    return consume
 
 
 class AsyncQueueClient(ClientBase):
@@ -83,7 +70,7 @@ class AsyncQueueClient(ClientBase):
     dlq = awaiting(Calls.dlq)
     settle = awaiting(Calls.settle)
     renew = awaiting(Calls.renew)
-    consume = _consumer_of(Consuming)
+    consume = consumer_of(AsyncConsumer, Consuming)
     configure = awaiting(Calls.configure)
     dead_letters = awaiting(Calls.dead_letters)
     reprocess = awaiting(Calls.reprocess)

@@ -2,20 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self
+from typing import Final, Self
 
 import httpx
 
 from pump.clock import Clock
 from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, blocking, headers_of, no_answer
+from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, blocking, consumer_of, headers_of, no_answer
 from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
-
-Arguments = ParamSpec("Arguments")
 
 
 class Consumer:
@@ -31,16 +28,6 @@ class Consumer:
 
     each = blocking(Consuming.each)
     batch = blocking(Consuming.batch)
-
-
-def _consumer_of(
-    consuming: Callable[Concatenate[Calls, Arguments], Consuming],
-) -> Callable[Concatenate["QueueClient", Arguments], Consumer]:
-    @wraps(consuming, assigned=["__doc__"])
-    def consume(self: "QueueClient", /, *args: Arguments.args, **options: Arguments.kwargs) -> Consumer:
-        return Consumer(consuming(self.calls, *args, **options), self.perform)
-
-    return consume
 
 
 class QueueClient(ClientBase):
@@ -84,7 +71,7 @@ class QueueClient(ClientBase):
     dlq = blocking(Calls.dlq)
     settle = blocking(Calls.settle)
     renew = blocking(Calls.renew)
-    consume = _consumer_of(Consuming)
+    consume = consumer_of(Consumer, Consuming)
     configure = blocking(Calls.configure)
     dead_letters = blocking(Calls.dead_letters)
     reprocess = blocking(Calls.reprocess)
