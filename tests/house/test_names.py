@@ -9,10 +9,7 @@ import pytest
 from support.tree import PACKAGES, modules
 
 ALLOWED: Mapping[str, str] = {
-    "AsyncConsumer": "the transports' protocol, and the queue's client, which consumes without one",
     "Call": "a recorded call of a channel in tests, and a call of the PostgreSQL queue",
-    "CircuitBreaker": "an attribute of handlers, and the same idea in the queue's client",
-    "Consumer": "the transports' protocol, and the queue's client, which consumes without one",
     "DeadLetter": "a dead letter in a test of handlers, and one in the queue",
     "Entry": "an entry of an AMQP table, and one of a PostgreSQL push",
     "Hand": "still to be renamed",

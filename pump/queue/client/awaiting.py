@@ -16,8 +16,8 @@ from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class AsyncConsumer:
-    """Consumes as Consumer does; each function it is given may be `async def`.
+class AsyncClientConsumer:
+    """Consumes as ClientConsumer does; each function it is given may be `async def`.
 
     Cancelled, it settles nothing: its messages come again when their lease ends.
     """
@@ -70,7 +70,7 @@ class AsyncQueueClient(ClientBase):
     dlq = awaiting(Calls.dlq)
     settle = awaiting(Calls.settle)
     renew = awaiting(Calls.renew)
-    consume = consumer_of(AsyncConsumer, Consuming)
+    consume = consumer_of(AsyncClientConsumer, Consuming)
     configure = awaiting(Calls.configure)
     dead_letters = awaiting(Calls.dead_letters)
     reprocess = awaiting(Calls.reprocess)

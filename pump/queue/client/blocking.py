@@ -15,7 +15,7 @@ from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class Consumer:
+class ClientConsumer:
     """Consumes a queue through every outage of the server, until it is told to stop."""
 
     def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], object]) -> None:
@@ -71,7 +71,7 @@ class QueueClient(ClientBase):
     dlq = blocking(Calls.dlq)
     settle = blocking(Calls.settle)
     renew = blocking(Calls.renew)
-    consume = consumer_of(Consumer, Consuming)
+    consume = consumer_of(ClientConsumer, Consuming)
     configure = blocking(Calls.configure)
     dead_letters = blocking(Calls.dead_letters)
     reprocess = blocking(Calls.reprocess)

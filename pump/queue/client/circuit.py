@@ -17,7 +17,7 @@ class EndTry(Protocol):
     def __call__(self, *, succeeded: bool | None) -> None: ...  # noqa: D102 - as the class says
 
 
-class CircuitBreaker:
+class ServerCircuit:
     """Opens after so many failures in a row; after so many seconds it lets one try through. For any thread."""
 
     def __init__(self, clock: Clock, *, failures: int, open_seconds: float) -> None:
