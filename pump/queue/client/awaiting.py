@@ -27,7 +27,7 @@ class AsyncClientConsumer:
         self.perform: Final = perform
 
     def stop(self) -> None:
-        """End after the message in hand, or after the long poll under way; from any thread."""
+        """End after the message that is being handled, or after the current long poll; from any thread."""
         self.calls.stopping.set()
 
     each = awaiting(Consuming.each)

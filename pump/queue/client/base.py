@@ -26,7 +26,7 @@ Consumer = TypeVar("Consumer")
 
 
 class Runner(Protocol[SourceOf_co, Performed_co]):
-    """Runs the conversations of `calls`: `perform` does what an effect says, or returns what does it when awaited."""
+    """Runs the conversations of `calls`: `perform` performs one effect, at once or when its result is awaited."""
 
     @property
     def calls(self) -> SourceOf_co: ...  # noqa: D102 - as the class says

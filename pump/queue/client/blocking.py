@@ -16,14 +16,14 @@ from pump.queue.client.messages import Transaction
 
 
 class ClientConsumer:
-    """Consumes a queue through every outage of the server, until it is told to stop."""
+    """Consumes a queue through every outage of the server, until it is stopped."""
 
     def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], object]) -> None:
         self.calls: Final = consuming
         self.perform: Final = perform
 
     def stop(self) -> None:
-        """End after the message in hand, or after the long poll under way; from any thread."""
+        """End after the message that is being handled, or after the current long poll; from any thread."""
         self.calls.stopping.set()
 
     each = blocking(Consuming.each)

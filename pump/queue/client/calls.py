@@ -229,7 +229,7 @@ class Calls:
         return messages.read(answer.body, messages.EXTENDED).expires_at or 0.0
 
     def commit(self, transaction: Transaction) -> Steps[None]:
-        """Do all of it or nothing; what an earlier try did, whose reply was lost, is not taken for a refusal."""
+        """Do all of it or nothing. Where an earlier try was done and only its reply was lost, that counts as done."""
         outcomes, items = transaction.outcomes, transaction.items
         if not outcomes and not items:
             return

@@ -12,7 +12,7 @@ class CircuitOpen(QueueUnavailable):
 
 
 class EndTry(Protocol):
-    """Reports how a try ended; None says nothing of the server."""
+    """Reports how a try ended; None where that is not known."""
 
     def __call__(self, *, succeeded: bool | None) -> None: ...  # noqa: D102 - as the class says
 

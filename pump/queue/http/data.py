@@ -62,7 +62,7 @@ async def acknowledge(request: QueueRequest) -> Response:
 
 
 async def acknowledge_many(request: QueueRequest) -> Response:
-    """Settle several messages, each as it says."""
+    """Settle several messages, each by its own status."""
     body = await request.body()
     items = await _on_thread_if_large(len(body), partial(requests.acknowledgements, body))
     return reply(replies.settled(await _settle(request, items)))

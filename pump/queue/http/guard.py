@@ -48,7 +48,7 @@ class Token:
 
 
 def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
-    """The tokens in lines of `name level secret`; an error says which line is wrong, never what stands in it."""
+    """The tokens in lines of `name level secret`; an error names the line, and never shows it."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()

@@ -42,7 +42,7 @@ class PopQuery(Struct, rename="camel"):
     partitions: Count = 1
 
     def want(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
-        """What the engine is asked for."""
+        """The request to the engine."""
         return PopRequest(
             queue=queue,
             partition=partition,
@@ -107,7 +107,7 @@ class DeadLettersQuery(QueueQuery):
     until: Time | None = field(name="to", default=None)
 
     def filter(self, queue: str | None = None) -> Filter:
-        """What the engine is asked for, of one queue where it is given."""
+        """The filter for the engine; a queue in the path replaces the one in the query."""
         return Filter(**{**asdict(self), "limit": self.page()[0], "queue": queue or self.queue})
 
 

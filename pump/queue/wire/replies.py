@@ -1,6 +1,6 @@
-"""What replies say: the server writes them, the client reads those that are structs. Payloads stand in them as pushed.
+"""Replies: the server writes them, the client reads those that are structs. Payloads stand in them as pushed.
 
-Members are in camelCase, but for those of a push, where the API has it so. Times are in UTC, to the microsecond.
+Members are in camelCase, but for some of a push's reply, as the API has them. Times are in UTC, to the microsecond.
 """
 
 import base64
@@ -180,7 +180,7 @@ def carried(reply: MessageReply | DeadLetterReply) -> bytes | None:
     return base64.b64decode(json.loads(payload)) if reply.data_encoding == "base64" else payload
 
 
-# -- what producers and consumers are told
+# -- to producers and consumers
 
 
 def pushed(results: Sequence[Pushed]) -> bytes:
@@ -295,7 +295,7 @@ def extended(result: Extended) -> ExtendedReply:
     return ExtendedReply(result.success, result.lease_id, result.error or None, expires_at, expires_at)
 
 
-# -- what operators are told
+# -- to operators
 
 
 def partition(found: PartitionInfo) -> Reply:

@@ -217,7 +217,7 @@ _TRACE: Final = Reader(
 )
 
 
-# -- what the server makes of them
+# -- read by the server
 
 
 def pushes(body: bytes, producer: str | None) -> list[Push]:
@@ -243,7 +243,7 @@ def acknowledgements(body: bytes) -> list[SettlementOrResult]:
 
 
 class TransactionSteps(NamedTuple):
-    """The steps of a transaction; `places` says of which operation each is one."""
+    """The steps of a transaction; `places` are the indexes of their operations."""
 
     steps: Sequence[Step]
     places: Sequence[int]
