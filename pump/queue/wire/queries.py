@@ -41,7 +41,7 @@ class PopQuery(Struct, rename="camel"):
     subscription_from: str | None = None
     partitions: Count = 1
 
-    def want(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
+    def pop_request(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
         """The request to the engine."""
         return PopRequest(
             queue=queue,
