@@ -4,7 +4,7 @@ Imports: `wire` and the top level of `pump` and of `pump.queue`; never `http` or
 Begin with: `calls`, what both clients do.
 """
 
-from pump.queue.client.blocking import Consumer, QueueClient
+from pump.queue.client.blocking import ClientConsumer, QueueClient
 from pump.queue.client.messages import DeadLetters, Item, Outcome, QueueMessage, Transaction
 
-__all__ = ["Consumer", "DeadLetters", "Item", "Outcome", "QueueClient", "QueueMessage", "Transaction"]
+__all__ = ["ClientConsumer", "DeadLetters", "Item", "Outcome", "QueueClient", "QueueMessage", "Transaction"]

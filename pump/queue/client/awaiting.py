@@ -3,24 +3,21 @@
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import wraps
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self
+from typing import Final, Self
 
 import httpx
 
 from pump.clock import Clock
 from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, awaiting, headers_of, no_answer
+from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, awaiting, consumer_of, headers_of, no_answer
 from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
-Arguments = ParamSpec("Arguments")
 
-
-class AsyncConsumer:
-    """Consumes as Consumer does; each function it is given may be `async def`.
+class AsyncClientConsumer:
+    """Consumes as ClientConsumer does; each function it is given may be `async def`.
 
     Cancelled, it settles nothing: its messages come again when their lease ends.
     """
@@ -30,21 +27,11 @@ class AsyncConsumer:
         self.perform: Final = perform
 
     def stop(self) -> None:
-        """End after the message in hand, or after the long poll under way; from any thread."""
+        """End after the message that is being handled, or after the current long poll; from any thread."""
         self.calls.stopping.set()
 
     each = awaiting(Consuming.each)
     batch = awaiting(Consuming.batch)
-
-
-def _consumer_of(
-    consuming: Callable[Concatenate[Calls, Arguments], Consuming],
-) -> Callable[Concatenate["AsyncQueueClient", Arguments], AsyncConsumer]:
-    @wraps(consuming, assigned=["__doc__"])
-    def consume(self: "AsyncQueueClient", /, *args: Arguments.args, **options: Arguments.kwargs) -> AsyncConsumer:
-        return AsyncConsumer(consuming(self.calls, *args, **options), self.perform)
-
-    return consume
 
 
 class AsyncQueueClient(ClientBase):
@@ -83,7 +70,7 @@ class AsyncQueueClient(ClientBase):
     dlq = awaiting(Calls.dlq)
     settle = awaiting(Calls.settle)
     renew = awaiting(Calls.renew)
-    consume = _consumer_of(Consuming)
+    consume = consumer_of(AsyncClientConsumer, Consuming)
     configure = awaiting(Calls.configure)
     dead_letters = awaiting(Calls.dead_letters)
     reprocess = awaiting(Calls.reprocess)

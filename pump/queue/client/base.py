@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import httpx
 
@@ -11,6 +11,7 @@ from pump.clock import Clock, SystemClock
 from pump.conversation import run, run_async
 from pump.duration import Duration, seconds
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, Steps
+from pump.queue.client.consuming import Consuming
 from pump.queue.errors import QueueUnavailable
 
 TIMEOUT: Final = 30.0
@@ -19,22 +20,21 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Source = TypeVar("Source")
 SourceOf_co = TypeVar("SourceOf_co", covariant=True)
+Performed = TypeVar("Performed")
+Performed_co = TypeVar("Performed_co", covariant=True)
+Consumer = TypeVar("Consumer")
 
 
-class Blocking(Protocol[SourceOf_co]):
-    """Runs the conversations of `calls`."""
-
-    @property
-    def calls(self) -> SourceOf_co: ...  # noqa: D102 - as the class says
-    def perform(self, effect: ClientEffect, /) -> object: ...  # noqa: D102 - as the class says
-
-
-class Awaiting(Protocol[SourceOf_co]):
-    """The same, awaiting."""
+class Runner(Protocol[SourceOf_co, Performed_co]):
+    """Runs the conversations of `calls`: `perform` performs one effect, at once or when its result is awaited."""
 
     @property
     def calls(self) -> SourceOf_co: ...  # noqa: D102 - as the class says
-    def perform(self, effect: ClientEffect, /) -> Awaitable[object]: ...  # noqa: D102 - as the class says
+    def perform(self, effect: ClientEffect, /) -> Performed_co: ...  # noqa: D102 - as the class says
+
+
+Blocking: TypeAlias = Runner[Source, object]
+Awaiting: TypeAlias = Runner[Source, Awaitable[object]]
 
 
 def blocking(
@@ -59,6 +59,19 @@ def awaiting(
         return await run_async(method(self.calls, *args, **options), self.perform)
 
     return call
+
+
+def consumer_of(
+    kind: Callable[[Consuming, Callable[[ClientEffect], Performed]], Consumer],
+    consuming: Callable[Concatenate[Calls, Arguments], Consuming],
+) -> Callable[Concatenate[Runner[Calls, Performed], Arguments], Consumer]:
+    """A method that makes a consumer, with the parameters and the docstring of Consuming."""
+
+    @wraps(consuming, assigned=["__doc__"])
+    def consume(self: Runner[Calls, Performed], /, *args: Arguments.args, **options: Arguments.kwargs) -> Consumer:
+        return kind(consuming(self.calls, *args, **options), self.perform)
+
+    return consume
 
 
 class ClientBase:

@@ -2,45 +2,32 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self
+from typing import Final, Self
 
 import httpx
 
 from pump.clock import Clock
 from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, blocking, headers_of, no_answer
+from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, blocking, consumer_of, headers_of, no_answer
 from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
-Arguments = ParamSpec("Arguments")
 
-
-class Consumer:
-    """Consumes a queue through every outage of the server, until it is told to stop."""
+class ClientConsumer:
+    """Consumes a queue through every outage of the server, until it is stopped."""
 
     def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], object]) -> None:
         self.calls: Final = consuming
         self.perform: Final = perform
 
     def stop(self) -> None:
-        """End after the message in hand, or after the long poll under way; from any thread."""
+        """End after the message that is being handled, or after the current long poll; from any thread."""
         self.calls.stopping.set()
 
     each = blocking(Consuming.each)
     batch = blocking(Consuming.batch)
-
-
-def _consumer_of(
-    consuming: Callable[Concatenate[Calls, Arguments], Consuming],
-) -> Callable[Concatenate["QueueClient", Arguments], Consumer]:
-    @wraps(consuming, assigned=["__doc__"])
-    def consume(self: "QueueClient", /, *args: Arguments.args, **options: Arguments.kwargs) -> Consumer:
-        return Consumer(consuming(self.calls, *args, **options), self.perform)
-
-    return consume
 
 
 class QueueClient(ClientBase):
@@ -84,7 +71,7 @@ class QueueClient(ClientBase):
     dlq = blocking(Calls.dlq)
     settle = blocking(Calls.settle)
     renew = blocking(Calls.renew)
-    consume = _consumer_of(Consuming)
+    consume = consumer_of(ClientConsumer, Consuming)
     configure = blocking(Calls.configure)
     dead_letters = blocking(Calls.dead_letters)
     reprocess = blocking(Calls.reprocess)

@@ -16,7 +16,7 @@ from pump.conversation import Conversation, Effect
 from pump.duration import Duration, seconds
 from pump.errors import LeaseLost, SetupError
 from pump.queue.client import messages
-from pump.queue.client.circuit_breaker import CircuitBreaker
+from pump.queue.client.circuit import ServerCircuit
 from pump.queue.client.messages import DeadLetters, Item, Outcome, QueueMessage, Transaction
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueError, QueueFull, QueueUnavailable
 from pump.queue.ids import mint_many
@@ -110,7 +110,7 @@ class Calls:
     """Every call of the API of one server."""
 
     def __init__(self, clock: Clock) -> None:
-        self._breaker: Final = CircuitBreaker(clock, failures=FAILURES, open_seconds=OPEN_SECONDS)
+        self._circuit: Final = ServerCircuit(clock, failures=FAILURES, open_seconds=OPEN_SECONDS)
 
     # -- producers
 
@@ -229,7 +229,7 @@ class Calls:
         return messages.read(answer.body, messages.EXTENDED).expires_at or 0.0
 
     def commit(self, transaction: Transaction) -> Steps[None]:
-        """Do all of it or nothing; what an earlier try did, whose reply was lost, is not taken for a refusal."""
+        """Do all of it or nothing. Where an earlier try was done and only its reply was lost, that counts as done."""
         outcomes, items = transaction.outcomes, transaction.items
         if not outcomes and not items:
             return
@@ -334,7 +334,7 @@ class Calls:
     def _ask_and_count(self, ask: Ask, *, tries: int = TRIES) -> Steps[tuple[Answer, int]]:
         """The answer, and which try it answers. What the server refuses is not asked again."""
         for number in range(1, tries + 1):
-            end_try = self._breaker.begin_try()
+            end_try = self._circuit.begin_try()
             try:
                 answer = yield from ask
                 if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -1,4 +1,4 @@
-"""How a client consumes: it pops, calls the handler, settles, and goes on. Written once for both colours."""
+"""How a client consumes: it pops, calls the handler, settles, and begins again. Written once for both colours."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ OnError: TypeAlias = Callable[[QueueMessage, Exception], object]
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 LONGEST_WAIT: Final = 5.0
-"""Of one long poll: a consumer that is told to stop ends after it at the latest."""
+"""Of one long poll: a consumer that is stopped ends after it at the latest."""
 ERROR_LENGTH: Final = 2000
 
 
 class Consuming:
-    """Consume a queue through every outage, until it is told to stop or has had `most` messages.
+    """Consume a queue through every outage, until it is stopped or has had `most` messages.
 
     `limit` messages are popped at a time. `renew_every` keeps their lease for as long as a handler runs. With
     `until_empty` it ends where nothing is ready.

@@ -18,7 +18,7 @@ from pump.queue.vocabulary import (
     Settled,
     Status,
 )
-from pump.queue.wire.json_body import ABSENT, Reader
+from pump.queue.wire.json_body import ABSENT, Reader, encode
 from pump.queue.wire.replies import (
     DeadLettersReply,
     ExtendedReply,
@@ -135,7 +135,7 @@ class Outcome:
             self.message.lease_id,
             self.status.value,
             self.message.group,
-            ABSENT if self.error is None else self.error,
+            ABSENT if self.error is None else Raw(encode(self.error)),
             ABSENT if self.delay is None else check_seconds("delay", seconds(self.delay)),
             self.reason or ABSENT,
         )

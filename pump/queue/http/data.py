@@ -37,18 +37,18 @@ async def push(request: QueueRequest) -> Response:
 async def pop(request: QueueRequest) -> Response:
     """Lease what is ready, or wait for it."""
     query, names = request.query(PopQuery), request.names
-    want = query.want(names["queue"], names.get("partition"), create_group=request.state.create_groups)
+    pop_request = query.pop_request(names["queue"], names.get("partition"), create_group=request.state.create_groups)
     if request.is_disconnected():
         raise ClientDisconnected
-    taken = await _taken(request, want, query.wait_seconds())
-    if not taken.messages:
+    popped = await _pop(request, pop_request, query.wait_seconds())
+    if not popped.messages:
         request.metrics.count("empty_pops")
         return nothing()
-    size = sum(len(each.payload) for each in taken.messages)
-    take_back = partial(_take_back, request, want, taken)
+    size = sum(len(each.payload) for each in popped.messages)
+    take_back = partial(_take_back, request, pop_request, popped)
     try:
-        body = await _on_thread_if_large(size, partial(replies.popped, want, taken))
-        request.metrics.count("popped_messages", len(taken.messages), queue=want.queue)
+        body = await _on_thread_if_large(size, partial(replies.popped, pop_request, popped))
+        request.metrics.count("popped_messages", len(popped.messages), queue=pop_request.queue)
     except BaseException:
         await take_back()
         raise
@@ -62,7 +62,7 @@ async def acknowledge(request: QueueRequest) -> Response:
 
 
 async def acknowledge_many(request: QueueRequest) -> Response:
-    """Settle several messages, each as it says."""
+    """Settle several messages, each by its own status."""
     body = await request.body()
     items = await _on_thread_if_large(len(body), partial(requests.acknowledgements, body))
     return reply(replies.settled(await _settle(request, items)))
@@ -104,22 +104,22 @@ async def configure(request: QueueRequest) -> object:
     }
 
 
-async def _taken(request: QueueRequest, want: PopRequest, wait_seconds: float) -> PopResult:
+async def _pop(request: QueueRequest, pop_request: PopRequest, wait_seconds: float) -> PopResult:
     if wait_seconds <= 0 or request.state.closing:
-        return await request.batched.pop(want)
-    request.metrics.park(want.queue)
+        return await request.batched.pop(pop_request)
+    request.metrics.park(pop_request.queue)
     try:
-        popping = request.batched.pop(want, wait_seconds)
+        popping = request.batched.pop(pop_request, wait_seconds)
         return await request.state.wait_for(popping, request.wait_until_disconnected()) or PopResult()
     finally:
-        request.metrics.unpark(want.queue)
+        request.metrics.unpark(pop_request.queue)
 
 
-async def _take_back(request: QueueRequest, want: PopRequest, taken: PopResult) -> None:
+async def _take_back(request: QueueRequest, pop_request: PopRequest, popped: PopResult) -> None:
     """Nobody has received these messages: give them back, uncounted."""
-    request.metrics.count("returned_messages", len(taken.messages), queue=want.queue)
-    log.info("queue %s: a consumer disconnected before it had its %d messages", want.queue, len(taken.messages))
-    await asyncio.shield(request.batched.release(want, taken))
+    request.metrics.count("returned_messages", len(popped.messages), queue=pop_request.queue)
+    log.info("queue %s: a consumer disconnected before it had its %d messages", pop_request.queue, len(popped.messages))
+    await asyncio.shield(request.batched.release(pop_request, popped))
 
 
 async def _settle(request: QueueRequest, items: Sequence[requests.SettlementOrResult]) -> Sequence[Settled]:

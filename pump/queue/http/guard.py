@@ -48,7 +48,7 @@ class Token:
 
 
 def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
-    """The tokens in lines of `name level secret`; an error says which line is wrong, never what stands in it."""
+    """The tokens in lines of `name level secret`; an error names the line, and never shows it."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
@@ -76,18 +76,17 @@ def _digest(secret: bytes) -> bytes:
 
 def is_loopback(host: str) -> bool:
     """Whether this name or address is the machine's own, out of reach of others."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") in _LOOPBACK_NAMES or host.lower().rstrip(".").endswith(".localhost")
+    address, name = _address(host), host.lower().rstrip(".")
+    if address is not None:
+        return address.is_loopback
+    return name in _LOOPBACK_NAMES or name.endswith(".localhost")
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host.strip("[]"))
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 class Guard:
@@ -135,9 +134,7 @@ class Guard:
         if token is None:
             raise Forbidden("a valid token is needed: Authorization: Bearer …", status=401)
         if token.level < level:
-            raise Forbidden(
-                f"the token of {token.name} is not allowed here: the route needs the level {level.name.lower()}"
-            )
+            raise Forbidden(f"the token of {token.name} is not allowed here: that needs the level {level.name.lower()}")
         return token.name
 
     def _decide_host(self, host: str) -> bool:
@@ -146,9 +143,8 @@ class Guard:
             return False
         if is_loopback(name) or name in self._hosts:
             return True
-        return not self._local and _is_address(
-            name
-        )  # an address in Host is no name that a stranger's DNS could lead here
+        # A web page can let a name of its own lead to this server, but not an address.
+        return not self._local and _address(name) is not None
 
     def _presented(self, authorization: str | None) -> Token | None:
         scheme, _, secret = (authorization or "").partition(" ")

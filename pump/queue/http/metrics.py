@@ -1,5 +1,6 @@
 """What a server has counted since it started, as JSON and as Prometheus text."""
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Metrics:
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count one request and the time that it took."""
         times = self._times[route, status]
-        times.buckets[next((place for place, end in enumerate(BUCKETS) if seconds <= end), len(BUCKETS))] += 1
+        times.buckets[bisect_left(BUCKETS, seconds)] += 1
         times.total += seconds
 
     def park(self, queue: str) -> None:

@@ -8,6 +8,8 @@ from pump.queue.http.openapi import RouteSpec, document
 from pump.queue.http.request import QueueRequest
 from pump.queue.wire import queries, requests
 
+PUBLIC, READ, WRITE, ADMIN = Level
+
 _QUEUE: Final = "/api/v1/resources/queues/{queue}"
 _STATUS: Final = "/api/v1/status/queues/{queue}"
 _MESSAGE: Final = "/api/v1/messages/{partition_id}/{transaction_id}"
@@ -25,87 +27,71 @@ async def openapi(_request: QueueRequest) -> object:
 
 
 _DATA: Final = (
-    RouteSpec("POST", "/api/v1/push", data.push, Level.WRITE, (201, 409, 429), body=requests.PushRequest),
-    RouteSpec("POST", "/api/v1/ack", data.acknowledge, Level.WRITE, body=requests.AckRequest),
-    RouteSpec("POST", "/api/v1/ack/batch", data.acknowledge_many, Level.WRITE, body=requests.AckBatchRequest),
-    RouteSpec("GET", f"{_POP}/partition/{{partition}}", data.pop, Level.WRITE, _POPPED, queries.PopQuery),
-    RouteSpec("GET", _POP, data.pop, Level.WRITE, _POPPED, queries.PopQuery),
-    RouteSpec("POST", "/api/v1/transaction", data.transaction, Level.WRITE, body=requests.TransactionRequest),
-    RouteSpec(
-        "POST", "/api/v1/lease/{lease}/extend", data.extend, Level.WRITE, (200, 404, 409), body=requests.ExtendRequest
-    ),
-    RouteSpec("POST", "/api/v1/configure", data.configure, Level.WRITE, (200, 409), body=requests.ConfigureRequest),
-    RouteSpec("POST", "/api/v1/traces", operators.add_trace, Level.WRITE, (201, 404), body=requests.TraceRequest),
+    RouteSpec("POST", "/api/v1/push", data.push, WRITE, (201, 409, 429), body=requests.PushRequest),
+    RouteSpec("POST", "/api/v1/ack", data.acknowledge, WRITE, body=requests.AckRequest),
+    RouteSpec("POST", "/api/v1/ack/batch", data.acknowledge_many, WRITE, body=requests.AckBatchRequest),
+    RouteSpec("GET", f"{_POP}/partition/{{partition}}", data.pop, WRITE, _POPPED, queries.PopQuery),
+    RouteSpec("GET", _POP, data.pop, WRITE, _POPPED, queries.PopQuery),
+    RouteSpec("POST", "/api/v1/transaction", data.transaction, WRITE, body=requests.TransactionRequest),
+    RouteSpec("POST", "/api/v1/lease/{lease}/extend", data.extend, WRITE, (200, 404, 409), body=requests.ExtendRequest),
+    RouteSpec("POST", "/api/v1/configure", data.configure, WRITE, (200, 409), body=requests.ConfigureRequest),
+    RouteSpec("POST", "/api/v1/traces", operators.add_trace, WRITE, (201, 404), body=requests.TraceRequest),
 )
 _SERVER: Final = (
-    RouteSpec("GET", "/health", health.health, Level.PUBLIC),
-    RouteSpec("GET", "/metrics", health.metrics, Level.READ),
-    RouteSpec("GET", "/metrics/prometheus", health.prometheus, Level.READ),
-    RouteSpec("GET", "/openapi.json", openapi, Level.PUBLIC),
+    RouteSpec("GET", "/health", health.health, PUBLIC),
+    RouteSpec("GET", "/metrics", health.metrics, READ),
+    RouteSpec("GET", "/metrics/prometheus", health.prometheus, READ),
+    RouteSpec("GET", "/openapi.json", openapi, PUBLIC),
 )
 _QUEUES: Final = (
-    RouteSpec("GET", "/api/v1/resources/overview", operators.overview, Level.READ),
-    RouteSpec("GET", "/api/v1/resources/queues", operators.queues, Level.READ, query=queries.QueuesQuery),
-    RouteSpec("GET", _QUEUE, operators.queue, Level.READ, _FOUND),
-    RouteSpec("DELETE", _QUEUE, operators.delete_queue, Level.ADMIN),
-    RouteSpec("GET", "/api/v1/resources/namespaces", operators.namespaces, Level.READ),
-    RouteSpec("GET", "/api/v1/resources/tasks", operators.tasks, Level.READ),
-    RouteSpec("GET", "/api/v1/resources/partitions", operators.partitions, Level.READ, query=queries.QueueQuery),
-    RouteSpec("DELETE", "/api/v1/queues/{queue}/clear", operators.clear_queue, Level.ADMIN, _FOUND, queries.ClearQuery),
+    RouteSpec("GET", "/api/v1/resources/overview", operators.overview, READ),
+    RouteSpec("GET", "/api/v1/resources/queues", operators.queues, READ, query=queries.QueuesQuery),
+    RouteSpec("GET", _QUEUE, operators.queue, READ, _FOUND),
+    RouteSpec("DELETE", _QUEUE, operators.delete_queue, ADMIN),
+    RouteSpec("GET", "/api/v1/resources/namespaces", operators.namespaces, READ),
+    RouteSpec("GET", "/api/v1/resources/tasks", operators.tasks, READ),
+    RouteSpec("GET", "/api/v1/resources/partitions", operators.partitions, READ, query=queries.QueueQuery),
+    RouteSpec("DELETE", "/api/v1/queues/{queue}/clear", operators.clear_queue, ADMIN, _FOUND, queries.ClearQuery),
 )
 _MESSAGES: Final = (
-    RouteSpec("GET", "/api/v1/messages", operators.messages, Level.READ, query=queries.MessagesQuery),
-    RouteSpec("POST", f"{_MESSAGE}/retry", operators.retry_message, Level.ADMIN, _FOUND),
+    RouteSpec("GET", "/api/v1/messages", operators.messages, READ, query=queries.MessagesQuery),
+    RouteSpec("POST", f"{_MESSAGE}/retry", operators.retry_message, ADMIN, _FOUND),
     RouteSpec(
-        "POST",
-        f"{_MESSAGE}/dlq",
-        operators.make_dead_letter,
-        Level.ADMIN,
-        (200, 404, 409),
-        body=requests.DeadLetterRequest,
+        "POST", f"{_MESSAGE}/dlq", operators.make_dead_letter, ADMIN, (200, 404, 409), body=requests.DeadLetterRequest
     ),
-    RouteSpec("GET", _MESSAGE, operators.message, Level.READ, _FOUND),
-    RouteSpec("DELETE", _MESSAGE, operators.delete_message, Level.ADMIN, _FOUND),
-    RouteSpec("GET", "/api/v1/dlq", operators.dead_letters, Level.READ, query=queries.DeadLettersQuery),
-    RouteSpec("POST", "/api/v1/dlq/redrive", operators.redrive, Level.ADMIN, body=requests.RedriveRequest),
-    RouteSpec("GET", "/api/v1/traces/names", operators.trace_names, Level.READ),
-    RouteSpec("GET", "/api/v1/traces/by-name/{name}", operators.traces, Level.READ, query=queries.PageQuery),
-    RouteSpec(
-        "GET", "/api/v1/traces/{partition_id}/{transaction_id}", operators.traces, Level.READ, query=queries.PageQuery
-    ),
+    RouteSpec("GET", _MESSAGE, operators.message, READ, _FOUND),
+    RouteSpec("DELETE", _MESSAGE, operators.delete_message, ADMIN, _FOUND),
+    RouteSpec("GET", "/api/v1/dlq", operators.dead_letters, READ, query=queries.DeadLettersQuery),
+    RouteSpec("POST", "/api/v1/dlq/redrive", operators.redrive, ADMIN, body=requests.RedriveRequest),
+    RouteSpec("GET", "/api/v1/traces/names", operators.trace_names, READ),
+    RouteSpec("GET", "/api/v1/traces/by-name/{name}", operators.traces, READ, query=queries.PageQuery),
+    RouteSpec("GET", "/api/v1/traces/{partition_id}/{transaction_id}", operators.traces, READ, query=queries.PageQuery),
 )
 _GROUPS: Final = (
-    RouteSpec("GET", "/api/v1/consumer-groups", operators.groups, Level.READ),
-    RouteSpec(
-        "GET", "/api/v1/consumer-groups/lagging", operators.lagging_groups, Level.READ, query=queries.LaggingQuery
-    ),
+    RouteSpec("GET", "/api/v1/consumer-groups", operators.groups, READ),
+    RouteSpec("GET", "/api/v1/consumer-groups/lagging", operators.lagging_groups, READ, query=queries.LaggingQuery),
     RouteSpec(
         "POST",
         f"{_GROUP_QUEUE}/partitions/{{partition}}/seek",
         operators.seek,
-        Level.ADMIN,
+        ADMIN,
         _FOUND,
         body=requests.SeekRequest,
     ),
-    RouteSpec("POST", f"{_GROUP_QUEUE}/seek", operators.seek, Level.ADMIN, _FOUND, body=requests.SeekRequest),
-    RouteSpec("DELETE", _GROUP_QUEUE, operators.delete_group, Level.ADMIN, query=queries.DeleteGroupQuery),
+    RouteSpec("POST", f"{_GROUP_QUEUE}/seek", operators.seek, ADMIN, _FOUND, body=requests.SeekRequest),
+    RouteSpec("DELETE", _GROUP_QUEUE, operators.delete_group, ADMIN, query=queries.DeleteGroupQuery),
     RouteSpec(
-        "POST",
-        f"{_GROUP}/subscription",
-        operators.subscription,
-        Level.ADMIN,
-        _FOUND,
-        body=requests.SubscriptionRequest,
+        "POST", f"{_GROUP}/subscription", operators.subscription, ADMIN, _FOUND, body=requests.SubscriptionRequest
     ),
-    RouteSpec("GET", _GROUP, operators.group, Level.READ, _FOUND),
-    RouteSpec("DELETE", _GROUP, operators.delete_group, Level.ADMIN, query=queries.DeleteGroupQuery),
+    RouteSpec("GET", _GROUP, operators.group, READ, _FOUND),
+    RouteSpec("DELETE", _GROUP, operators.delete_group, ADMIN, query=queries.DeleteGroupQuery),
 )
 _NUMBERS: Final = (
-    RouteSpec("GET", "/api/v1/status", operators.status, Level.READ, query=queries.QueueQuery),
-    RouteSpec("GET", "/api/v1/status/queues", operators.status_of_queues, Level.READ, query=queries.QueueQuery),
-    RouteSpec("GET", f"{_STATUS}/messages", operators.queue_messages, Level.READ, _FOUND, queries.MessagesQuery),
-    RouteSpec("GET", _STATUS, operators.queue, Level.READ, _FOUND),
-    RouteSpec("POST", "/api/v1/stats/refresh", operators.refresh, Level.READ),
+    RouteSpec("GET", "/api/v1/status", operators.status, READ, query=queries.QueueQuery),
+    RouteSpec("GET", "/api/v1/status/queues", operators.status_of_queues, READ, query=queries.QueueQuery),
+    RouteSpec("GET", f"{_STATUS}/messages", operators.queue_messages, READ, _FOUND, queries.MessagesQuery),
+    RouteSpec("GET", _STATUS, operators.queue, READ, _FOUND),
+    RouteSpec("POST", "/api/v1/stats/refresh", operators.refresh, READ),
 )
 
 ROUTES: Final = (*_DATA, *_SERVER, *_QUEUES, *_MESSAGES, *_GROUPS, *_NUMBERS)

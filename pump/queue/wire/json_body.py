@@ -13,7 +13,7 @@ from pump.queue.errors import BadRequest
 from pump.queue.wire.times import A_TIME, Time, time_text
 
 DEEPEST: Final = 500
-"""Levels of a payload: whoever receives it, inside of something else, must be able to read it too."""
+"""Levels of a payload: a consumer must be able to read it inside of something else too."""
 LONGEST_NUMBER: Final = 4300
 """Digits of a whole number in a payload: Python's own reader takes no longer one."""
 
@@ -59,9 +59,9 @@ _KINDS: Final[Mapping[str, str]] = {
 
 
 class Reader(Generic[Body]):
-    """Reads bodies of one kind. BadRequest says what is wrong, and where.
+    """Reads bodies of one kind; BadRequest names the member that is wrong.
 
-    `wrong` has, for members by their names, what to say where one is missing or of another kind.
+    `wrong` has the error texts of members, for where one is missing or of another kind.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ def read_members(members: Mapping[str, str], kind: type[Body], wrong: Mapping[st
 
 
 def explained(error: ValidationError, wrong: Mapping[str, str]) -> str:
-    """What is wrong with which member, in words for whoever wrote it."""
+    """What is wrong with which member, in words for the client's author."""
     text = str(error)
     if unknown := _UNKNOWN.search(text):
         return f"there is no option {unknown['name']!r}"

@@ -27,7 +27,7 @@ class Configuration(NamedTuple):
 
 
 def configuration(body: bytes) -> Configuration:
-    """What a request to configure says; an option that it leaves out returns to its default."""
+    """A request to configure a queue; an option that it leaves out returns to its default."""
     request = _CONFIGURE.read(body)
     return Configuration(
         limits.check_name("Queue", request.queue),

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import asdict
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
@@ -16,8 +17,8 @@ LONGEST_WAIT_SECONDS: Final = 3600.0
 DEFAULT_WAIT_SECONDS: Final = 30.0
 MOST_LISTED: Final = 1000
 
-Number: TypeAlias = Annotated[int, Meta(ge=0)]
-Count: TypeAlias = Annotated[int, Meta(ge=1)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
 Query = TypeVar("Query", bound=Struct)
 Row = TypeVar("Row")
 
@@ -40,8 +41,8 @@ class PopQuery(Struct, rename="camel"):
     subscription_from: str | None = None
     partitions: Count = 1
 
-    def want(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
-        """What the engine is asked for."""
+    def pop_request(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
+        """The request to the engine."""
         return PopRequest(
             queue=queue,
             partition=partition,
@@ -100,24 +101,14 @@ class DeadLettersQuery(QueueQuery):
     """A page of dead letters."""
 
     partition: str | None = None
-    consumer_group: str | None = None
-    status: State | None = None
+    group: str | None = field(name="consumerGroup", default=None)
+    state: State | None = field(name="status", default=None)
     since: Time | None = field(name="from", default=None)
     until: Time | None = field(name="to", default=None)
 
     def filter(self, queue: str | None = None) -> Filter:
-        """What the engine is asked for, of one queue where it is given."""
-        limit, offset = self.page()
-        return Filter(
-            queue=self.queue if queue is None else queue,
-            partition=self.partition,
-            group=self.consumer_group,
-            state=self.status,
-            since=self.since,
-            until=self.until,
-            limit=limit,
-            offset=offset,
-        )
+        """The filter for the engine; a queue in the path replaces the one in the query."""
+        return Filter(**{**asdict(self), "limit": self.page()[0], "queue": queue or self.queue})
 
 
 class MessagesQuery(DeadLettersQuery):

@@ -1,6 +1,6 @@
-"""What replies say: the server writes them, the client reads those that are structs. Payloads stand in them as pushed.
+"""Replies: the server writes them, the client reads those that are structs. Payloads stand in them as pushed.
 
-Members are in camelCase, but for those of a push, where the API has it so. Times are in UTC, to the microsecond.
+Members are in camelCase, but for some of a push's reply, as the API has them. Times are in UTC, to the microsecond.
 """
 
 import base64
@@ -180,7 +180,7 @@ def carried(reply: MessageReply | DeadLetterReply) -> bytes | None:
     return base64.b64decode(json.loads(payload)) if reply.data_encoding == "base64" else payload
 
 
-# -- what producers and consumers are told
+# -- to producers and consumers
 
 
 def pushed(results: Sequence[Pushed]) -> bytes:
@@ -205,24 +205,24 @@ def _pushed(index: int, result: Pushed) -> PushedReply:
     )
 
 
-def popped(want: PopRequest, taken: PopResult) -> bytes:
+def popped(request: PopRequest, result: PopResult) -> bytes:
     """The reply to a consumer."""
-    first = taken.messages[0]
+    first = result.messages[0]
     return encode(
         PopReply(
-            queue=want.queue,
+            queue=request.queue,
             partition=first.partition,
             partition_id=first.partition_id,
-            lease_id="" if want.auto_ack else taken.lease_id,
-            expires_at=None if want.auto_ack else Time(taken.expires_at),
-            consumer_group=want.group,
-            partitions_claimed=taken.partitions,
-            messages=[_message(each, want) for each in taken.messages],
+            lease_id="" if request.auto_ack else result.lease_id,
+            expires_at=None if request.auto_ack else Time(result.expires_at),
+            consumer_group=request.group,
+            partitions_claimed=result.partitions,
+            messages=[_message(each, request) for each in result.messages],
         )
     )
 
 
-def _message(found: Leased, want: PopRequest) -> MessageReply:
+def _message(found: Leased, request: PopRequest) -> MessageReply:
     return MessageReply(
         found.id,
         found.transaction_id,
@@ -232,8 +232,8 @@ def _message(found: Leased, want: PopRequest) -> MessageReply:
         found.queue,
         found.partition_id,
         found.partition,
-        "" if want.auto_ack else found.lease_id,
-        want.group,
+        "" if request.auto_ack else found.lease_id,
+        request.group,
         found.sequence,
         found.deliveries,
         found.retries,
@@ -295,7 +295,7 @@ def extended(result: Extended) -> ExtendedReply:
     return ExtendedReply(result.success, result.lease_id, result.error or None, expires_at, expires_at)
 
 
-# -- what operators are told
+# -- to operators
 
 
 def partition(found: PartitionInfo) -> Reply:

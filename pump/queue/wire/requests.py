@@ -62,7 +62,7 @@ class AckRequest(Struct, rename="camel"):
     lease_id: str | None = ABSENT
     status: str | None = ABSENT
     consumer_group: str | None = ABSENT
-    error: object = ABSENT
+    error: Raw = ABSENT
     delay_seconds: Seconds | None = ABSENT
     reason: str | None = ABSENT
 
@@ -145,7 +145,7 @@ class DeadLetterRequest(Struct, rename="camel"):
     """`POST /api/v1/messages/…/dlq`."""
 
     consumer_group: str | None = ABSENT
-    error: object = ABSENT
+    error: Raw = ABSENT
 
 
 class RedriveRequest(Struct):
@@ -217,7 +217,7 @@ _TRACE: Final = Reader(
 )
 
 
-# -- what the server makes of them
+# -- read by the server
 
 
 def pushes(body: bytes, producer: str | None) -> list[Push]:
@@ -243,7 +243,7 @@ def acknowledgements(body: bytes) -> list[SettlementOrResult]:
 
 
 class TransactionSteps(NamedTuple):
-    """The steps of a transaction; `places` says of which operation each is one."""
+    """The steps of a transaction; `places` are the indexes of their operations."""
 
     steps: Sequence[Step]
     places: Sequence[int]
@@ -369,11 +369,12 @@ def _group(given: str | None, otherwise: str = DEFAULT_GROUP) -> str:
     return limits.check_name("consumerGroup", given) if given else otherwise
 
 
-def _error_text(value: object) -> str | None:
-    """Whatever a consumer says went wrong: it is for people, and must not keep its message from being settled."""
-    if value is ABSENT or value is None:
+def _error_text(error: Raw) -> str | None:
+    """A consumer's error, a string or any other JSON: it must not keep its message from being settled."""
+    if not error or error == NULL:
         return None
-    return limits.checked_text(value if isinstance(value, str) else json.dumps(value))
+    text = bytes(error).decode()
+    return limits.checked_text(json.loads(text) if text.startswith('"') else text)
 
 
 def _texts(name: str, texts: Sequence[str]) -> Sequence[str]:

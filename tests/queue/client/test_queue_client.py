@@ -15,7 +15,7 @@ from pump.clock import ManualClock
 from pump.errors import LeaseLost
 from pump.queue.client import Item, Outcome, QueueClient, QueueMessage, Transaction
 from pump.queue.client.awaiting import AsyncQueueClient
-from pump.queue.client.circuit_breaker import CircuitOpen
+from pump.queue.client.circuit import CircuitOpen
 from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull, QueueUnavailable
 from pump.queue.options import QueueOptions

@@ -19,7 +19,7 @@ BLOCKING: Mapping[str, str] = {
     "AsyncBaseTransport": "BaseTransport",
     "AsyncClient": "Client",
     "AsyncQueueClient": "QueueClient",
-    "AsyncConsumer": "Consumer",
+    "AsyncClientConsumer": "ClientConsumer",
     "wait_async": "wait",
     "every_async": "every",
 }

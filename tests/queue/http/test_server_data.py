@@ -287,6 +287,7 @@ def test_where_nothing_is_ready_there_is_no_body(http: InProcess) -> None:
         ({"subscriptionFrom": "0001-01-01"}, "subscriptionFrom must be"),
         ({"consumerGroup": "x" * 256}, "longer than 255"),
         ({"consumerGroup": "a\0"}, "control characters"),
+        ({"consumerGroup": "x" * 256, "wait": "true"}, "longer than 255"),
     ],
 )
 def test_a_pop_that_is_built_wrongly_is_refused(http: InProcess, query: dict[str, str], why: str) -> None:

@@ -166,6 +166,13 @@ def test_an_error_may_be_any_json(error: object, expected: str | None) -> None:
     assert found.error == expected
 
 
+def test_an_error_that_no_reader_could_read_keeps_no_message_from_being_settled() -> None:
+    found = requests.acknowledgement(b'{"transactionId":"t","partitionId":"p","error":[1e999, {"a":1,"a":2}]}')
+
+    assert isinstance(found, Settlement)
+    assert found.error == '[1e999, {"a":1,"a":2}]'
+
+
 @pytest.mark.parametrize("leave_out", [True, False])
 def test_null_is_the_same_as_absent(leave_out: bool) -> None:
     members = dict.fromkeys(["leaseId", "status", "consumerGroup", "error", "delaySeconds", "reason"])

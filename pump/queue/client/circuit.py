@@ -12,12 +12,12 @@ class CircuitOpen(QueueUnavailable):
 
 
 class EndTry(Protocol):
-    """Reports how a try ended; None says nothing of the server."""
+    """Reports how a try ended; None where that is not known."""
 
     def __call__(self, *, succeeded: bool | None) -> None: ...  # noqa: D102 - as the class says
 
 
-class CircuitBreaker:
+class ServerCircuit:
     """Opens after so many failures in a row; after so many seconds it lets one try through. For any thread."""
 
     def __init__(self, clock: Clock, *, failures: int, open_seconds: float) -> None:
