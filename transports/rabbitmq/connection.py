@@ -44,7 +44,7 @@ NOT_ALLOWED: Final = 530
 LAST_TURNS: Final = 4
 
 
-class Wait(Effect[bool]):
+class SignalWait(Effect[bool]):
     """Wait until the signal is set, or `timeout` seconds are over; whether it is set."""
 
     __slots__ = ("signal", "timeout")
@@ -54,7 +54,7 @@ class Wait(Effect[bool]):
         self.timeout: Final = timeout
 
 
-Steps: TypeAlias = Conversation[Wait, Result]
+Steps: TypeAlias = Conversation[SignalWait, Result]
 """What is done step by step, blocking or awaiting between the steps."""
 Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
 """Makes a request on an AMQP channel, and has its answer passed on."""
@@ -102,7 +102,7 @@ class Operation(Generic[Result]):
 
     def __iter__(self) -> Steps[Result]:
         """`yield from operation` waits for its result."""
-        if not (yield from Wait(self.ended, self.timeout)):
+        if not (yield from SignalWait(self.ended, self.timeout)):
             self.fail(self._late())
         if self._error is not None:
             raise self._error
