@@ -209,11 +209,15 @@ class DeliveryChannel:
     # -- what the broker is told
 
     def flush(self) -> None:
-        """Acknowledge all that is settled; not if the consumer is about to be cancelled, which comes first."""
+        """Acknowledge all that is settled; a consumer that is about to be cancelled has to be cancelled before."""
         self.deliveries.flush_requested = False
         channel = self._channel
-        if channel is not None and not (self._consumer and self._must_cancel()):
+        if channel is None:
+            return
+        if not (self._consumer and self._must_cancel()):
             self._send_acks(channel)
+        elif self.deliveries.acks and not self.deliveries.flush_timed:
+            self.flush_later()
 
     def flush_later(self) -> None:
         """Flush within 20 ms. From any thread."""

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, cast
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
 from pump.transports.rabbitmq import properties as amqp
 from pump.transports.rabbitmq.pika_internals import Content
-from pump.transports.rabbitmq.properties import Unreadable
 
 KIND: Final = "pump-kind"
 VERSION: Final = "pump-version"
@@ -52,18 +51,6 @@ class Receipt(NamedTuple):
     """When the message is due, in seconds since the epoch; 0 is now."""
 
 
-class _Headers(NamedTuple):
-    """The headers of a message, by who wrote them."""
-
-    senders: Mapping[str, str] = NO_HEADERS
-    ours: Mapping[str, str] = NO_HEADERS
-    others: Mapping[str, object] = NO_RAW_HEADERS
-    """The broker's, and those that are not text."""
-
-
-_NO_TABLE: Final = _Headers()
-
-
 # -- reading
 
 
@@ -85,8 +72,7 @@ def read_message(content: Content, topic: str, generation: int) -> Message:
 def _message(content: Content, topic: str, generation: int) -> Message:
     parts = amqp.split(content.properties)
     table = parts[amqp.HEADERS]
-    headers = _read_headers(table, parts) if table else _NO_TABLE
-    senders, ours, others = headers
+    senders, ours, others = _read_headers(table, parts) if table else (NO_HEADERS, NO_HEADERS, NO_RAW_HEADERS)
     content_type, message_id = parts[amqp.CONTENT_TYPE], parts[amqp.MESSAGE_ID]
     type_, timestamp = parts[amqp.TYPE], parts[amqp.TIMESTAMP]
     correlation_id, reply_to = parts[amqp.CORRELATION_ID], parts[amqp.REPLY_TO]
@@ -107,7 +93,7 @@ def _message(content: Content, topic: str, generation: int) -> Message:
     return Message(
         header,
         content.body,
-        identity=header.id or _digest(content, _stable(header, headers)),
+        identity=header.id or _digest(content, _stable(header, others)),
         receipt=Receipt(content.tag, content.properties, _moment(ours[DUE]) if DUE in ours else 0.0),
         generation=generation,
         deliveries=1 + count if isinstance(count, int) and count > 0 else 1,
@@ -116,8 +102,13 @@ def _message(content: Content, topic: str, generation: int) -> Message:
     )
 
 
-def _read_headers(table: bytes, parts: list[bytes | None]) -> _Headers:
-    """The headers, by who wrote them; values that are too long for properties are put among the properties."""
+def _read_headers(
+    table: bytes, parts: list[bytes | None]
+) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, object]]:
+    """The sender's headers, ours, and others: the broker's, and those that are not text.
+
+    Values that are too long for properties are put among the properties.
+    """
     senders: dict[str, str] = {}
     ours: dict[str, str] = {}
     others: dict[str, object] = {}
@@ -130,7 +121,7 @@ def _read_headers(table: bytes, parts: list[bytes | None]) -> _Headers:
             parts[_LONG_PLACES[name]] = value.encode()
         else:
             senders[name] = value
-    return _Headers(senders, ours, others)
+    return senders, ours, others
 
 
 def is_brokers(name: str) -> bool:
@@ -140,28 +131,28 @@ def is_brokers(name: str) -> bool:
 
 def _kind(text: str) -> Kind:
     if text not in _KINDS:
-        raise Unreadable(f"{KIND} is {text[:80]!r}")
+        raise ValueError(f"{KIND} is {text[:80]!r}")
     return cast("Kind", text)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):  # noqa: PLR2004 - a billion is no count
-        raise Unreadable(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
+        raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
     return int(text)
 
 
 def _moment(text: str) -> float:
     moment = float(text)
     if not isfinite(moment):
-        raise Unreadable(f"{text[:80]!r} is no moment")
+        raise ValueError(f"{text[:80]!r} is not a time")
     return moment
 
 
-def _stable(header: Header, headers: _Headers) -> str:
+def _stable(header: Header, others: Mapping[str, object]) -> str:
     """What is the same in every delivery of a message without an id."""
-    raw = {name: value for name, value in headers.others.items() if not is_brokers(name)}
+    raw = {name: value for name, value in others.items() if not is_brokers(name)}
     fixed = (header.type, header.content_type, header.correlation_id, header.reply_to, header.timestamp, header.key)
-    return repr((fixed, sorted(headers.senders.items()), sorted(raw.items())))
+    return repr((fixed, sorted(header.headers.items()), sorted(raw.items())))
 
 
 def _digest(content: Content, stable: str) -> str:

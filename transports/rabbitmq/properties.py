@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 LONGEST_SHORT: Final = 255
 """The longest property that is text, and the longest name of a header, in bytes."""
@@ -64,19 +64,6 @@ TEXT: Final = ord("S")
 _DEEPEST: Final = 32
 
 
-class Unreadable(ValueError):  # noqa: N818 - it never leaves the transport
-    """Bytes that are not as AMQP prescribes."""
-
-
-class TableEntry(NamedTuple):
-    """One header."""
-
-    name: str
-    value: object
-    """Text, bytes that are not text, or any other AMQP type."""
-    encoded: bytes
-
-
 def split(raw: bytes) -> list[bytes | None]:
     """The encoded properties, one by one, each without its length; None for those that are absent."""
     flags = int.from_bytes(raw[:2], "big")
@@ -94,7 +81,7 @@ def split(raw: bytes) -> list[bytes | None]:
             at += size
         parts[place] = raw[start:at]
     if at > len(raw) or flags & _UNKNOWN:
-        raise Unreadable("the properties are cut off" if at > len(raw) else "there are unknown properties")
+        raise ValueError("the properties are cut off" if at > len(raw) else "there are unknown properties")
     return parts
 
 
@@ -127,8 +114,8 @@ def entry(name: str, text: str) -> bytes:
     return b"".join((U8.pack(len(short)), short, b"S", U32.pack(len(long)), long))
 
 
-def entries(table: bytes) -> Iterator[TableEntry]:
-    """The headers of an encoded table."""
+def entries(table: bytes) -> Iterator[tuple[str, object, bytes]]:
+    """Name, value and encoding of each header of a table. A value that should be text and is not is bytes."""
     at, end = 0, len(table)
     while at < end:
         start = at
@@ -136,8 +123,8 @@ def entries(table: bytes) -> Iterator[TableEntry]:
         name = table[start + 1 : at].decode()
         value, at = _value(table, at, 0)
         if at > end:
-            raise Unreadable("a header is cut off")
-        yield TableEntry(name, value, table[start:at])
+            raise ValueError("a header is cut off")
+        yield name, value, table[start:at]
 
 
 def _value(raw: bytes, at: int, depth: int) -> tuple[object, int]:
@@ -166,12 +153,12 @@ def _rare_value(raw: bytes, kind: str, at: int, depth: int) -> tuple[object, int
         case "A" | "F":
             return _nested(raw, kind, at, depth + 1)
         case _:
-            raise Unreadable(f"a header is of the kind {kind!r}")
+            raise ValueError(f"a header is of the kind {kind!r}")
 
 
 def _nested(raw: bytes, kind: str, at: int, depth: int) -> tuple[object, int]:
     if depth > _DEEPEST:
-        raise Unreadable("its headers are nested too deeply")
+        raise ValueError("its headers are nested too deeply")
     end = at + 4 + U32.unpack_from(raw, at)[0]
     at += 4
     names: list[str] = []

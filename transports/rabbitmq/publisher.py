@@ -6,6 +6,7 @@ Messages for later go through delay queues, which are made when they are first n
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from pika.channel import Channel
@@ -307,11 +308,6 @@ class _Publishing:
         self._write()
 
     def _confirmed(self, tag: int, *, multiple: bool) -> list[int]:
-        if not multiple:
-            return [tag] if tag in self._unconfirmed else []
-        tags = []
-        for each in self._unconfirmed:
-            if each > tag:
-                break
-            tags.append(each)
-        return tags
+        if multiple:
+            return list(takewhile(lambda each: each <= tag, self._unconfirmed))
+        return [tag] if tag in self._unconfirmed else []

@@ -597,3 +597,20 @@ def test_an_interrupted_take_ends_at_once(make: Make) -> None:
 
     assert consumer.wait(8, 60.0) == []
     assert consumer.wait(8, 60.0) is None
+
+
+def test_acknowledgements_that_wait_for_a_cancellation_are_written_if_that_is_not_needed_any_more(make: Make) -> None:
+    consumer = make()
+    consumer.consumes(8)
+    consumer.deliver(0, 0)
+    first, second = consumer.take(8)
+    consumer.ask(1)
+    consumer.real.acknowledge(first)
+    consumer.real.acknowledge(second)
+    consumer.clock.advance(0.02)
+    assert consumer.sent == []
+
+    consumer.ask(8)
+    consumer.clock.advance(0.02)
+
+    assert consumer.sent == [("ack", 2, True)]
