@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pump.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 
 def hash_tag(key: str) -> str:
@@ -29,8 +29,7 @@ class ConsumerName:
     be delivered to the predecessor. The prefix tells the next consumer which those are.
     """
 
-    def __init__(self, number: int, prefix: str) -> None:
-        self.number: Final = number
+    def __init__(self, prefix: str) -> None:
         self.prefix: Final = prefix
         self.unsent: Sequence[Any] = ()
         """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
@@ -49,24 +48,22 @@ class ConsumerNames:
             raise ConfigurationError(f"redis: a consumer's name has no colon: {name!r}")
         self._name: Final = name
         self._lock: Final = threading.Lock()
-        self._free: Final[dict[str, list[ConsumerName]]] = {}
-        self._counts: Final[dict[str, int]] = {}
+        self._free: Final[dict[Hashable, list[ConsumerName]]] = {}
+        self._counts: Final[dict[Hashable, int]] = {}
         self._process = 0
         self._prefix = ""
 
-    def take(self, channel: str) -> ConsumerName:
-        """The name with the lowest number that no other consumer of the channel has now."""
+    def take(self, channel: "Hashable") -> ConsumerName:
+        """A name that no other consumer of the channel has now."""
         with self._lock:
             self._check_for_fork()
             free = self._free.setdefault(channel, [])
             if free:
-                name = min(free, key=lambda name: name.number)
-                free.remove(name)
-                return name
+                return free.pop()
             number = self._counts[channel] = self._counts.get(channel, 0) + 1
-            return ConsumerName(number, f"{self._prefix}-{number}.")
+            return ConsumerName(f"{self._prefix}-{number}.")
 
-    def release(self, channel: str, name: ConsumerName) -> None:
+    def release(self, channel: "Hashable", name: ConsumerName) -> None:
         """Let another consumer of the channel have it."""
         with self._lock:
             self._free.setdefault(channel, []).append(name)
