@@ -9,9 +9,6 @@ import pytest
 from support.tree import PACKAGES, modules
 
 ALLOWED: Mapping[str, str] = {
-    "AsyncConsumer": "the protocol of transports, and what the queue's client consumes with: public in both places",
-    "CircuitBreaker": "an attribute for handlers, and the same mechanism in the queue's client",
-    "Consumer": "the protocol of transports, and what the queue's client consumes with: public in both places",
     "DeadLetter": "of a handler under test, and of the queue: public in both places",
 }
 """The names that several classes have, and why."""
