@@ -25,14 +25,6 @@ REDRIVEN: Final = "reprocess-"
 """In front of the transaction id of a dead letter that is pushed again."""
 
 
-def push_stored(
-    item: Push, transaction_id: str, partition_id: str, message_id: str, *, duplicate: bool, scheduled: bool
-) -> Pushed:
-    """The result of a push whose message is stored, now or before."""
-    queue, partition = item.queue, item.partition
-    return Pushed(queue, partition, partition_id, message_id, transaction_id, duplicate, "", scheduled, item.trace_id)
-
-
 def push_refused(item: Push, transaction_id: str, partition_id: str, why: str) -> Pushed:
     """The result of a push that was not stored."""
     return Pushed(item.queue, item.partition, partition_id, "", transaction_id, refused=why, trace_id=item.trace_id)

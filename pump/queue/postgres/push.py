@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pump.queue.postgres.work import PartitionKey, PostgresWork
-from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused, push_stored
+from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused
 from pump.queue.vocabulary import Push, Pushed
 from pump.queue.work import NO_KEY
 
@@ -109,7 +109,7 @@ class PushBatch:
         duplicate = outcome == "duplicate" or first != index
         scheduled = outcome == "scheduled" and first == index
         message_id = message_id or self._message_ids[first]
-        return push_stored(item, transaction, uid, message_id, duplicate=duplicate, scheduled=scheduled)
+        return Pushed(item.queue, item.partition, uid, message_id, transaction, duplicate, "", scheduled, item.trace_id)
 
 
 PUSH: Final = (

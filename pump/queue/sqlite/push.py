@@ -7,7 +7,7 @@ from typing import Final
 from pump.queue.ids import mint
 from pump.queue.limits import MOST_PARTITIONS
 from pump.queue.options import QueueOptions
-from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused, push_stored
+from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused
 from pump.queue.sqlite.gaps import NOTHING_AFTER, number_passed
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import Push, Pushed
@@ -62,11 +62,10 @@ class PartitionBatch:
             room_left[queue_id] = room_in(self._work, self._queue)
         now, seq = self._work.now, partition.last_seq
         at = max(now, partition.last_at)
+        head = (self._queue.name, self._name, partition.uid)
         for item, message_id, transaction_id in self._items:
             if transaction_id in known:
-                result = push_stored(
-                    item, transaction_id, partition.uid, known[transaction_id], duplicate=True, scheduled=False
-                )
+                result = Pushed(*head, known[transaction_id], transaction_id, duplicate=True, trace_id=item.trace_id)
                 self.results.append(result)
                 continue
             if room_left[queue_id] < 1:
@@ -83,7 +82,7 @@ class PartitionBatch:
                 self._rows.append((
                     partition.id, seq, message_id, transaction_id, item.trace_id, item.producer, at, sealed, payload
                 ))  # fmt: skip
-            result = push_stored(item, transaction_id, partition.uid, message_id, duplicate=False, scheduled=due > now)
+            result = Pushed(*head, message_id, transaction_id, False, "", due > now, item.trace_id)  # noqa: FBT003 - in order
             self.results.append(result)
         insert_messages(self._work, self._queue, partition.id, self._rows)
 

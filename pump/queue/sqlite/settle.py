@@ -59,7 +59,13 @@ def settle_messages(
     for each in settlers.values():
         if each:
             each.finish()
-    return [settler.with_release(settled) if settler and settler.released else settled for settler, settled in outcomes]
+    results = []
+    for settler, settled in outcomes:
+        if settler and settler.released and settled.success and settled.message != ALREADY_ACKNOWLEDGED:
+            name, _, message, _, queue, partition, _, dead = settled
+            settled = Settled(name, True, message, None, queue, partition, True, dead)  # noqa: FBT003, PLW2901 - faster than _replace
+        results.append(settled)
+    return results
 
 
 def refused(settlement: Settlement, why: str) -> Settled:
@@ -135,13 +141,6 @@ class PartitionSettler:
         elif self._gave_back or not has_open(work, self._progress):
             self.released = True
             release(work, self._queue, progress)
-
-    def with_release(self, settled: Settled) -> Settled:
-        """The result of a call that ended the lease."""
-        if not settled.success or settled.message == ALREADY_ACKNOWLEDGED:
-            return settled
-        name, _, message, _, queue, partition, _, dead = settled
-        return Settled(name, True, message, None, queue, partition, True, dead)  # noqa: FBT003 - faster than _replace
 
     def _is_scheduled(self, settlement: Settlement) -> bool:
         """Whether the message is scheduled: nobody can have it."""

@@ -70,6 +70,8 @@ def _body(payload: bytes, end: int) -> bytes:
     if not payload.endswith(b"}"):
         raise ValueError("its end is missing")
     if kind == b',"json":':
+        if not is_json(value):  # one that was cut off may end with a brace of the body
+            raise ValueError("its body is not whole")
         return value
     text = json.loads(value)
     if kind == b',"text":':

@@ -77,6 +77,15 @@ def test_a_broken_envelope_is_all_body_and_says_so(data: st.DataObject) -> None:
     assert fault.startswith("the envelope cannot be read")
 
 
+def test_an_envelope_that_lost_only_its_last_brace_is_broken() -> None:
+    broken = write(Header("1", "orders"), b'{"sku": "tea"}')[:-1]
+
+    header, body, fault = read(broken, "orders")
+
+    assert (header, body) == (Header("", "orders", content_type=""), broken)
+    assert fault == "the envelope cannot be read: its body is not whole"
+
+
 @given(st.binary(), st.binary())
 def test_no_bytes_are_an_error(begin: bytes, end: bytes) -> None:
     header, body, fault = read(START + begin + b'","header":' + end, "orders")
