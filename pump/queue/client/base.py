@@ -1,9 +1,10 @@
 """What the blocking and the awaiting client share: their set-up, and how conversations become their methods."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 import httpx
 
@@ -17,6 +18,7 @@ from pump.queue.errors import QueueUnavailable
 TIMEOUT: Final = 30.0
 
 Arguments = ParamSpec("Arguments")
+Method = TypeVar("Method", bound=Callable[..., object])
 Result = TypeVar("Result")
 Source = TypeVar("Source")
 SourceOf_co = TypeVar("SourceOf_co", covariant=True)
@@ -46,7 +48,7 @@ def blocking(
     def call(self: Blocking[Source], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
         return run(method(self.calls, *args, **options), self.perform)
 
-    return call
+    return _described(call, method)
 
 
 def awaiting(
@@ -58,6 +60,14 @@ def awaiting(
     async def call(self: Awaiting[Source], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
         return await run_async(method(self.calls, *args, **options), self.perform)
 
+    return _described(call, method)
+
+
+def _described(call: Method, conversation: Callable[..., object]) -> Method:
+    """The call, with the signature of the conversation, but for what that returns."""
+    signature = inspect.signature(conversation)
+    result = get_args(signature.return_annotation)[-1]
+    vars(call)["__signature__"] = signature.replace(return_annotation=result)
     return call
 
 

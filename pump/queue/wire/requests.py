@@ -233,7 +233,7 @@ def acknowledgement(body: bytes) -> SettlementOrResult:
 def acknowledgements(body: bytes) -> list[SettlementOrResult]:
     """Several, with one group for those that name none."""
     request, found = _ACK_BATCH.read(body), list[SettlementOrResult]()
-    group = _group(request.consumer_group)
+    group = _group(request.consumer_group) or DEFAULT_GROUP
     try:
         for item in request.acknowledgments:
             found.append(_settlement(item, group))
@@ -293,7 +293,7 @@ def subscription_time(body: bytes) -> float:
 def dead_letter(body: bytes) -> tuple[str | None, str]:
     """For which group a message becomes a dead letter, None for all, and why."""
     request = _DEAD_LETTER.read(body)
-    return _group(request.consumer_group, "") or None, _error_text(request.error) or ""
+    return _group(request.consumer_group), _error_text(request.error) or ""
 
 
 def redrive_ids(body: bytes) -> Sequence[str]:
@@ -346,10 +346,10 @@ def _settlement(item: AckRequest, group: str = DEFAULT_GROUP) -> SettlementOrRes
         item.partition_id,
         item.lease_id or None,
         status,
-        _group(item.consumer_group, group),
-        _error_text(item.error),
+        _group(item.consumer_group) or group,
+        _error_text(item.error) if item.error else None,
         _given(item.delay_seconds),
-        limits.checked_text(item.reason or "") or "",
+        (limits.checked_text(item.reason) or "") if item.reason else "",
     )
 
 
@@ -365,8 +365,8 @@ def _steps(operation: PushOperation | AckOperation, where: str, producer: str | 
     return [found]
 
 
-def _group(given: str | None, otherwise: str = DEFAULT_GROUP) -> str:
-    return limits.check_name("consumerGroup", given) if given else otherwise
+def _group(given: str | None) -> str | None:
+    return limits.check_name("consumerGroup", given) if given else None
 
 
 def _error_text(error: Raw) -> str | None:

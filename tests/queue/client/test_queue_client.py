@@ -1,6 +1,7 @@
 """The client of the queue, in both colours: against the real server, and against one that fails as a test says."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from pump.queue.client.circuit import CircuitOpen
 from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull, QueueUnavailable
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import Filter, PopRequest, Push, State, Status
+from pump.queue.vocabulary import Filter, PopRequest, Push, Pushed, State, Status
 from support.queue_listening import serving
 from support.waiting import eventually
 
@@ -774,3 +775,13 @@ def test_the_two_clients_offer_the_same() -> None:
         return {name for name in vars(kind) if not name.startswith("_")}
 
     assert offers(QueueClient) == offers(AsyncQueueClient)
+
+
+def test_a_method_says_what_it_takes_and_what_it_returns() -> None:
+    for kind in (QueueClient, AsyncQueueClient):
+        signature = inspect.signature(kind.push)
+
+        assert list(signature.parameters)[:3] == ["self", "queue", "data"]
+        assert signature.return_annotation is Pushed
+        assert "duplicate" in (inspect.getdoc(kind.push) or "")
+        assert "renew_every" in inspect.signature(kind.consume).parameters
