@@ -61,7 +61,7 @@ class Connection:
     def execute_all(self, commands: Sequence[Command]) -> Sequence[Reply]:
         """The replies to commands that are sent together.
 
-        After NotConnected nothing was sent; after another TransportError nobody knows what was carried out.
+        After NotConnected nothing was sent; after another TransportError it is unknown what was carried out.
         """
         with self._lock:
             try:

@@ -98,7 +98,7 @@ def test_a_restart_in_between_gives_no_run_more(shop: Shop) -> None:
     assert failing.runs == 3
 
 
-def test_leaving_a_message_fifty_times_spends_nothing(shop: Shop) -> None:
+def test_fifty_nacks_charge_no_attempt(shop: Shop) -> None:
     wilful = Outcomes(*[DontAckAction() for _ in range(50)], ValueError("no tea"))
 
     with shop.dispatcher(wilful, may_block=True) as first:

@@ -264,7 +264,7 @@ def test_what_a_server_answers_says_what_to_do(connection: Connection, words: st
     assert words.rsplit(maxsplit=1)[-1] in str(raised.value)
 
 
-def test_a_connection_that_was_closed_meanwhile_is_made_anew_before_anything_is_sent(
+def test_a_connection_that_was_closed_meanwhile_is_created_again_before_anything_is_sent(
     connection: Connection, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_connection, "CHECK_SECONDS", 0.0)
@@ -355,7 +355,7 @@ def test_a_message_ends_a_wait_at_once(bench: RedisBench) -> None:
 
 
 @pytest.mark.requirement("B-30")
-def test_a_nack_says_nothing_and_the_message_stays_in_our_hands(bench: RedisBench) -> None:
+def test_a_nack_sends_nothing_and_the_message_stays_this_consumers(bench: RedisBench) -> None:
     consumer, other = bench.consumer(), bench.consumer()
     bench.post("1")
     message = receive(consumer, 1)[0]

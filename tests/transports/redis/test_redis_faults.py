@@ -24,7 +24,7 @@ from support.waiting import eventually
 
 RECOVERY = 40.0
 IN_HAND = 10 + 64
-"""What may be repeated after one failure: a full buffer, and acknowledgements that were not said yet."""
+"""What may be repeated after one failure: a full buffer, and acknowledgements that were not sent yet."""
 
 Running = Callable[[Dispatcher], Dispatcher]
 
@@ -132,7 +132,7 @@ def test_a_network_that_only_falls_silent_is_found_out(
     everything_was_done(redis_server, works, 100, at_most_twice=IN_HAND)
 
 
-def test_acknowledgements_that_did_not_arrive_are_said_by_the_next_consumer(
+def test_acknowledgements_that_did_not_arrive_are_sent_by_the_next_consumer(
     bench: RedisBench, proxy_to: ProxyTo
 ) -> None:
     proxy = proxy_to(bench.server.port)

@@ -198,7 +198,7 @@ def test_a_dead_letter_is_a_message_of_its_own_topic(lists: ListBench) -> None:
 
 
 @pytest.mark.requirement("P-12")
-def test_a_channel_that_was_wiped_out_is_made_anew_and_misses_nothing(lists: ListBench) -> None:
+def test_a_channel_that_was_wiped_out_is_created_again_and_misses_nothing(lists: ListBench) -> None:
     consumer = lists.consumer()
     consumer.receive(1, 0.0)
     lists.client.delete(f"{{{lists.topic}}}:channels", lists.key("list"))
@@ -241,7 +241,7 @@ def test_lists_and_streams_do_not_share_a_channel(lists: ListBench) -> None:
         RedisTransport(lists.address).prepare([lists.rules()], [])
 
 
-def test_what_comes_to_a_name_after_its_consumer_was_made_anew_is_not_stuck(lists: ListBench) -> None:
+def test_what_comes_to_a_name_after_its_consumer_was_opened_again_is_not_stuck(lists: ListBench) -> None:
     broken = lists.consumer(lists.transport(consumer="shop"), lease=1.0)
     again = lists.consumer(lists.transport(consumer="shop"), lease=1.0)
     broken.receive(1, 0.0)

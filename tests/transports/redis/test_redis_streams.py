@@ -55,7 +55,7 @@ def test_no_more_is_pending_than_was_asked_for(streams: StreamBench) -> None:
 # -- acknowledging
 
 
-def test_acknowledgements_are_said_together_within_a_moment(streams: StreamBench) -> None:
+def test_acknowledgements_are_sent_together_within_a_moment(streams: StreamBench) -> None:
     consumer = streams.consumer()
     streams.post("1", "2", "3")
     messages = receive(consumer, 3)
@@ -118,7 +118,7 @@ def test_no_verdict_of_a_non_owner_has_an_effect(streams: StreamBench) -> None:
     other.acknowledge(again)
 
 
-def test_an_acknowledgement_said_twice_changes_nothing_and_alarms_nobody(
+def test_an_acknowledgement_sent_twice_changes_nothing_and_logs_no_warning(
     streams: StreamBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = streams.consumer()
@@ -218,7 +218,7 @@ def test_a_consumer_takes_over_what_its_own_name_had_before_a_crash(streams: Str
     assert [message.deliveries for message in again] == [2, 2, 1]
 
 
-def test_a_message_extended_is_nobody_elses(streams: StreamBench) -> None:
+def test_an_extended_message_stays_its_consumers(streams: StreamBench) -> None:
     first, second = streams.consumer(lease=0.4), streams.consumer(lease=0.4)
     streams.post("1")
     message = receive(first, 1)[0]
@@ -317,7 +317,7 @@ def test_what_was_acknowledged_is_kept_as_long_as_it_was_asked_for(
     assert streams.depth(streams.topic) == 2
 
 
-def test_messages_that_somebody_removed_unsettled_are_told_of(
+def test_messages_that_were_removed_unsettled_are_logged(
     streams: StreamBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead, living = streams.consumer(lease=0.2), streams.consumer(lease=0.2)
@@ -368,7 +368,7 @@ def test_consumers_that_are_long_gone_are_removed_unless_they_have_something_pen
 
 
 @pytest.mark.requirement("P-12")
-def test_a_deleted_stream_is_made_anew_and_nothing_posted_meanwhile_is_skipped(
+def test_a_deleted_stream_is_created_again_and_nothing_posted_meanwhile_is_skipped(
     streams: StreamBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = streams.consumer()
@@ -379,7 +379,7 @@ def test_a_deleted_stream_is_made_anew_and_nothing_posted_meanwhile_is_skipped(
     assert "created again" in caplog.text
 
 
-def test_a_stream_deleted_under_a_waiting_read_is_made_anew(streams: StreamBench) -> None:
+def test_a_stream_deleted_under_a_waiting_read_is_created_again(streams: StreamBench) -> None:
     consumer = streams.consumer()
     consumer.receive(1, 0.0)
     streams.client.delete(streams.topic)
@@ -438,7 +438,7 @@ def test_a_purge_leaves_alone_what_others_have_in_hand_and_other_channels(stream
     assert bodies(receive(shipping, 5)) == ["1", "2", "3", "4", "5"]
 
 
-def test_what_comes_to_a_name_after_its_consumer_was_made_anew_is_soon_anybodys(
+def test_what_comes_to_a_name_after_its_consumer_was_opened_again_soon_goes_to_others(
     streams: StreamBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
