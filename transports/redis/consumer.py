@@ -31,8 +31,9 @@ UNBLOCK_AGAIN_SECONDS: Final = 0.02
 class RedisConsumer(ABC):
     """One consumer of one channel. It reads on one connection, where it may be blocked, and settles on another.
 
-    One thread receives; any thread settles or interrupts. What they share is the batch of acknowledgements and the
-    connections, which have locks of their own, and flags, each of which one statement reads or writes.
+    One thread receives; any thread settles or interrupts. The batch of acknowledgements and the connections, which they
+    share, have locks of their own. The flags need none, nor does `_poll_at`: a write to it that is lost in a race makes
+    one poll half a second late.
     """
 
     broker_limit: int | None = None
@@ -50,16 +51,13 @@ class RedisConsumer(ABC):
         self._connection: Final = Connection(transport.server, self._clock)
         self._reading: Final = Connection(transport.server, self._clock, longest_block=POLL_SECONDS)
         self._acks: Final = AckBatch[Hashable, None](self._clock, self._flush, retry_seconds=POLL_SECONDS)
+        self._names_key: Final = (self._destinations.topic, self._channel)
         self._reusable_name: Final = transport.consumer_names.take(self._names_key)
         self._name: Final = self._reusable_name.with_letters()
         self._poll_at = 0.0
         self._blocked = False
         self._interrupted = False
         self._closed = False
-
-    @property
-    def _names_key(self) -> str:
-        return f"{self._destinations.topic}\0{self._channel}"
 
     # -- what differs between streams and lists
 
@@ -179,7 +177,7 @@ class RedisConsumer(ABC):
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; its acknowledgement is sent together with others."""
-        while not self.acknowledge_soon(message):
+        while not self._acks.add(self._receipt(message), None):
             self._flush()
 
     def _flush(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final
 
 from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection, dead_letter
-from pump.duration import Duration
 from pump.errors import PumpError
 from pump.message import Message
 from pump.subscription import Subscription
@@ -20,9 +19,8 @@ from pump.transports.redis.consumer import POLL_SECONDS, SHORTEST_BLOCK, RedisCo
 from pump.transports.redis.entries import copy_envelope, envelope, read_element
 from pump.transports.redis.names import hash_tag
 from pump.transports.redis.scripts import LISTS, Command
-from pump.transports.redis.settings import Server
 from pump.transports.redis.streams import RedisTransport
-from pump.transports.redis.transport import LARGEST_BODY, LEASE, OPTIONS, RedisBase
+from pump.transports.redis.transport import OPTIONS, RedisBase
 
 HEARTBEATS_PER_LEASE: Final = 3
 """How many heartbeats a consumer sends in the time after which it is taken for dead."""
@@ -64,17 +62,6 @@ class RedisListTransport(RedisBase):
     capabilities: Capabilities = replace(RedisTransport.capabilities, counts_deliveries=False, leases=False)
     schemes: ClassVar[Sequence[str]] = ("redis+list", "rediss+list")
     options: ClassVar[Options] = OPTIONS
-
-    def __init__(
-        self,
-        server: Server | None = None,
-        *,
-        lease: Duration = LEASE,
-        prefix: str = "",
-        consumer: str = "",
-        largest_body: int = LARGEST_BODY,
-    ) -> None:
-        super().__init__(server, lease, prefix, consumer, largest_body)
 
     def _consumer(self, subscription: Subscription) -> "ListConsumer":
         return ListConsumer(self, subscription)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pump.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 
 def hash_tag(key: str) -> str:
@@ -49,12 +49,12 @@ class ConsumerNames:
             raise ConfigurationError(f"redis: a consumer's name has no colon: {name!r}")
         self._name: Final = name
         self._lock: Final = threading.Lock()
-        self._free: Final[dict[str, list[ConsumerName]]] = {}
-        self._counts: Final[dict[str, int]] = {}
+        self._free: Final[dict[Hashable, list[ConsumerName]]] = {}
+        self._counts: Final[dict[Hashable, int]] = {}
         self._process = 0
         self._prefix = ""
 
-    def take(self, channel: str) -> ConsumerName:
+    def take(self, channel: "Hashable") -> ConsumerName:
         """The name with the lowest number that no other consumer of the channel has now."""
         with self._lock:
             self._check_for_fork()
@@ -66,7 +66,7 @@ class ConsumerNames:
             number = self._counts[channel] = self._counts.get(channel, 0) + 1
             return ConsumerName(number, f"{self._prefix}-{number}.")
 
-    def release(self, channel: str, name: ConsumerName) -> None:
+    def release(self, channel: "Hashable", name: ConsumerName) -> None:
         """Let another consumer of the channel have it."""
         with self._lock:
             self._free.setdefault(channel, []).append(name)

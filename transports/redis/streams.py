@@ -101,7 +101,7 @@ class RedisTransport(RedisBase):
         keep: Duration | None = 0.0,
         largest_body: int = LARGEST_BODY,
     ) -> None:
-        super().__init__(server, lease, prefix, consumer, largest_body)
+        super().__init__(server, lease=lease, prefix=prefix, consumer=consumer, largest_body=largest_body)
         if keep is not None and not 0 <= seconds(keep) < inf:
             raise ConfigurationError(f"redis: keep is 0 s or longer, or None, which is for ever, not {keep}")
         self.body_field: Final = body_field

@@ -50,7 +50,15 @@ class RedisBase(ABC):
     options: ClassVar[Options]
     """What a URL may have after the question mark."""
 
-    def __init__(self, server: Server | None, lease: Duration, prefix: str, consumer: str, largest_body: int) -> None:
+    def __init__(
+        self,
+        server: Server | None = None,
+        *,
+        lease: Duration = LEASE,
+        prefix: str = "",
+        consumer: str = "",
+        largest_body: int = LARGEST_BODY,
+    ) -> None:
         if not 0 < largest_body <= LARGEST_BODY:
             raise ConfigurationError(f"redis: largest_body must be 1 to {LARGEST_BODY} bytes, not {largest_body}")
         self.server: Final = Server() if server is None else server
