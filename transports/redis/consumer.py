@@ -220,7 +220,7 @@ class RedisConsumer(ABC):
                 late += len(reply_or_raise(reply))
         if late:
             log.warning(
-                "redis: %d of %d acknowledgements on channel %s came too late: others have these messages",
+                "redis: %d of %d acknowledgements on channel %s came too late: these messages are not ours any more",
                 late,
                 count,
                 self._channel,

@@ -29,8 +29,7 @@ class ConsumerName:
     be delivered to the predecessor. The prefix tells the next consumer which those are.
     """
 
-    def __init__(self, number: int, prefix: str) -> None:
-        self.number: Final = number
+    def __init__(self, prefix: str) -> None:
         self.prefix: Final = prefix
         self.unsent: Sequence[Any] = ()
         """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
@@ -55,16 +54,14 @@ class ConsumerNames:
         self._prefix = ""
 
     def take(self, channel: "Hashable") -> ConsumerName:
-        """The name with the lowest number that no other consumer of the channel has now."""
+        """A name that no other consumer of the channel has now."""
         with self._lock:
             self._check_for_fork()
             free = self._free.setdefault(channel, [])
             if free:
-                name = min(free, key=lambda name: name.number)
-                free.remove(name)
-                return name
+                return free.pop()
             number = self._counts[channel] = self._counts.get(channel, 0) + 1
-            return ConsumerName(number, f"{self._prefix}-{number}.")
+            return ConsumerName(f"{self._prefix}-{number}.")
 
     def release(self, channel: "Hashable", name: ConsumerName) -> None:
         """Let another consumer of the channel have it."""
