@@ -6,12 +6,13 @@ JSON in four bytes, the JSON, the body. A list's element that is no envelope is 
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import Any, Final, NamedTuple, cast
 from uuid import uuid4
+
+import msgspec
 
 from pump.dead_letter import PROVENANCE, Rejection, provenance
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
@@ -36,6 +37,7 @@ _HEADER_TEXTS: Final = {
 """The texts that are attributes of a Header, and how they are called there."""
 _TIME: Final = "time"
 _RESERVED: Final = frozenset({*_HEADER_TEXTS, _TIME, IDENTITY})
+_decode_texts: Final = msgspec.json.Decoder(dict[str, str]).decode
 _KINDS: Final = frozenset({"command", "event", "document"})
 
 
@@ -213,7 +215,7 @@ def _pairs(fields: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 def envelope(header: Header, body: bytes, *, topic: str, more: Mapping[str, str] = NO_HEADERS) -> bytes:
     """An envelope for that topic's list; no two are equal."""
-    text = json.dumps({**_texts(header, topic), **more}, ensure_ascii=False, separators=(",", ":")).encode()
+    text = msgspec.json.encode({**_texts(header, topic), **more})
     return b"".join((MAGIC, uuid4().bytes, len(text).to_bytes(4, "big"), text, body))
 
 
@@ -233,7 +235,7 @@ def read_element(element: bytes, *, topic: str, generation: int) -> Message:
     if element.startswith(MAGIC):
         try:
             body = _open(element, parsed)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except ValueError as error:  # msgspec's errors are ValueErrors
             parsed, fault = _ParsedTexts(), f"the envelope cannot be read: {error}"
             parsed.attributes["content_type"] = ""
     header = parsed.header(topic)
@@ -251,11 +253,7 @@ def read_element(element: bytes, *, topic: str, generation: int) -> Message:
 def _open(element: bytes, parsed: _ParsedTexts) -> bytes:
     """Parse an envelope's texts, and return its body."""
     end = _JSON_START + int.from_bytes(element[RECEIPT_LENGTH:_JSON_START], "big")
-    texts: Mapping[str, str] = json.loads(element[_JSON_START:end])  # one that is cut off is no JSON
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise TypeError(f"its {name} is no text")
-        (name + text).encode()  # raises ValueError for half of a surrogate pair, which is no text either
+    for name, text in _decode_texts(element[_JSON_START:end]).items():
         parsed.add(name, text)
     if parsed.malformed:
         raise ValueError(f"its {parsed.malformed} is malformed")
