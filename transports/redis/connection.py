@@ -154,40 +154,33 @@ def _not_connected(error: Exception, server: Server) -> PumpError:
     return NotConnected(f"{server} cannot be reached: {text}")
 
 
-_ERRORS: Final[Sequence[tuple[str, type[PumpError], str]]] = (
-    ("NOSCRIPT", _UnknownScript, "the script is not known"),
-    ("NOGROUP", NoGroup, "the stream or its group does not exist"),
-    ("no such key", NoGroup, "the stream does not exist"),
-    ("UNBLOCKED", NoGroup, "the stream does not exist any more"),
-    ("WRONGTYPE", SetupError, "a key is in use for something else"),
-    ("NOAUTH", SetupError, "the server wants a login"),
-    ("NOPERM", SetupError, "this user may not do that"),
-    ("CROSSSLOT", SetupError, "the keys of one operation lie in different slots of a cluster"),
-    ("MOVED", SetupError, "this is a Redis Cluster, which this transport does not speak to"),
-    ("unknown command", SetupError, "the server is older than Redis 6.2"),
-    ("OOM", TransportError, "the server is out of memory"),
-    ("READONLY", _ReadOnly, "the server is a replica, or fails over"),
-    ("MISCONF", TransportError, "the server cannot write to its disk"),
+_ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
+    ("NOSCRIPT", exceptions.NoScriptError, _UnknownScript, "the script is not known"),
+    ("NOGROUP", (), NoGroup, "the stream or its group does not exist"),
+    ("no such key", (), NoGroup, "the stream does not exist"),
+    ("UNBLOCKED", (), NoGroup, "the stream does not exist any more"),
+    ("WRONGTYPE", (), SetupError, "a key is in use for something else"),
+    ("NOAUTH", (), SetupError, "the server wants a login"),
+    ("NOPERM", exceptions.NoPermissionError, SetupError, "this user may not do that"),
+    ("CROSSSLOT", exceptions.ClusterCrossSlotError, SetupError, "its keys lie in different slots of a cluster"),
+    ("MOVED", exceptions.MovedError, SetupError, "this is a Redis Cluster, which this transport does not speak to"),
+    ("unknown command", (), SetupError, "the server is older than Redis 6.2"),
+    ("OOM", exceptions.OutOfMemoryError, TransportError, "the server is out of memory"),
+    ("READONLY", exceptions.ReadOnlyError, _ReadOnly, "the server is a replica, or fails over"),
+    ("MISCONF", (), TransportError, "the server cannot write to its disk"),
 )
-"""By a code that begins the error's text, or stands within it if the error happened in a script."""
-
-_CODES: Final[Sequence[tuple[type[exceptions.ResponseError], str]]] = (
-    (exceptions.NoScriptError, "NOSCRIPT"),
-    (exceptions.NoPermissionError, "NOPERM"),
-    (exceptions.ReadOnlyError, "READONLY"),
-    (exceptions.OutOfMemoryError, "OOM"),
-    (exceptions.MovedError, "MOVED"),
-    (exceptions.ClusterCrossSlotError, "CROSSSLOT"),
-)
-"""For the errors from whose text redis-py removes the code."""
+"""By a code in the error's text, or by redis-py's class, if that removes the code."""
 
 
 def _error_of(error: exceptions.ResponseError) -> PumpError:
     """Our error for what the server replied."""
     text = _text(error)
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), text)
-    kind, meaning = next(((kind, meaning) for known, kind, meaning in _ERRORS if known in code), (TransportError, ""))
-    ours = kind(f"redis: {meaning}: {text}" if meaning else f"redis: {text}")
+    for code, theirs, kind, meaning in _ERRORS:
+        if code in text or isinstance(error, theirs):
+            ours = kind(f"redis: {meaning}: {text}")
+            break
+    else:
+        ours = TransportError(f"redis: {text}")
     ours.__cause__ = error
     return ours
 
