@@ -17,6 +17,7 @@ from pika.channel import Channel
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PumpError, TransportError
+from pump.transport_kit.ack_batch import LONGEST_SECONDS
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.prefetch import Prefetch
 from pump.transports.rabbitmq.connection import AmqpConnection, ChannelRefused, Operation, refusal
@@ -25,7 +26,6 @@ from pump.transports.rabbitmq.headers import read_message
 from pump.transports.rabbitmq.pika_internals import DELIVER, Content, ContentReader
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 
-FLUSH_SECONDS: Final = 0.02
 IDLE_SECONDS: Final = 0.2
 """A consumer with nothing in hand that is not asked for messages so long gives back what it has prefetched."""
 EARLY_SECONDS: Final = 0.5
@@ -222,7 +222,7 @@ class DeliveryChannel:
     def flush_later(self) -> None:
         """Flush within 20 ms. From any thread."""
         self.deliveries.flush_timed = True
-        self._clock.alarm(FLUSH_SECONDS, self._on_flush_time)
+        self._clock.alarm(LONGEST_SECONDS, self._on_flush_time)
 
     def _on_flush_time(self) -> None:
         """In the clock's thread."""
