@@ -121,7 +121,7 @@ class PumpHarness:
         ]
         self._runner: asyncio.Runner | None = None
         self._loop: SelfMovingLoop | None = None
-        self._enough: Callable[[], bool] = _never
+        self._enough: Callable[[], bool] = lambda: False
         self._deadline = inf
         self._looks = 0
         self._made()
@@ -417,7 +417,3 @@ class _Keep(logging.Handler):
 
 def _of_a_dispatcher(handlers: Sequence[object]) -> DispatchSettings | None:
     return handlers[0].settings if handlers and isinstance(handlers[0], Dispatcher) else None
-
-
-def _never() -> bool:
-    return False
