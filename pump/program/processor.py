@@ -12,7 +12,7 @@ from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, UnknownPublication
 from pump.handling.dispatch import Bound, bind
 from pump.handling.dispatch_settings import DispatchSettings
-from pump.handling.registry import Registration, Registry
+from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper, wire_type, wire_version
 from pump.message import NO_HEADERS, Header, Kind, Message
 from pump.program.producers import Producers
@@ -57,11 +57,11 @@ class CommandProcessor:
     def send(self, request: object, /) -> object:
         """Run the one handler of a request; returns what it returns, raises what it raises."""
         must_not_block("send", "send_async")
-        return self._run(self._only(type(request), "blocking"), request)
+        return self._run(self._only(type(request)), request, "send")
 
     async def send_async(self, request: object, /) -> object:
         """The same with an async handler. A blocking handler is run too, and blocks the loop."""
-        return await self._run_async(self._only(type(request), "awaiting"), request)
+        return await self._run_async(self._only(type(request)), request)
 
     def publish(self, event: object, /) -> None:
         """Run every handler of an event, one after another; their errors are raised as one group."""
@@ -69,7 +69,7 @@ class CommandProcessor:
         errors: list[Exception] = []
         for bound in self._handlers(type(event)):
             try:
-                self._run(bound, event)
+                self._run(bound, event, "publish")
             except Exception as error:
                 errors.append(error)
         _raise_all(errors, type(event))
@@ -84,15 +84,13 @@ class CommandProcessor:
                 errors.append(error)
         _raise_all(errors, type(event))
 
-    def _only(self, request: type, colour: str) -> Bound:
+    def _only(self, request: type) -> Bound:
         handlers = self._handlers(request)
         if len(handlers) != 1:
             names = ", ".join(each.registration.name for each in handlers) or "none"
             raise ConfigurationError(
                 f"{request.__name__} needs exactly one handler to be sent to, and has {names}: publish it, or add one"
             )
-        if colour == "blocking":
-            _must_be_blocking(handlers[0].registration, "send")
         return handlers[0]
 
     def _handlers(self, request: type) -> tuple[Bound, ...]:
@@ -112,8 +110,10 @@ class CommandProcessor:
         name = bound.registration.name
         return Context(self, name, clock=self._settings.clock) if outer is None else outer.nested(name)
 
-    def _run(self, bound: Bound, request: object) -> object:
-        _must_be_blocking(bound.registration, "publish")
+    def _run(self, bound: Bound, request: object, called: str) -> object:
+        name = bound.registration.name
+        if bound.registration.colour == "awaiting":
+            raise ConfigurationError(f"{name} is async: await {called}_async instead of calling {called}")
         token = enter_context(self._context(bound))
         try:
             return bound.pipeline.run(bound.handle(), request)
@@ -248,11 +248,6 @@ def _delay(delay: Duration | None) -> float:
     if value < 0:
         raise ConfigurationError(f"a delay cannot be negative: {value} s")
     return value
-
-
-def _must_be_blocking(registration: Registration, called: str) -> None:
-    if registration.colour == "awaiting":
-        raise ConfigurationError(f"{registration.name} is async: await {called}_async instead of calling {called}")
 
 
 def _raise_all(errors: Sequence[Exception], event: type) -> None:
