@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from pump.clock import Signal, SystemClock
 from pump.command.demo_shop import PRICES, SHIPPING, OrderFromOldTill, PlaceOrder, Shop, dispatcher
-from pump.errors import DeferMessageAction, DontAckAction, MessageAction
+from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.message import Message
 from pump.process_signals import handling
 from pump.request import Command
@@ -24,6 +24,13 @@ _TICKS_PER_LINE: Final = 20
 """How often the counts are printed where the output is lines."""
 _CHANNELS: Final = ("orders", "payments", "parcels")
 _DEAD_LETTERS: Final = ("orders.dead", "orders.invalid", "payments.dead", "parcels.dead")
+_OUTCOMES: Final[Mapping[type, str]] = {
+    type(None): "handled",
+    DeferMessageAction: "deferred",
+    DontAckAction: "held",
+    RejectMessageAction: "rejected",
+}
+"""By what a handler of the shop raises."""
 _CLOSING_TIME: Final = 0.8
 """The part of the demo after which no more orders come."""
 
@@ -57,7 +64,7 @@ class _Outcomes:
         if event != "handler_ended":
             return
         channel, request, error = fields["channel"], fields["request"], fields["error"]
-        outcome = _outcome(error)
+        outcome = _OUTCOMES.get(type(error), "failed")
         with self._lock:
             self.counts[str(channel), outcome] += 1
             text = self._text(outcome, error, cast("Message", fields["message"]))
@@ -82,20 +89,6 @@ class _Outcomes:
                 return f"failed: {type(error).__name__}: {error}"
             case _:
                 return f"is rejected: {error}"
-
-
-def _outcome(error: object) -> str:
-    match error:
-        case None:
-            return "handled"
-        case DeferMessageAction():
-            return "deferred"
-        case DontAckAction():
-            return "held"
-        case MessageAction():
-            return "rejected"
-        case _:
-            return "failed"
 
 
 class Demo:
