@@ -189,7 +189,11 @@ class _Outgoing:
         correlation_id: str | None = None,
         reply_to: str | None = None,
     ) -> Message:
-        headers = _traced(headers)
+        context = find_context()
+        if context is not None and context.has_message:
+            # It belongs to what the handled message belongs to, or else to that message itself.
+            correlation_id = correlation_id or context.message.header.correlation_id or context.message.id
+            headers = _traced(headers or {}, context.headers)
         header = Header(
             id=id or uuid.uuid4().hex,
             topic=self._publication.destination,
@@ -198,7 +202,7 @@ class _Outgoing:
             kind=self._kind,
             content_type=self._mapper.content_type,
             key=self._key(request) if key is None else key,
-            correlation_id=correlation_id or _correlation(),
+            correlation_id=correlation_id or None,
             reply_to=reply_to,
             timestamp=now,
             headers=_checked(headers) if headers else NO_HEADERS,
@@ -226,21 +230,11 @@ def _kind(request: type) -> Kind:
     return "document" if issubclass(request, Document) else "command"
 
 
-def _correlation() -> str | None:
-    """The correlation id of a request that a handler posts: that of the handled message, or the message's own id."""
-    context = find_context()
-    if context is None or not context.has_message:
-        return None
-    return context.message.header.correlation_id or context.message.id
-
-
-def _traced(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+def _traced(headers: Mapping[str, str], handled: Mapping[str, str]) -> Mapping[str, str]:
     """The headers with the trace of the message that is being handled, unless they have a trace already."""
-    context = find_context()
-    if context is None or not context.has_message or TRACE_PARENT in (headers or {}):
+    if TRACE_PARENT in headers or TRACE_PARENT not in handled:
         return headers
-    carried = {name: context.headers[name] for name in (TRACE_PARENT, TRACE_STATE) if name in context.headers}
-    return {**carried, **(headers or {})} if TRACE_PARENT in carried else headers
+    return {**{name: handled[name] for name in (TRACE_PARENT, TRACE_STATE) if name in handled}, **headers}
 
 
 def _delay(delay: Duration | None) -> float:
