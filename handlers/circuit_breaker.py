@@ -45,24 +45,29 @@ class CircuitBreaker(Attribute):
 
 
 class _Breaking(Attribute):
+    """One breaker: closed, open, or half-open with one trial at a time. Threads may share it."""
+
     def __init__(self, options: CircuitBreaker, scope: Scope) -> None:
         self._options = options
         self._scope = scope
-        self._circuit = _Circuit(options.failures, options.window, options.reset_after)
+        self._lock = threading.Lock()
+        self._failed_at: deque[float] = deque(maxlen=options.failures)
+        self._opened_at: float | None = None
+        self._on_trial = False
 
     def around(self, request: object, rest: Rest) -> Steps:
-        admitted = self._circuit.admit(rest.clock.monotonic())
+        admitted = self._admit(rest.clock.monotonic())
         if admitted is None:
             raise DontAckAction("circuit breaker is open")
         try:
             result = yield from rest(request)
         except BaseException as error:
             if is_decision(error) or not consists_of(error, self._options.on):
-                self._circuit.neither(admitted)
-            elif self._circuit.failed(admitted, rest.clock.monotonic()):
+                self._neither(admitted)
+            elif self._failed(admitted, rest.clock.monotonic()):
                 self._tell("open", logging.WARNING, error)
             raise
-        if self._circuit.succeeded(admitted):
+        if self._succeeded(admitted):
             self._tell("closed", logging.INFO)
         return result
 
@@ -71,29 +76,17 @@ class _Breaking(Attribute):
         where = {"channel": self._scope.channel, "handler": self._scope.handler}
         self._scope.telemetry.tell("circuit_breaker", state=state, error=error, **where)
 
-
-class _Circuit:
-    """Closed, open, or half-open with one trial at a time. Threads may share it."""
-
-    def __init__(self, failures: int, window: float, reset_after: float) -> None:
-        self._lock = threading.Lock()
-        self._window = window
-        self._reset_after = reset_after
-        self._failed_at: deque[float] = deque(maxlen=failures)
-        self._opened_at: float | None = None
-        self._on_trial = False
-
-    def admit(self, now: float) -> Pass | None:
+    def _admit(self, now: float) -> Pass | None:
         """Whether a call may be made, and as what; the caller then reports how it ended."""
         with self._lock:
             if self._opened_at is None:
                 return "call"
-            if self._on_trial or now - self._opened_at < self._reset_after:
+            if self._on_trial or now - self._opened_at < self._options.reset_after:
                 return None
             self._on_trial = True
             return "trial"
 
-    def succeeded(self, admitted: Pass) -> bool:
+    def _succeeded(self, admitted: Pass) -> bool:
         """A call succeeded; returns whether that closed the circuit. A late success does not close an open one."""
         with self._lock:
             if admitted == "trial":
@@ -103,7 +96,7 @@ class _Circuit:
                 self._failed_at.clear()
             return admitted == "trial"
 
-    def failed(self, admitted: Pass, now: float) -> bool:
+    def _failed(self, admitted: Pass, now: float) -> bool:
         """A call failed; returns whether that opened the circuit."""
         with self._lock:
             if admitted == "call" and not self._is_too_much(now):
@@ -113,7 +106,7 @@ class _Circuit:
             self._opened_at = now
             return True
 
-    def neither(self, admitted: Pass) -> None:
+    def _neither(self, admitted: Pass) -> None:
         """A call was neither success nor failure: if it was the trial, another one may follow."""
         with self._lock:
             if admitted == "trial":
@@ -123,4 +116,4 @@ class _Circuit:
         if self._opened_at is not None:
             return False
         self._failed_at.append(now)
-        return len(self._failed_at) == self._failed_at.maxlen and now - self._failed_at[0] <= self._window
+        return len(self._failed_at) == self._failed_at.maxlen and now - self._failed_at[0] <= self._options.window

@@ -1,7 +1,7 @@
 """Turn a handler off and on while the program runs."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pump.attribute import Attribute, Rest, Scope, Steps, SwitchProvider, is_decision
 from pump.errors import DontAckAction
@@ -38,7 +38,8 @@ class _Switched(Attribute):
     def __init__(self, options: FeatureSwitch, scope: Scope) -> None:
         self._options = options
         self._scope = scope
-        self._ask = _asking(scope.switches if options.provider is None else options.provider)
+        provider = scope.switches if options.provider is None else options.provider
+        self._ask = provider.get if isinstance(provider, Mapping) else provider
         self._on: bool | None = None
         self._fails = False
 
@@ -57,7 +58,7 @@ class _Switched(Attribute):
 
     def _answer(self) -> bool:
         try:
-            answer = self._ask(self._options.name)
+            answer = None if self._ask is None else self._ask(self._options.name)
         except Exception as error:
             if is_decision(error):
                 raise
@@ -73,21 +74,8 @@ class _Switched(Attribute):
             self._scope.log(logging.WARNING, text, error=error)
 
     def _tell_change(self) -> None:
-        off = (
-            "off: messages are not acknowledged"
-            if self._options.dont_ack
-            else "off: messages are acknowledged unhandled"
-        )
-        self._scope.log(logging.INFO, f"Switch {self._options.name} is {'on' if self._on else off}")
+        fate = "not acknowledged" if self._options.dont_ack else "acknowledged unhandled"
+        state = "on" if self._on else f"off: messages are {fate}"
+        self._scope.log(logging.INFO, f"Switch {self._options.name} is {state}")
         where = {"channel": self._scope.channel, "handler": self._scope.handler}
         self._scope.telemetry.tell("switch", switch=self._options.name, on=self._on, **where)
-
-
-def _asking(provider: SwitchProvider | None) -> Callable[[str], bool | None]:
-    if provider is None:
-        return _not_set
-    return provider.get if isinstance(provider, Mapping) else provider
-
-
-def _not_set(_: str) -> None:
-    """No switch is set."""

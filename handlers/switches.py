@@ -100,14 +100,11 @@ class FileSwitches:
             self._stamp = None
         except (OSError, ValueError) as error:
             self._stamp = None
-            self._warn(error)
+            if not self._warned:
+                self._warned = True
+                log.warning("switches in %s: %s; its last content is used", self._path, error)
             return
         self._warned = False
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("switches in %s: %s; its last content is used", self._path, error)
 
 
 def _parsed(text: str) -> Mapping[str, bool]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, cast
 
 from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
 from pump.errors import ConfigurationError, InvalidMessageAction
@@ -52,11 +52,7 @@ class Validate(Attribute):
         if kind not in self._checked:
             _require_validate(kind)
             self._checked.add(kind)
-        return cast("_CanValidate", request).validate()
-
-
-class _CanValidate(Protocol):
-    def validate(self) -> object: ...
+        return cast("object", cast("Any", request).validate())
 
 
 def _require_validate(kind: type) -> None:

@@ -80,15 +80,9 @@ def _publication(publication: Publication) -> dict[str, Any]:
 
 
 def _performer(state: PerformerState) -> dict[str, Any]:
-    return {
-        "name": state.name,
-        "channel": state.channel,
-        "state": state.state.value,
-        "stopped": None if state.stopped is None else state.stopped.value,
-        "restarts": state.restarts,
-        "unacceptable": state.unacceptable,
-        "error": without_credentials(state.error),
-    }
+    stopped = None if state.stopped is None else state.stopped.value
+    error = without_credentials(state.error)
+    return {**asdict(state), "state": state.state.value, "stopped": stopped, "error": error}
 
 
 def _type_name(request: object) -> str:
@@ -121,20 +115,19 @@ _COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
 def as_text(described: Mapping[str, Any]) -> str:
     """What `describe` says, as tables for a terminal."""
     capabilities: Mapping[str, object] = described["capabilities"]
+    published = ([each["request"], each["topic"], each["key"] or "-"] for each in described["publications"])
     parts = [
         f"Dispatcher {described['name'] or '(no name)'} on {capabilities['system']}",
-        _columns([list(_COLUMNS), *(_cells(channel) for channel in described["channels"])]),
+        _columns(
+            [list(_COLUMNS), *([cell(channel) for cell in _COLUMNS.values()] for channel in described["channels"])]
+        ),
         "\n".join(["HANDLERS, each with its attributes, outermost first", *_handlers(described["channels"])]),
-        _columns([["POSTED", "TO TOPIC", "KEY"], *_published(described["publications"])]),
+        _columns([["POSTED", "TO TOPIC", "KEY"], *published]),
         _columns([["CAPABILITY", ""], *([name, _shown(value)] for name, value in capabilities.items())]),
     ]
     if "performers" in described:
         parts.insert(2, _columns(_performed(described["performers"])))
     return "\n\n".join(parts)
-
-
-def _cells(channel: Mapping[str, Any]) -> Sequence[object]:
-    return [cell(channel) for cell in _COLUMNS.values()]
 
 
 def _handlers(channels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -145,13 +138,9 @@ def _handlers(channels: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield from (f"    {attribute}" for attribute in handler["attributes"])
 
 
-def _published(publications: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
-    return ([each["request"], each["topic"], each["key"] or "-"] for each in publications)
-
-
 def _performed(performers: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[object]]:
     names = ("name", "state", "stopped", "restarts", "unacceptable", "error")
-    head = ["PERFORMER", "STATE", "STOPPED", "RESTARTS", "UNACCEPTABLE", "ERROR"]
+    head = ["PERFORMER", *(name.upper() for name in names[1:])]
     return [head, *([each[name] if each[name] not in {None, ""} else "-" for name in names] for each in performers)]
 
 

@@ -1,5 +1,6 @@
 """`pump demo`: a shop on the in-memory bus, shown live in the terminal for half a minute."""
 
+import itertools
 import logging
 import os
 import shutil
@@ -7,12 +8,12 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, cast
 
 from pump.clock import Signal, SystemClock
 from pump.command.demo_shop import PRICES, SHIPPING, OrderFromOldTill, PlaceOrder, Shop, dispatcher
-from pump.errors import DeferMessageAction, DontAckAction
+from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.message import Message
 from pump.process_signals import handling
 from pump.request import Command
@@ -23,6 +24,13 @@ _TICKS_PER_LINE: Final = 20
 """How often the counts are printed where the output is lines."""
 _CHANNELS: Final = ("orders", "payments", "parcels")
 _DEAD_LETTERS: Final = ("orders.dead", "orders.invalid", "payments.dead", "parcels.dead")
+_OUTCOMES: Final[Mapping[type, str]] = {
+    type(None): "handled",
+    DeferMessageAction: "deferred",
+    DontAckAction: "held",
+    RejectMessageAction: "rejected",
+}
+"""By what a handler of the shop raises."""
 _CLOSING_TIME: Final = 0.8
 """The part of the demo after which no more orders come."""
 
@@ -53,17 +61,16 @@ class _Outcomes:
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
         """Listen."""
-        if event not in {"handled", "decided", "failed"}:
+        if event != "handler_ended":
             return
-        error, message = fields["error"], cast("Message", fields["message"])
-        outcome = {DeferMessageAction: "deferred", DontAckAction: "held"}.get(type(error), event)
+        channel, request, error = fields["channel"], fields["request"], fields["error"]
+        outcome = _OUTCOMES.get(type(error), "failed")
         with self._lock:
-            self.counts[str(fields["channel"]), outcome] += 1
-            text = self._text(outcome, error, message)
+            self.counts[str(channel), outcome] += 1
+            text = self._text(outcome, error, cast("Message", fields["message"]))
         if text:
-            request = fields["request"]
             number = getattr(request, "number", None) or getattr(request, "order", "")
-            self._show(f"{fields['channel']:<9} {type(request).__name__} {number} {text}")
+            self._show(f"{channel:<9} {type(request).__name__} {number} {text}")
 
     def _text(self, outcome: str, error: object, message: Message) -> str:
         match outcome:
@@ -184,7 +191,7 @@ def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
     display: _Lines | _Screen = _Screen() if live else _Lines()
     began = clock.monotonic()
     demo = Demo(seconds, speed, show=lambda text: display.show(clock.monotonic() - began, text))
-    with _without_log(), handling(lambda *_: stop.set()), display:
+    with _without_log(), handling(lambda *_: stop.set()), _other_page() if live else nullcontext():
         with demo.dispatcher:
             began = clock.monotonic()
             while (elapsed := clock.monotonic() - began) < seconds and not stop.is_set():
@@ -194,7 +201,9 @@ def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
         display.update(demo, elapsed)
     adds_up, summary = demo.summary()
     dead_letters = (f"  {each}" for each in demo.dead_letters())
-    print("\n".join([demo.table(), "", "dead letters", *dead_letters, "", summary]), flush=True)
+    print(
+        "\n".join([*([] if live else [""]), demo.table(), "", "dead letters", *dead_letters, "", summary]), flush=True
+    )
     return 0 if adds_up else 1
 
 
@@ -217,45 +226,28 @@ class _Lines:
     """Prints a line for every event, and the counts now and then."""
 
     def __init__(self) -> None:
-        self._ticks = 0
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, *_: object) -> None:
-        print()
+        self._ticks = itertools.count()
 
     def show(self, elapsed: float, text: str) -> None:
-        """Print an event."""
         print(f"{elapsed:5.1f} s  {text}", flush=True)
 
     def update(self, demo: Demo, elapsed: float) -> None:
-        """Print the counts, if it is time to."""
-        if self._ticks % _TICKS_PER_LINE == 0:
+        if next(self._ticks) % _TICKS_PER_LINE == 0:
             counts = ((channel, demo.counts(channel)) for channel in _CHANNELS)
             texts = (f"{channel} {now.handled} handled, {now.waiting + now.in_hand} here" for channel, now in counts)
             self.show(elapsed, f"          {'; '.join(texts)}")
-        self._ticks += 1
 
 
 class _Screen:
-    """Draws one screen again and again, on the terminal's alternate page."""
+    """Draws one screen again and again, with the latest events."""
 
     def __init__(self) -> None:
         self._events: Final = deque[str](maxlen=8)
 
-    def __enter__(self) -> None:
-        print("\x1b[?1049h\x1b[?25l", end="", flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        print("\x1b[?25h\x1b[?1049l", end="", flush=True)
-
     def show(self, elapsed: float, text: str) -> None:
-        """Add an event, to be drawn at the next update."""
         self._events.append(f"{elapsed:5.1f} s  {text}")
 
     def update(self, demo: Demo, elapsed: float) -> None:
-        """Draw everything."""
         columns, height = shutil.get_terminal_size()
         lines = [line[: columns - 1] for line in self._lines(demo, elapsed)][: height - 1]
         print("\x1b[H" + "".join(f"{_coloured(line)}\x1b[K\n" for line in lines) + "\x1b[J", end="", flush=True)
@@ -275,6 +267,16 @@ class _Screen:
             "what happens",
             *(f"  {each}" for each in list(self._events)),
         ]
+
+
+@contextmanager
+def _other_page() -> Iterator[None]:
+    """The terminal's alternate page, without a cursor."""
+    print("\x1b[?1049h\x1b[?25l", end="", flush=True)
+    try:
+        yield
+    finally:
+        print("\x1b[?25h\x1b[?1049l", end="", flush=True)
 
 
 def _coloured(line: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from pump.attribute import Attribute, Rest, Scope, Steps
 from pump.clock import SystemClock
 from pump.context import Context, current_context
-from pump.errors import MessageAction
 from pump.handling.handler import RequestHandler
 from pump.program.dispatcher import Dispatcher
 from pump.request import Command
@@ -109,29 +108,20 @@ class Shop:
 class ReportOutcome(Attribute):
     """An attribute of the shop's own: tells the dispatcher's listeners how the handler ended."""
 
-    def __init__(self, scope: Scope | None = None) -> None:
-        self._scope = scope or Scope()
-
-    def prepare(self, scope: Scope) -> Attribute:
-        """The same attribute for one handler of one dispatcher."""
-        return ReportOutcome(scope)
-
     def around(self, request: object, rest: Rest) -> Steps:
         """Run the handler, and report."""
         try:
             result = yield from rest(request)
-        except MessageAction as decision:
-            self._report("decided", request, decision)
-            raise
         except Exception as error:
-            self._report("failed", request, error)
+            _report(rest.scope, request, error)
             raise
-        self._report("handled", request)
+        _report(rest.scope, request, None)
         return result
 
-    def _report(self, event: str, request: object, error: Exception | None = None) -> None:
-        message = current_context().message
-        self._scope.telemetry.tell(event, channel=self._scope.channel, message=message, request=request, error=error)
+
+def _report(scope: Scope, request: object, error: Exception | None) -> None:
+    message = current_context().message
+    scope.telemetry.tell("handler_ended", channel=scope.channel, message=message, request=request, error=error)
 
 
 class ShopHandler:

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -89,13 +89,11 @@ def _made(target: str, make: Callable[[], object]) -> object:
 
 
 def _unusable(what: str, error: BaseException) -> ConfigurationError:
-    text = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {_text(error)}"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    if not isinstance(error, ConfigurationError):
+        text = f"{type(error).__name__}: {text}"
     place = _place(error)
     return ConfigurationError(f"{what}: {text}{f' ({place})' if place else ''}")
-
-
-def _text(error: BaseException) -> str:
-    return error.msg if isinstance(error, SyntaxError) else str(error)
 
 
 def _place(error: BaseException) -> str:
@@ -119,12 +117,8 @@ def _short(file: str) -> str:
 
 
 def _suggestion(module: ModuleType, wanted: str = "") -> str:
-    names = list(_dispatchers(module))
+    names = [name for name, value in vars(module).items() if isinstance(value, Dispatcher)]
     if not names:
         return f"make one there: dispatcher = Dispatcher(…), and name {module.__name__}:dispatcher"
     close = difflib.get_close_matches(wanted, names, n=1) or names
     return f"did you mean {module.__name__}:{close[0]}?"
-
-
-def _dispatchers(module: ModuleType) -> Iterator[str]:
-    return (name for name, value in vars(module).items() if isinstance(value, Dispatcher))

@@ -1,8 +1,8 @@
 """What becomes of a message, as a table: made by asking a judge for its verdict on sample messages."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pump.clock import ManualClock
@@ -45,47 +45,93 @@ _RULES: Final = Subscription(_Request, topic="samples", dead_letter="samples.dea
 """All options as by default."""
 
 
-def _sample(*, attempts: int = 0, deliveries: int = 1, fault: str = "", explicit: bool = False) -> Message:
-    message = Message(Header("1"), b"", attempts=attempts, deliveries=deliveries, fault=fault)
-    message.explicit = explicit
-    return message
-
-
-def _raises(error: BaseException) -> Callable[[Message], object]:
-    def handle(_: Message) -> object:
-        raise error
-
-    return handle
-
-
-def _returns(_: Message) -> object:
-    return None
-
-
-def _settles(message: Message) -> object:
-    return message.claim()
-
-
-def _settles_and_fails(message: Message) -> object:
-    message.claim()
-    raise RuntimeError
-
-
 @dataclass(frozen=True)
 class _Case:
+    """A sample message, and how its handling ends: it returns, where nothing is raised."""
+
     outcome: str
-    handle: Callable[[Message], object] = _returns
+    raises: BaseException | None = None
+    """What the handler raises."""
+    mapper_raises: Exception | None = None
+    settles: bool = False
+    """Whether the handler settles the message."""
     rules: Subscription = _RULES
-    message: Callable[[], Message] = _sample
+    attempts: int = 0
+    deliveries: int = 1
+    fault: str = ""
+    explicit: bool = False
     stopping: bool = False
     """Whether the pump is being stopped."""
     before: int = 0
     """How often the message had the same outcome before."""
 
 
-class _NoMapper(Mapper[object]):
-    """A mapper that fails."""
+_ERROR: Final = RuntimeError("a bug")
+_MINE: Final = ConfigurationError("mine")
+_INVALID: Final = InvalidMessageAction("no sku")
+_REJECT: Final = RejectMessageAction("sold out")
+_DONT_ACK: Final = DontAckAction()
+_DEFER: Final = DeferMessageAction(5)
 
+
+def _group(*errors: BaseException) -> BaseException:
+    return BaseExceptionGroup("", errors)
+
+
+_CASES: Final[Sequence[str | _Case]] = (
+    "The handler returned",
+    _Case("returned"),
+    _Case("returned, with `auto_ack=False`", rules=replace(_RULES, auto_ack=False)),
+    "The handler decided",
+    _Case("`DontAckAction`", _DONT_ACK),
+    _Case("the same, `dont_ack_limit` reached", _DONT_ACK, rules=replace(_RULES, dont_ack_limit=1), before=1),
+    _Case("`DeferMessageAction(5)`", _DEFER),
+    _Case("`DeferMessageAction()`: after the requeue back-off", DeferMessageAction()),
+    _Case("`DeferMessageAction`, at the last attempt", _DEFER, attempts=2),
+    _Case('`RejectMessageAction("sold out")`', _REJECT),
+    _Case('`InvalidMessageAction("no sku")`', _INVALID),
+    _Case("any of these while mapping, such as `DontAckAction`", mapper_raises=DontAckAction("key server down")),
+    "It failed otherwise",
+    _Case("it cannot be mapped", mapper_raises=ValueError("no JSON")),
+    _Case(
+        "`ConfigurationError` of the pump: mapper, factory, set-up", mapper_raises=ConfigurationError("no such type")
+    ),
+    _Case("`ConfigurationError` of the handler: as any other", _MINE),
+    _Case('any other exception, `on_unhandled="retry"`, the default', _ERROR),
+    _Case("the same, the second time", _ERROR, attempts=1),
+    _Case("the same, at the last attempt", _ERROR, attempts=2),
+    *(
+        _Case(f'any other exception, `on_unhandled="{policy}"`', _ERROR, rules=replace(_RULES, on_unhandled=policy))
+        for policy in ("dont_ack", "reject", "acknowledge", "nak")
+    ),
+    _Case("`SystemExit`, `GeneratorExit`: as any other", SystemExit()),
+    _Case("a foreign `CancelledError`: as any other", asyncio.CancelledError()),
+    _Case("cancelled by this pump's own stop", asyncio.CancelledError(), stopping=True),
+    _Case("`KeyboardInterrupt`", KeyboardInterrupt()),
+    "Several handlers of one event failed: the strongest decision wins, nested groups too",
+    _Case("Defer, with any others", _group(_ERROR, _INVALID, _REJECT, _DONT_ACK, _DEFER)),
+    _Case("DontAck, with Reject, Invalid or errors", _group(_ERROR, _INVALID, _REJECT, _DONT_ACK)),
+    _Case("Reject, with Invalid or errors", _group(_ERROR, _INVALID, _REJECT)),
+    _Case("Invalid, with errors", _group(_ERROR, _group(_INVALID))),
+    _Case("`ConfigurationError` of the pump, with errors", _group(_ERROR, SetupFault())),
+    _Case("errors alone: as any other exception", _group(_ERROR, _MINE)),
+    "It was not handled",
+    _Case("it cannot even be read", fault="no header"),
+    _Case("its attempts were used up before, and its dead letter failed", attempts=3),
+    _Case(
+        "9 deliveries of which no run ended, where DontAck is not expected",
+        rules=replace(_RULES, may_block=False),
+        deliveries=10,
+    ),
+    "The handler settles its messages itself",
+    _Case("returned, not settled", explicit=True),
+    _Case("returned, settled", settles=True, explicit=True),
+    _Case("raised, not settled: as any other exception", _ERROR, explicit=True),
+    _Case("raised, settled: logged", _ERROR, settles=True, explicit=True),
+)
+
+
+class _FailingMapper(Mapper[object]):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
@@ -96,210 +142,77 @@ class _NoMapper(Mapper[object]):
         raise self._error
 
 
-def _maps(error: Exception) -> Callable[[Message], object]:
-    return lambda message: request_of(_NoMapper(error), message)
-
-
-def _group(*errors: BaseException) -> Callable[[Message], object]:
-    return _raises(BaseExceptionGroup("", errors))
-
-
-def _set_up_wrongly() -> SetupFault:
-    fault = SetupFault()
-    fault.__cause__ = ConfigurationError()
-    return fault
-
-
-def _last_attempt() -> Message:
-    return _sample(attempts=2)
-
-
-def _explicitly_settled() -> Message:
-    return _sample(explicit=True)
-
-
-def _cases() -> Iterator[tuple[str, Sequence[_Case]]]:
-    yield "The handler returned", _returned()
-    yield "The handler decided", _decided()
-    yield "It failed otherwise", _failed()
-    yield "Several handlers of one event failed: the strongest decision wins, nested groups too", _grouped()
-    yield "It was not handled", _unhandled()
-    yield "The handler settles its messages itself", _explicit()
-
-
-def _returned() -> Sequence[_Case]:
-    return [
-        _Case("returned"),
-        _Case("returned, with `auto_ack=False`", rules=replace(_RULES, auto_ack=False)),
-    ]
-
-
-def _decided() -> Sequence[_Case]:
-    limited = replace(_RULES, dont_ack_limit=1)
-    return [
-        _Case("`DontAckAction`", _raises(DontAckAction())),
-        _Case("the same, `dont_ack_limit` reached", _raises(DontAckAction()), limited, before=1),
-        _Case("`DeferMessageAction(5)`", _raises(DeferMessageAction(5))),
-        _Case("`DeferMessageAction()`: after the requeue back-off", _raises(DeferMessageAction())),
-        _Case("`DeferMessageAction`, at the last attempt", _raises(DeferMessageAction(5)), message=_last_attempt),
-        _Case('`RejectMessageAction("sold out")`', _raises(RejectMessageAction("sold out"))),
-        _Case('`InvalidMessageAction("no sku")`', _raises(InvalidMessageAction("no sku"))),
-        _Case("any of these while mapping, such as `DontAckAction`", _maps(DontAckAction("key server down"))),
-    ]
-
-
-def _failed() -> Sequence[_Case]:
-    error = RuntimeError("a bug")
-    return [
-        _Case("it cannot be mapped", _maps(ValueError("no JSON"))),
-        _Case("`ConfigurationError` of the pump: mapper, factory, set-up", _maps(ConfigurationError("no such type"))),
-        _Case("`ConfigurationError` of the handler: as any other", _raises(ConfigurationError("mine"))),
-        _Case('any other exception, `on_unhandled="retry"`, the default', _raises(error)),
-        _Case("the same, the second time", _raises(error), message=lambda: _sample(attempts=1)),
-        _Case("the same, at the last attempt", _raises(error), message=_last_attempt),
-        *(
-            _Case(
-                f'any other exception, `on_unhandled="{policy}"`', _raises(error), replace(_RULES, on_unhandled=policy)
-            )
-            for policy in ("dont_ack", "reject", "acknowledge", "nak")
-        ),
-        _Case("`SystemExit`, `GeneratorExit`: as any other", _raises(SystemExit())),
-        _Case("a foreign `CancelledError`: as any other", _raises(asyncio.CancelledError())),
-        _Case("cancelled by this pump's own stop", _raises(asyncio.CancelledError()), stopping=True),
-        _Case("`KeyboardInterrupt`", _raises(KeyboardInterrupt())),
-    ]
-
-
-def _grouped() -> Sequence[_Case]:
-    other, invalid, reject = RuntimeError(), InvalidMessageAction("no sku"), RejectMessageAction("sold out")
-    dont_ack, defer = DontAckAction(), DeferMessageAction(5)
-    return [
-        _Case("Defer, with any others", _group(other, invalid, reject, dont_ack, defer)),
-        _Case("DontAck, with Reject, Invalid or errors", _group(other, invalid, reject, dont_ack)),
-        _Case("Reject, with Invalid or errors", _group(other, invalid, reject)),
-        _Case("Invalid, with errors", _group(other, ExceptionGroup("", [invalid]))),
-        _Case("`ConfigurationError` of the pump, with errors", _group(other, _set_up_wrongly())),
-        _Case("errors alone: as any other exception", _group(other, ConfigurationError("mine"))),
-    ]
-
-
-def _unhandled() -> Sequence[_Case]:
-    cautious = replace(_RULES, may_block=False)
-    return [
-        _Case("it cannot even be read", message=lambda: _sample(fault="no header")),
-        _Case("its attempts were used up before, and its dead letter failed", message=lambda: _sample(attempts=3)),
-        _Case(
-            "9 deliveries of which no run ended, where DontAck is not expected",
-            rules=cautious,
-            message=lambda: _sample(deliveries=10),
-        ),
-    ]
-
-
-def _explicit() -> Sequence[_Case]:
-    return [
-        _Case("returned, not settled", message=_explicitly_settled),
-        _Case("returned, settled", _settles, message=_explicitly_settled),
-        _Case("raised, not settled: as any other exception", _raises(RuntimeError()), message=_explicitly_settled),
-        _Case("raised, settled: logged", _settles_and_fails, message=_explicitly_settled),
-    ]
-
-
 class _SilentLog(PumpLog):
     """A log that writes nothing."""
 
-    def __init__(self) -> None:
-        super().__init__("samples", Telemetry())
-
     def stopping(self, why: str) -> None:
-        """Write nothing."""
+        pass
 
     def _write(self, level: int, message: Message, text: str, error: BaseException | None = None) -> None:
-        """Write nothing."""
-
-
-@dataclass
-class _RecordingChannel:
-    """A channel that records the calls of its methods."""
-
-    calls: list[str] = field(default_factory=list)
-
-    def acknowledge(self, message: Message) -> None:
-        self.calls.append("`acknowledge`")
-
-    def nack(self, message: Message, delay: float) -> None:
-        self.calls.append("`nack`")
-
-    def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        self.calls.append(f"`requeue` in {delay:g} s, {attempts} attempt{'s' if attempts > 1 else ''} spent")
-
-    def reject(self, message: Message, rejection: Rejection) -> None:
-        self.calls.append(f"`reject`, {rejection.kind}: {rejection.reason}")
-
-    def hand_back(self, message: Message) -> None:
-        self.calls.append("`hand_back`")
-
-    def leave_unsettled(self, message: Message) -> None:
-        self.calls.append("none")
+        pass
 
 
 def settlement_rows() -> Iterator[Sequence[str]]:
     """The rows under HEAD, one for every way in which the handling of a message can end."""
-    for title, cases in _cases():
-        yield f"**{title}**", "", "", "", ""
-        yield from map(_row, cases)
+    for case in _CASES:
+        yield (f"**{case}**", "", "", "", "") if isinstance(case, str) else _row(case)
 
 
 def _row(case: _Case) -> Sequence[str]:
-    clock, message = ManualClock(), case.message()
+    clock = ManualClock()
+    message = Message(Header("1"), b"", attempts=case.attempts, deliveries=case.deliveries, fault=case.fault)
+    message.explicit = case.explicit
     judge = Judge(
         case.rules,
         Ledger(clock),
         clock,
-        _SilentLog(),
+        _SilentLog("samples", Telemetry()),
         may_block=bool(case.rules.may_block),
         cancelled=lambda: case.stopping,
     )
     for _ in range(case.before):
         _verdict(judge, case, message)
-    counted, channel = judge.unacceptable, _RecordingChannel()
+    counted = judge.unacceptable
     verdict = _verdict(judge, case, message)
-    verdict.settle(channel, message)
     counts = "yes" if judge.unacceptable > counted else "no"
-    return case.outcome, _verdict_name(verdict), ", ".join(channel.calls), counts, _then(judge, verdict)
+    return case.outcome, *_name_and_call(verdict), counts, _then(judge, verdict)
 
 
 def _verdict(judge: Judge, case: _Case, message: Message) -> Verdict:
     """The same steps as in the pumps."""
-    return judge.arrived(message) or _handled(judge, case, message)
-
-
-def _handled(judge: Judge, case: _Case, message: Message) -> Verdict:
+    if verdict := judge.arrived(message):
+        return verdict
     try:
-        case.handle(message)
+        _handle(case, message)
     except BaseException as error:
         return judge.failed(message, error)
     return judge.handled(message)
 
 
-_NAMES: Final[dict[type[Verdict], str]] = {
-    Acknowledge: "acknowledge",
-    Nack: "nack",
-    Requeue: "again later",
-    Reject: "dead letter",
-    HandBack: "hand back",
-    Unsettled: "left unsettled",
-}
+def _handle(case: _Case, message: Message) -> None:
+    if case.settles:
+        message.claim()
+    if case.mapper_raises is not None:
+        request_of(_FailingMapper(case.mapper_raises), message)
+    if case.raises is not None:
+        raise case.raises
 
 
-def _verdict_name(verdict: Verdict) -> str:
+def _name_and_call(verdict: Verdict) -> tuple[str, str]:
     match verdict:
-        case Requeue(delay=0):
-            return "again at once"
-        case Reject(rejection=Rejection(kind="unacceptable")):
-            return "invalid"
-        case _:
-            return _NAMES[type(verdict)]
+        case Acknowledge():
+            return "acknowledge", "`acknowledge`"
+        case Nack():
+            return "nack", "`nack`"
+        case Requeue(delay, attempts):
+            call = f"`requeue` in {delay:g} s, {attempts} attempt{'s' if attempts > 1 else ''} spent"
+            return "again later" if delay else "again at once", call
+        case Reject(Rejection(kind, reason)):
+            return "invalid" if kind == "unacceptable" else "dead letter", f"`reject`, {kind}: {reason}"
+        case HandBack():
+            return "hand back", "`hand_back`"
+        case Unsettled():
+            return "left unsettled", "none"
 
 
 def _then(judge: Judge, verdict: Verdict) -> str:

@@ -85,13 +85,9 @@ class Worker:
             self._process: Final = subprocess.Popen(  # noqa: S603 - this same interpreter, on this same program
                 [*command, "--supervisor", str(end)], pass_fds=[end], stdin=subprocess.DEVNULL, process_group=0
             )
+        self.pid: Final = self._process.pid
         threading.Thread(target=self._receive_grace, name="pump-worker-grace", daemon=True).start()
         threading.Thread(target=self._wait, name="pump-worker-wait", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     @property
     def stopping(self) -> bool:

@@ -213,7 +213,7 @@ class Dispatcher:
         for group in self._groups.values():
             allowed = seconds(group.plan.rules.grace if grace is None else grace)
             yield group, max(0.0, began + allowed - _real_clock.monotonic())
-            if not group.finished:
+            if group.unfinished:
                 group.give_up()
                 yield group, _AFTER_GRACE
             for name in group.unfinished:

@@ -79,7 +79,6 @@ class Performer(ABC, Generic[AnyPump]):
         self._paused = False
         self._stopped: Stopped | None = None
         self._restarts = 0
-        self._unacceptable = 0
         self._deaths = 0
         self._began = 0.0
         self._error = ""
@@ -97,7 +96,7 @@ class Performer(ABC, Generic[AnyPump]):
         """What it is doing now."""
         running = self._running
         state = Activity.PAUSED if self._paused and self._state is Activity.RUNNING else self._state
-        unacceptable = self._unacceptable if running is None else running.judge.unacceptable
+        unacceptable = 0 if running is None else running.judge.unacceptable
         return PerformerState(
             self.name, self._rules.channel, state, self._stopped, self._restarts, unacceptable, self._error
         )
@@ -149,11 +148,7 @@ class Performer(ABC, Generic[AnyPump]):
         return delay
 
     def _end(self) -> None:
-        running = self._running
-        if running is not None:
-            self._unacceptable = running.judge.unacceptable
-            self._stopped = running.judge.stopped
-        self._stopped = self._stopped or Stopped.REQUESTED
+        self._stopped = (self._running and self._running.judge.stopped) or Stopped.REQUESTED
         self._state = Activity.STOPPED
         self.finished.set()
         self._ended()

@@ -120,11 +120,6 @@ class PerformerGroup:
         """The names of the performers that have not ended."""
         return [performer.name for performer in self._all if not performer.finished.is_set()]
 
-    @property
-    def finished(self) -> bool:
-        """Whether every performer has ended."""
-        return not self.unfinished
-
     def finish(self, timeout: float, clock: Clock) -> None:
         """Block until every performer has ended, or the time is over."""
         deadline = clock.monotonic() + timeout

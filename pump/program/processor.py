@@ -12,7 +12,7 @@ from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, UnknownPublication
 from pump.handling.dispatch import Bound, bind
 from pump.handling.dispatch_settings import DispatchSettings
-from pump.handling.registry import Registration, Registry
+from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper, wire_type, wire_version
 from pump.message import NO_HEADERS, Header, Kind, Message
 from pump.program.producers import Producers
@@ -57,11 +57,11 @@ class CommandProcessor:
     def send(self, request: object, /) -> object:
         """Run the one handler of a request; returns what it returns, raises what it raises."""
         must_not_block("send", "send_async")
-        return self._run(self._only(type(request), "blocking"), request)
+        return self._run(self._only(type(request)), request, "send")
 
     async def send_async(self, request: object, /) -> object:
         """The same with an async handler. A blocking handler is run too, and blocks the loop."""
-        return await self._run_async(self._only(type(request), "awaiting"), request)
+        return await self._run_async(self._only(type(request)), request)
 
     def publish(self, event: object, /) -> None:
         """Run every handler of an event, one after another; their errors are raised as one group."""
@@ -69,7 +69,7 @@ class CommandProcessor:
         errors: list[Exception] = []
         for bound in self._handlers(type(event)):
             try:
-                self._run(bound, event)
+                self._run(bound, event, "publish")
             except Exception as error:
                 errors.append(error)
         _raise_all(errors, type(event))
@@ -84,15 +84,13 @@ class CommandProcessor:
                 errors.append(error)
         _raise_all(errors, type(event))
 
-    def _only(self, request: type, colour: str) -> Bound:
+    def _only(self, request: type) -> Bound:
         handlers = self._handlers(request)
         if len(handlers) != 1:
             names = ", ".join(each.registration.name for each in handlers) or "none"
             raise ConfigurationError(
                 f"{request.__name__} needs exactly one handler to be sent to, and has {names}: publish it, or add one"
             )
-        if colour == "blocking":
-            _must_be_blocking(handlers[0].registration, "send")
         return handlers[0]
 
     def _handlers(self, request: type) -> tuple[Bound, ...]:
@@ -112,8 +110,10 @@ class CommandProcessor:
         name = bound.registration.name
         return Context(self, name, clock=self._settings.clock) if outer is None else outer.nested(name)
 
-    def _run(self, bound: Bound, request: object) -> object:
-        _must_be_blocking(bound.registration, "publish")
+    def _run(self, bound: Bound, request: object, called: str) -> object:
+        name = bound.registration.name
+        if bound.registration.colour == "awaiting":
+            raise ConfigurationError(f"{name} is async: await {called}_async instead of calling {called}")
         token = enter_context(self._context(bound))
         try:
             return bound.pipeline.run(bound.handle(), request)
@@ -189,7 +189,11 @@ class _Outgoing:
         correlation_id: str | None = None,
         reply_to: str | None = None,
     ) -> Message:
-        headers = _traced(headers)
+        context = find_context()
+        if context is not None and context.has_message:
+            # It belongs to what the handled message belongs to, or else to that message itself.
+            correlation_id = correlation_id or context.message.header.correlation_id or context.message.id
+            headers = _traced(headers or {}, context.headers)
         header = Header(
             id=id or uuid.uuid4().hex,
             topic=self._publication.destination,
@@ -198,7 +202,7 @@ class _Outgoing:
             kind=self._kind,
             content_type=self._mapper.content_type,
             key=self._key(request) if key is None else key,
-            correlation_id=correlation_id or _correlation(),
+            correlation_id=correlation_id or None,
             reply_to=reply_to,
             timestamp=now,
             headers=_checked(headers) if headers else NO_HEADERS,
@@ -226,21 +230,11 @@ def _kind(request: type) -> Kind:
     return "document" if issubclass(request, Document) else "command"
 
 
-def _correlation() -> str | None:
-    """The correlation id of a request that a handler posts: that of the handled message, or the message's own id."""
-    context = find_context()
-    if context is None or not context.has_message:
-        return None
-    return context.message.header.correlation_id or context.message.id
-
-
-def _traced(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+def _traced(headers: Mapping[str, str], handled: Mapping[str, str]) -> Mapping[str, str]:
     """The headers with the trace of the message that is being handled, unless they have a trace already."""
-    context = find_context()
-    if context is None or not context.has_message or TRACE_PARENT in (headers or {}):
+    if TRACE_PARENT in headers or TRACE_PARENT not in handled:
         return headers
-    carried = {name: context.headers[name] for name in (TRACE_PARENT, TRACE_STATE) if name in context.headers}
-    return {**carried, **(headers or {})} if TRACE_PARENT in carried else headers
+    return {**{name: handled[name] for name in (TRACE_PARENT, TRACE_STATE) if name in handled}, **headers}
 
 
 def _delay(delay: Duration | None) -> float:
@@ -248,11 +242,6 @@ def _delay(delay: Duration | None) -> float:
     if value < 0:
         raise ConfigurationError(f"a delay cannot be negative: {value} s")
     return value
-
-
-def _must_be_blocking(registration: Registration, called: str) -> None:
-    if registration.colour == "awaiting":
-        raise ConfigurationError(f"{registration.name} is async: await {called}_async instead of calling {called}")
 
 
 def _raise_all(errors: Sequence[Exception], event: type) -> None:

@@ -77,7 +77,7 @@ class PumpHarness:
         self.logs: Final[list[logging.LogRecord]] = []
         """What was logged while running."""
         telemetry = Telemetry(lambda event, fields: self.events.append((event, fields)), *listeners)
-        given = _of_a_dispatcher(handlers)
+        given = handlers[0].settings if handlers and isinstance(handlers[0], Dispatcher) else None
         self.switches: Final = Switchboard(switches or (given.switches if given else None))
         """Turns feature switches on and off: `harness.switches.set("orders.place", False)`."""
         settings = DispatchSettings(
@@ -121,7 +121,7 @@ class PumpHarness:
         ]
         self._runner: asyncio.Runner | None = None
         self._loop: SelfMovingLoop | None = None
-        self._enough: Callable[[], bool] = _never
+        self._enough: Callable[[], bool] = lambda: False
         self._deadline = inf
         self._looks = 0
         self._made()
@@ -413,11 +413,3 @@ class _Keep(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._records.append(record)
-
-
-def _of_a_dispatcher(handlers: Sequence[object]) -> DispatchSettings | None:
-    return handlers[0].settings if handlers and isinstance(handlers[0], Dispatcher) else None
-
-
-def _never() -> bool:
-    return False

@@ -43,7 +43,7 @@ class RecordingJudge(Judge):
     @property
     def running(self) -> bool:
         """Whether another message may be handled, and the test wants it."""
-        return super().running and self.pump.goes_on()
+        return super().running and self.pump.goes_on(self.pump)
 
     def connected(self) -> None:
         """The channel works, and was asked for messages."""
@@ -91,7 +91,8 @@ class RecordedPump:
         """The identities of messages that were nacked since this was last cleared."""
         self._bus: Final = bus
         self._clock: Final = clock
-        self._goes_on: Final = goes_on
+        self.goes_on: Final = goes_on
+        """Whether the test wants another message handled."""
         awaits = plan.rules.pump == "proactor"
         self.judge: Final = RecordingJudge(
             plan.rules,
@@ -140,10 +141,6 @@ class RecordedPump:
             return request_of(self.router.route(message).mapper, message)
         except Exception:
             return message
-
-    def goes_on(self) -> bool:
-        """Whether the test wants another message handled."""
-        return self._goes_on(self)
 
     # -- making
 
@@ -204,8 +201,12 @@ class RecordedPump:
     def _call(self, name: str, message: Message, arguments: tuple[object, ...]) -> Iterator[None]:
         given: dict[str, Any] = dict(zip(_ARGUMENTS[name], arguments, strict=False))
         call = Call(name, self.request(message), message, **given)
-        with self.records.call(call):
+        self.records.calls.append(call)
+        try:
             yield
+        except BaseException as error:
+            call.error = error
+            raise
         if name == "nack":
             self.nacked.add(message.identity)
         if name == "requeue" and call.delay:

@@ -1,7 +1,6 @@
 """What a harness tells of its messages: the calls of the channel, the dead letters, and what the bus holds."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -105,13 +104,3 @@ class Records:
     verdicts: list[tuple[object, Verdict]] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)
     """A heap."""
-
-    @contextmanager
-    def call(self, call: Call) -> Iterator[None]:
-        """Record a call, and what it raises."""
-        self.calls.append(call)
-        try:
-            yield
-        except BaseException as error:
-            call.error = error
-            raise

@@ -441,3 +441,25 @@ def test_messages_of_strangers_are_posted_raw(pumping: Pumping) -> None:
     assert [letter.message.header.type for letter in harness.invalid] == ["Order", "Other"]
     assert isinstance(harness.invalid[0].request, Message)
     assert harness.pending == []
+
+
+@pytest.mark.parametrize(
+    ("own", "carried"),
+    [
+        ({}, {"traceparent": "00-a", "tracestate": "x=1"}),
+        ({"tenant": "t"}, {"tenant": "t", "traceparent": "00-a", "tracestate": "x=1"}),
+        ({"traceparent": "00-b"}, {"traceparent": "00-b"}),
+    ],
+)
+def test_what_a_handler_posts_carries_the_trace_of_its_message(own: dict[str, str], carried: dict[str, str]) -> None:
+    class Relay(RequestHandler[PlaceOrder]):
+        def handle(self, order: PlaceOrder, /) -> None:
+            self.context.processor.post(Placed(order.quantity), headers=own)
+
+    with PumpHarness(Relay, publications=[Publication(Placed, topic="placed")]) as harness:
+        subscribed = harness.post(PlaceOrder("tea", 1), headers={"traceparent": "00-a", "tracestate": "x=1"})
+        harness.run()
+
+        (message,) = [message for message, by_a_handler in harness._sent if by_a_handler]
+        assert dict(message.header.headers) == carried
+        assert message.header.correlation_id == subscribed
