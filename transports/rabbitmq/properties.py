@@ -15,20 +15,8 @@ LONGEST_SHORT: Final = 255
 """The longest property that is text, and the longest name of a header, in bytes."""
 
 # The place of each property among the parts.
-CONTENT_TYPE: Final = 0
-CONTENT_ENCODING: Final = 1
-HEADERS: Final = 2
-DELIVERY_MODE: Final = 3
-PRIORITY: Final = 4
-CORRELATION_ID: Final = 5
-REPLY_TO: Final = 6
-EXPIRATION: Final = 7
-MESSAGE_ID: Final = 8
-TIMESTAMP: Final = 9
-TYPE: Final = 10
-USER_ID: Final = 11
-APP_ID: Final = 12
-CLUSTER_ID: Final = 13
+CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE, PRIORITY, CORRELATION_ID, REPLY_TO = range(7)
+EXPIRATION, MESSAGE_ID, TIMESTAMP, TYPE, USER_ID, APP_ID, CLUSTER_ID = range(7, 14)
 
 PARTS: Final = 14
 _SHORT: Final = 0
