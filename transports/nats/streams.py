@@ -169,7 +169,16 @@ class StreamSetup:
 
     async def _stream_of(self, spec: DurableSpec) -> str:
         if spec.stream and not spec.subject:
-            return await self._existing(spec)
+            try:
+                await self._js.stream_info(spec.stream)
+            except nats.js.errors.NotFoundError:
+                raise SetupError(
+                    f"there is no stream {spec.stream!r} at {self._connection.address}, so its consumer {spec.name!r} "
+                    "is missing too"
+                ) from None
+            except ValueError as error:
+                raise ConfigurationError(f"{spec.stream!r} cannot be the name of a stream: {error}") from None
+            return spec.stream
         why = f", so there is no consumer {spec.name!r} (channel {spec.destinations.channel})"
         found = await self._streams_for(spec.subject, spec.missing, why)
         if len(found) > 1:
@@ -178,18 +187,6 @@ class StreamSetup:
                 "only one of them: NatsSubscription(stream=…, consumer=…) says which"
             )
         return found[0]
-
-    async def _existing(self, spec: DurableSpec) -> str:
-        try:
-            await self._js.stream_info(spec.stream)
-        except nats.js.errors.NotFoundError:
-            raise SetupError(
-                f"there is no stream {spec.stream!r} at {self._connection.address}, so its consumer {spec.name!r} is "
-                "missing too"
-            ) from None
-        except ValueError as error:
-            raise ConfigurationError(f"{spec.stream!r} cannot be the name of a stream: {error}") from None
-        return spec.stream
 
     async def _streams_taking(self, subject: str) -> list[str]:
         answer = await self._connection.request("STREAM.NAMES", {"subject": subject})
