@@ -153,19 +153,15 @@ def _unwrapped(
     name: str,
     annotation: Any,  # noqa: ANN401 - a type may be any type form
 ) -> tuple[type[Delivery[Any]] | type[AsyncDelivery[Any]] | None, Any]:
-    origin = typing.get_origin(annotation) or annotation
+    wrapper, origin = None, typing.get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, Delivery | AsyncDelivery):
         arguments = typing.get_args(annotation)
         if not arguments:
             raise ConfigurationError(f"{name}: say what is delivered, {origin.__name__}[YourRequest]")
-        return origin, _request(name, arguments[0])
-    return None, _request(name, annotation)
-
-
-def _request(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type may be any type form
+        wrapper, annotation = origin, arguments[0]
     if isinstance(annotation, TypeVar) or annotation in {Any, object, None, type(None), inspect.Parameter.empty}:
         raise ConfigurationError(f"{name}: {annotation!r} is no type of request")
-    return annotation
+    return wrapper, annotation
 
 
 class Registry:

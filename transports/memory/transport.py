@@ -133,8 +133,13 @@ class MemoryConsumer:
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         """Move it to the dead letters; without a channel for them it is removed, which is logged."""
+        name = self._destinations.for_rejected(rejection.kind)
         with self._bus.lock:
-            channel = self._dead_letter_channel(rejection)
+            channel = None
+            if name is not None:
+                channel = self._bus.declare(name) if self._creates else self._bus.find(name)
+                if channel is None:
+                    raise PublishError(f"the memory bus has no channel {name!r} for dead letters", sent=False)
             self._release(message)
             if channel is not None:
                 channel.add(dead_letter(message, rejection), message.body)
@@ -220,15 +225,6 @@ class MemoryConsumer:
             entry.unexplained += unexplained
             channel.put_back(entry)
         return len(receipts)
-
-    def _dead_letter_channel(self, rejection: Rejection) -> BusChannel | None:
-        name = self._destinations.for_rejected(rejection.kind)
-        if name is None:
-            return None
-        channel = self._bus.declare(name) if self._creates else self._bus.find(name)
-        if channel is None:
-            raise PublishError(f"the memory bus has no channel {name!r} for dead letters", sent=False)
-        return channel
 
 
 def _awaitable(

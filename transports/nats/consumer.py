@@ -290,21 +290,19 @@ class NatsConsumer:
     async def purge(self) -> int:
         """Acknowledge everything that waits. Other consumers of the stream still get their messages."""
         purged = 0
-        while replies := await self._fetch():
+        await self._drain()
+        while True:
+            if not self._puller.arrived:
+                self._connection.check_alive("purging")
+                try:
+                    await self._puller.request(PURGE_BATCH, 0.0)
+                except (nats.errors.Error, OSError) as error:
+                    raise TransportError(f"purging failed: {error_text(error)}") from error
+                await self._drain()
+            if not (replies := self._take_replies()):
+                return purged
             await self._settle_all(replies, ACK, "purging")
             purged += len(replies)
-        return purged
-
-    async def _fetch(self) -> Sequence[str]:
-        await self._drain()
-        if not self._puller.arrived:
-            self._connection.check_alive("purging")
-            try:
-                await self._puller.request(PURGE_BATCH, 0.0)
-            except (nats.errors.Error, OSError) as error:
-                raise TransportError(f"purging failed: {error_text(error)}") from error
-            await self._drain()
-        return self._take_replies()
 
     # -- for handlers that settle by nats-py itself
 

@@ -294,15 +294,12 @@ class StreamSetup:
                 )
             why = f", the dead letters of channel {channel}"
             for name in await self._streams_for(subject, missing, why, own=True):
-                await self._check_kept(name, subject, channel)
-
-    async def _check_kept(self, stream: str, subject: str, channel: str) -> None:
-        info = await self._js.stream_info(stream)
-        if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
-            raise SetupError(
-                f"the stream {stream!r} takes {subject!r}, the dead letters of channel {channel}, and would drop "
-                "them: it keeps a message only while a consumer waits for it, and it has no consumer"
-            )
+                info = await self._js.stream_info(name)
+                if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
+                    raise SetupError(
+                        f"the stream {name!r} takes {subject!r}{why}, and would drop them: it keeps a message only "
+                        "while a consumer waits for it, and it has no consumer"
+                    )
 
 
 def _raise_not_created(what: str, error: nats.js.errors.APIError) -> NoReturn:
