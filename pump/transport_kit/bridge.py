@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 from pump.dead_letter import Rejection
 from pump.errors import ConfigurationError
@@ -28,6 +28,7 @@ from pump.transport_kit.protocol import (
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+Inner = TypeVar("Inner", Consumer, AsyncConsumer)
 
 SENDS_AT_A_TIME: Final = 8
 """By one producer: each send waits for the broker to confirm, which takes most of its time."""
@@ -96,15 +97,12 @@ class _AwaitingBridge:
         return _AwaitingProducer(producer, threads)
 
 
-class _AwaitingConsumer:
-    """A blocking consumer for awaiting callers: one thread receives, another settles and renews."""
+class _BridgedConsumer(Generic[Inner]):
+    """What a consumer says of itself in either colour."""
 
-    def __init__(self, consumer: Consumer, settling: ThreadPoolExecutor) -> None:
-        self._consumer: Final = consumer
+    def __init__(self, consumer: Inner) -> None:
+        self._consumer: Final[Inner] = consumer
         self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
-        self._settling: Final = settling
-        self._receiving: Final = ThreadPoolExecutor(1, "pump-receive")
-        self._under_way: Future[Sequence[Message]] | None = None
 
     @property
     def generation(self) -> int:
@@ -113,6 +111,19 @@ class _AwaitingConsumer:
     @property
     def broker_limit(self) -> int | None:
         return self._consumer.broker_limit
+
+    def interrupt(self) -> None:
+        self._consumer.interrupt()
+
+
+class _AwaitingConsumer(_BridgedConsumer[Consumer]):
+    """A blocking consumer for awaiting callers: one thread receives, another settles and renews."""
+
+    def __init__(self, consumer: Consumer, settling: ThreadPoolExecutor) -> None:
+        super().__init__(consumer)
+        self._settling: Final = settling
+        self._receiving: Final = ThreadPoolExecutor(1, "pump-receive")
+        self._under_way: Future[Sequence[Message]] | None = None
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         if self._under_way is None:
@@ -142,9 +153,6 @@ class _AwaitingConsumer:
 
     async def purge(self) -> int:
         return await _run(self._settling, self._consumer.purge)
-
-    def interrupt(self) -> None:
-        self._consumer.interrupt()
 
     async def close(self) -> None:
         try:
@@ -230,21 +238,12 @@ class _BlockingBridge:
             raise
 
 
-class _BlockingConsumer:
+class _BlockingConsumer(_BridgedConsumer[AsyncConsumer]):
     """An awaiting consumer for blocking callers."""
 
     def __init__(self, consumer: AsyncConsumer, thread: LoopThread) -> None:
-        self._consumer: Final = consumer
+        super().__init__(consumer)
         self._thread: Final = thread
-        self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
-
-    @property
-    def generation(self) -> int:
-        return self._consumer.generation
-
-    @property
-    def broker_limit(self) -> int | None:
-        return self._consumer.broker_limit
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         return self._thread.run(self._consumer.receive(limit, timeout))
@@ -270,9 +269,6 @@ class _BlockingConsumer:
 
     def purge(self) -> int:
         return self._thread.run(self._consumer.purge())
-
-    def interrupt(self) -> None:
-        self._consumer.interrupt()
 
     def close(self) -> None:
         try:
