@@ -20,7 +20,7 @@ from pump.errors import (
     UnknownPublication,
 )
 from pump.handling.delivery import AsyncDelivery, Delivery
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.mapping.mapper import JsonMapper, Mapper
 from pump.message import Header, Message
 from pump.program.dispatcher import Dispatcher

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pump.attribute import Attribute, Rest, Scope, Steps
 from pump.clock import SystemClock
 from pump.context import Context, current_context
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.program.dispatcher import Dispatcher
 from pump.request import Command
 from pump.subscription import Publication, Subscription

@@ -17,10 +17,10 @@ T = TypeVar("T")
 Done = TypeVar("Done")
 
 
-class _Received(Generic[T]):
-    """What a handler may read of its message. It never changes."""
+class _Received(Generic[T, Done]):
+    """What a handler may read of its message, and decide. Done is what settling returns: None, or an awaitable."""
 
-    __slots__ = ("_message", "_payload")
+    __slots__ = ("_judge", "_message", "_payload")
 
     colour: ClassVar[Colour]
     twin: ClassVar[str]
@@ -30,9 +30,10 @@ class _Received(Generic[T]):
     system: ClassVar[str] = ""
     """The broker whose messages it is for; "" is for any."""
 
-    def __init__(self, message: Message, payload: T) -> None:
+    def __init__(self, message: Message, payload: T, judge: Judge) -> None:
         self._message: Final = message
         self._payload: Final = payload
+        self._judge = judge
 
     @property
     def payload(self) -> T:
@@ -64,17 +65,6 @@ class _Received(Generic[T]):
         """Whether it has been settled, or is being."""
         return self._message.settled
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._message!r}>"
-
-
-class _Settling(_Received[T], Generic[T, Done]):
-    """The decisions that a handler may make. Done is what settling returns: None, or what has to be awaited."""
-
-    __slots__ = ()
-
-    _judge: Judge
-
     def ack(self) -> Done:
         """The message is done."""
         return self._settle(lambda: ACKNOWLEDGE)
@@ -95,8 +85,11 @@ class _Settling(_Received[T], Generic[T, Done]):
     @abstractmethod
     def _settle(self, decide: Callable[[], Verdict]) -> Done: ...
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._message!r}>"
 
-class Delivery(_Settling[T, None]):
+
+class Delivery(_Received[T, None]):
     """One delivery, settled by its handler. The first settlement wins, later ones do nothing; any thread may settle.
 
     A settlement that fails raises, and may be tried again. If the handler raises before it has settled, the pump
@@ -104,17 +97,16 @@ class Delivery(_Settling[T, None]):
     or its lease ends.
     """
 
-    __slots__ = ("_channel", "_judge")
+    __slots__ = ("_channel",)
 
     colour: ClassVar[Colour] = "blocking"
     twin: ClassVar[str] = "AsyncDelivery"
 
     def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
-        super().__init__(message, payload)
+        super().__init__(message, payload, channel.judge)
         if not isinstance(channel, Channel):
             raise TypeError(f"{type(self).__name__} belongs to a blocking handler; an async one takes AsyncDelivery")
         self._channel: Final = channel
-        self._judge = channel.judge
 
     def extend(self) -> None:
         """Keep the message for another lease; LeaseLost if it is not ours any more."""
@@ -135,20 +127,19 @@ class Delivery(_Settling[T, None]):
         self._judge.settled(message, verdict)
 
 
-class AsyncDelivery(_Settling[T, Coroutine[Any, Any, None]]):
+class AsyncDelivery(_Received[T, Coroutine[Any, Any, None]]):
     """One delivery, settled by its async handler: as Delivery, but every call is awaited, on any loop."""
 
-    __slots__ = ("_channel", "_judge", "_loop")
+    __slots__ = ("_channel", "_loop")
 
     colour: ClassVar[Colour] = "awaiting"
     twin: ClassVar[str] = "Delivery"
 
     def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
-        super().__init__(message, payload)
+        super().__init__(message, payload, channel.judge)
         if not isinstance(channel, AsyncChannel):
             raise TypeError(f"{type(self).__name__} belongs to an async handler; a blocking one takes Delivery")
         self._channel: Final = channel
-        self._judge = channel.judge
         self._loop: Final = asyncio.get_running_loop()
 
     async def extend(self) -> None:

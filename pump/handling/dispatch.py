@@ -3,22 +3,23 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from pump.attribute import Scope, is_decision
+from pump.attribute import Scope, SwitchProvider, is_decision
+from pump.clock import Clock, SystemClock
 from pump.context import Context, enter_context, leave_context
 from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
-from pump.handling.dispatch_settings import DispatchSettings
-from pump.handling.pipeline import Pipeline, build
+from pump.handling.pipeline import Pipeline
 from pump.handling.registry import Registration
 from pump.mapping.errors import MappingError
-from pump.mapping.mapper import Mapper, wire_type
+from pump.mapping.mapper import Mapper, mapper_for, wire_type
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.pumps.own_task import OwnTask, is_cancelled
 from pump.subscription import Subscription
+from pump.telemetry import Telemetry
 from pump.verdict import SetupFault
 
 if TYPE_CHECKING:
@@ -30,12 +31,30 @@ _SHOWN: Final = 100
 """How many characters of an unknown type are shown: whoever sent it chose it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """The options of a dispatcher that matter to handlers, their attributes and their mappers."""
+
+    name: str = ""
+    factory: Callable[[type], object] | None = None
+    """Makes the handler of each message from its class; None calls the class without arguments."""
+    mappers: Mapping[type, Mapper[Any]] = field(default_factory=dict)
+    switches: SwitchProvider | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    def mapper(self, request: Any) -> Mapper[Any]:  # noqa: ANN401 - a type may be any type form
+        """The mapper given for a type, or the default one; a ConfigurationError if the type cannot be mapped."""
+        given = self.mappers.get(request) if isinstance(request, type) else None
+        return given if given is not None else mapper_for(request)
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A handler with the pipeline of its attributes, ready to be called for a message."""
 
     registration: Registration
-    pipeline: Pipeline[Any]
+    pipeline: Pipeline
     factory: Callable[[type], object] | None
 
     def handle(self) -> Callable[..., object]:
@@ -64,7 +83,7 @@ def bind(registration: Registration, settings: DispatchSettings, channel: str) -
         owner=registration.cls or getattr(registration.handle, "__self__", None),
         request=registration.request if isinstance(registration.request, type) else None,
     )
-    return Bound(registration, build(registration.attributes, registration.colour, scope), settings.factory)
+    return Bound(registration, Pipeline(registration.attributes, registration.colour, scope), settings.factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +104,31 @@ class Router:
     ) -> None:
         self.settings: Final = settings
         self.processor: Final = processor
-        self._tell_type: Final = None if rules.request_type is not None else rules.request
-        self._by_type: Final[dict[Any, _Route]] = {}
+        self._routes: dict[Any, _Route] = {}
+        """By the request's type, or by its name on the wire where all messages are of one type."""
         for registration in registrations:
-            route = self._by_type.get(registration.request)
+            route = self._routes.get(registration.request)
             bound = bind(registration, settings, rules.channel)
             mapper = settings.mapper(registration.request) if route is None else route.mapper
-            self._by_type[registration.request] = _Route(mapper, (*(route.handlers if route else ()), bound))
-        self._by_wire: Final[Mapping[str, _Route]] = self._wired(rules)
-
-    def _wired(self, rules: Subscription) -> Mapping[str, _Route]:
-        if rules.request_type is None:
-            return {}
-        route = self._by_type[rules.request]
-        return {wire_type(rules.request_type): route, "": route}
+            self._routes[registration.request] = _Route(mapper, (*(route.handlers if route else ()), bound))
+        self._tell_type: Final = None if rules.request_type is not None else rules.request
+        if rules.request_type is not None:
+            route = self._routes[rules.request]
+            self._routes = {wire_type(rules.request_type): route, "": route}
 
     def route(self, message: Message) -> _Route:
         """The mapper and the handlers of a message; InvalidMessageAction where there are none."""
-        route = self._by_wire.get(message.header.type) if self._tell_type is None else self._by_function(message)
+        try:
+            route = self._routes.get(message.header.type if self._tell_type is None else self._tell_type(message))
+        except Exception as error:
+            if is_decision(error):
+                raise
+            raise InvalidMessageAction("its type cannot be told") from error
         if route is None:
             raise InvalidMessageAction("unknown type") from MappingError(
                 f"nothing here handles the type {message.header.type[:_SHOWN]!r}"
             )
         return route
-
-    def _by_function(self, message: Message) -> _Route | None:
-        assert self._tell_type is not None  # noqa: S101 - route asks only then
-        try:
-            return self._by_type.get(self._tell_type(message))
-        except Exception as error:
-            if is_decision(error):
-                raise
-            raise InvalidMessageAction("its type cannot be told") from error
 
 
 def request_of(mapper: Mapper[Any], message: Message) -> object:

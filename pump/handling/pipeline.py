@@ -5,10 +5,10 @@ of threads and tasks. The handler is given with each message, since it may be a 
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import CoroutineType, coroutine
-from typing import Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, ParamSpec, cast
 
 from pump.attribute import Attribute, Rest, Scope, Steps, Wait
 from pump.colour import Colour
@@ -16,7 +16,6 @@ from pump.context import either, find_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, PumpError
 
-Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
@@ -24,36 +23,63 @@ class PipelineError(PumpError):
     """An attribute or a handler broke a rule of pipelines: the message was perhaps not handled."""
 
 
-class Pipeline(Generic[Result]):
-    """The attributes of one handler, ready to run. Running it returns the handler's result, or an awaitable of it."""
+class Pipeline:
+    """The attributes of one handler, ready to run. Without attributes the handler is called directly."""
 
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self.attributes: Final = tuple(_prepared(attribute, scope) for attribute in attributes)
         """The attributes around the handler, outermost first."""
-        self.colour: Final[Colour] = colour
+        blocking, bare = colour == "blocking", not attributes
+        calls = (_call if bare else self._run) if blocking else (_call_async if bare else self._run_async)
+        self.run: Final[Callable[[Callable[..., object], object], Any]] = calls
+        """Runs a request through the attributes and this handle: a function, or the method of an instance. Returns the
+        handler's result, or an awaitable of it."""
+        self._make: Final = partial(_Run, self.attributes, colour, scope)
+        self._idle: Final[list[_Run]] = []
+        """The runs that no message uses now. Threads may share it: append and pop are atomic."""
 
-    def run(self, handle: Callable[..., object], request: object) -> Result:
-        """Run a request through the attributes and this handle: a function, or the method of an instance."""
-        raise NotImplementedError
+    def _run(self, handle: Callable[..., object], request: object) -> object:
+        run = self._begin(handle, request)
+        steps = run.steps()
+        try:
+            for pause in steps:
+                raise PipelineError(f"an attribute yielded {pause!r}: `yield from` was meant")
+            return run.value
+        finally:
+            steps.close()
+            self._end(run)
 
-    def bind(self, handle: Callable[..., object]) -> Callable[[object], Result]:
-        """The pipeline with one handle, for later requests."""
-        return partial(self.run, handle)
+    async def _run_async(self, handle: Callable[..., object], request: object) -> object:
+        run = self._begin(handle, request)
+        try:
+            await run
+            return run.value
+        finally:
+            self._end(run)
+
+    def _begin(self, handle: Callable[..., object], request: object) -> "_Run":
+        try:
+            run = self._idle.pop()
+        except IndexError:
+            run = self._make()
+        run.handle = handle
+        run.value = request
+        run.answered = False
+        return run
+
+    def _end(self, run: "_Run") -> None:
+        run.handle = _no_handler
+        run.value = None
+        self._idle.append(run)
 
 
-@overload
-def build(attributes: Sequence[Attribute], colour: Literal["blocking"], scope: Scope) -> Pipeline[object]: ...
-@overload
-def build(
-    attributes: Sequence[Attribute], colour: Literal["awaiting"], scope: Scope
-) -> Pipeline[Awaitable[object]]: ...
-def build(
-    attributes: Sequence[Attribute], colour: Colour, scope: Scope
-) -> Pipeline[object] | Pipeline[Awaitable[object]]:
-    """The pipeline of these attributes, outermost first. Without attributes the handle is called directly."""
-    if colour == "blocking":
-        return (_BlockingPipeline if attributes else _BareBlocking)(attributes, colour, scope)
-    return (_AwaitingPipeline if attributes else _BareAwaiting)(attributes, colour, scope)
+def _call(handle: Callable[..., object], request: object) -> object:
+    result = handle(request)
+    return result if result is None else checked(result)
+
+
+def _call_async(handle: Callable[..., object], request: object) -> object:
+    return handle(request)
 
 
 def checked(result: object) -> object:
@@ -64,58 +90,10 @@ def checked(result: object) -> object:
     return result
 
 
-class _BareBlocking(Pipeline[object]):
-    def run(self, handle: Callable[..., object], request: object) -> object:
-        result = handle(request)
-        return result if result is None else checked(result)
-
-    def bind(self, handle: Callable[..., object]) -> Callable[[object], object]:
-        return handle
-
-
-class _BareAwaiting(Pipeline[Awaitable[object]]):
-    def run(self, handle: Callable[..., object], request: object) -> Awaitable[object]:
-        return cast("Awaitable[object]", handle(request))
-
-    def bind(self, handle: Callable[..., object]) -> Callable[[object], Awaitable[object]]:
-        return cast("Callable[[object], Awaitable[object]]", handle)
-
-
-class _BlockingPipeline(Pipeline[object]):
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
-        super().__init__(attributes, colour, scope)
-        self._runs = _Runs(self.attributes, colour, scope)
-
-    def run(self, handle: Callable[..., object], request: object) -> object:
-        run = self._runs.begin(handle, request)
-        steps = run.steps()
-        try:
-            for pause in steps:
-                raise PipelineError(f"an attribute yielded {pause!r}: `yield from` was meant")
-            return run.value
-        finally:
-            steps.close()
-            self._runs.end(run)
-
-
-class _AwaitingPipeline(Pipeline[Awaitable[object]]):
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
-        super().__init__(attributes, colour, scope)
-        self._runs = _Runs(self.attributes, colour, scope)
-
-    async def run(self, handle: Callable[..., object], request: object) -> object:
-        run = self._runs.begin(handle, request)
-        try:
-            await run
-            return run.value
-        finally:
-            self._runs.end(run)
-
-
 class _Run:
     """The generators of one message in a pipeline. Used again for later messages, by one at a time."""
 
-    __slots__ = ("answered", "first", "handle", "value")
+    __slots__ = ("answered", "call", "clock", "colour", "first", "handle", "scope", "value", "wait")
 
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self.answered = False
@@ -123,10 +101,15 @@ class _Run:
         self.handle: Callable[..., object] = _no_handler
         self.value: object = None
         """The request on the way in, the result on the way out."""
-        tools = _Tools(self, colour, scope)
-        rest = tools.equip(_blocking_handler(self) if colour == "blocking" else _awaiting_handler(self))
+        blocking = colour == "blocking"
+        self.clock: Final = scope.clock
+        self.colour: Final[Colour] = colour
+        self.scope: Final = scope
+        self.call: Final = _steps if blocking else _awaiting_steps
+        self.wait: Final[Callable[..., object]] = scope.clock.wait if blocking else scope.clock.wait_async
+        rest = self._rest(_blocking_handler(self) if blocking else _awaiting_handler(self))
         for attribute in reversed(attributes):
-            rest = tools.equip(_link(attribute.around, rest))
+            rest = self._rest(_link(attribute.around, rest))
         self.first: Final = rest
 
     def steps(self) -> Generator[Wait, None, None]:
@@ -139,30 +122,25 @@ class _Run:
 
     __await__ = steps
 
+    def _rest(self, function: Callable[[object], Steps]) -> Rest:
+        for name in ("call", "clock", "colour", "instance", "scope", "skip", "sleep"):
+            setattr(function, name, getattr(self, name))
+        return cast("Rest", function)
 
-class _Runs:
-    """The runs of one pipeline that no message uses now. Threads may share it: append and pop are atomic."""
+    # -- what `rest` can do besides being called
 
-    __slots__ = ("_idle", "_make")
+    def skip(self, result: object = None, /) -> object:
+        self.answered = True
+        return result
 
-    def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
-        self._idle: list[_Run] = []
-        self._make = partial(_Run, attributes, colour, scope)
+    def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
+        context = find_context()
+        signals = () if context is None else (context.cancelled, context.stopping)
+        with either(*signals) as signal:
+            return bool((yield from self.call(self.wait, signal, seconds(duration))))
 
-    def begin(self, handle: Callable[..., object], request: object) -> _Run:
-        try:
-            run = self._idle.pop()
-        except IndexError:
-            run = self._make()
-        run.handle = handle
-        run.value = request
-        run.answered = False
-        return run
-
-    def end(self, run: _Run) -> None:
-        run.handle = _no_handler
-        run.value = None
-        self._idle.append(run)
+    def instance(self) -> object | None:
+        return getattr(self.handle, "__self__", None)
 
 
 def _no_handler(_: object) -> object:
@@ -229,44 +207,13 @@ def _is_closing(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) and trace is not None and trace.tb_next is None
 
 
-class _Tools:
-    """What `rest` can do besides being called."""
-
-    def __init__(self, run: _Run, colour: Colour, scope: Scope) -> None:
-        clock = scope.clock
-        self.colour: Final[Colour] = colour
-        self.clock: Final = clock
-        self.scope: Final = scope
-        self.call: Final = _call if colour == "blocking" else _call_awaiting
-        self._wait: Final[Callable[..., object]] = clock.wait if colour == "blocking" else clock.wait_async
-        self._run: Final = run
-
-    def equip(self, function: Callable[[object], Steps]) -> Rest:
-        for name in ("call", "clock", "colour", "instance", "scope", "skip", "sleep"):
-            setattr(function, name, getattr(self, name))
-        return cast("Rest", function)
-
-    def skip(self, result: object = None, /) -> object:
-        self._run.answered = True
-        return result
-
-    def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
-        context = find_context()
-        signals = () if context is None else (context.cancelled, context.stopping)
-        with either(*signals) as signal:
-            return bool((yield from self.call(self._wait, signal, seconds(duration))))
-
-    def instance(self) -> object | None:
-        return getattr(self._run.handle, "__self__", None)
-
-
-def _call(function: Callable[..., object], /, *arguments: object) -> Steps:
+def _steps(function: Callable[..., object], /, *arguments: object) -> Steps:
     return checked(function(*arguments))
     yield Wait()  # type: ignore[unreachable]  # pragma: no cover - it makes this a generator
 
 
 @_awaiting
-def _call_awaiting(function: Callable[..., object], /, *arguments: object) -> Steps:
+def _awaiting_steps(function: Callable[..., object], /, *arguments: object) -> Steps:
     result = function(*arguments)
     return (yield from _waiting(result)) if inspect.isawaitable(result) else result
 

@@ -5,13 +5,30 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from pump.attribute import Attribute, attributes_of, declared_decisions
 from pump.colour import Colour, colour_of
+from pump.context import Context, current_context
 from pump.errors import ConfigurationError, MessageAction
 from pump.handling.delivery import AsyncDelivery, Delivery
-from pump.handling.handler import RequestHandler
+
+T = TypeVar("T", contravariant=True)
+
+
+class RequestHandler(Generic[T]):
+    """Handles one type of request: by `def handle` in a blocking pump, `async def handle` in an awaiting one."""
+
+    __slots__ = ()
+
+    def handle(self, request: T, /) -> object:
+        """Handle a request: return when it is done, raise a MessageAction to decide otherwise, or fail."""
+        raise NotImplementedError(f"{type(self).__name__} has no handle method for {type(request).__name__}")
+
+    @property
+    def context(self) -> Context:
+        """The context of this thread or task; a PumpError where no handler runs."""
+        return current_context()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,7 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
         raise ConfigurationError(
             f"{name}: the type {parameter.annotation!r} of its parameter {parameter.name} cannot be resolved ({error})"
         ) from error
-    return declared if declared is not None and isinstance(annotation, typing.TypeVar) else annotation
+    return declared if declared is not None and isinstance(annotation, TypeVar) else annotation
 
 
 def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
@@ -116,7 +133,7 @@ def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a
         origin = typing.get_origin(base) or base
         arguments = [_filled(each, known) for each in typing.get_args(base)]
         if origin is RequestHandler:
-            open_ = not arguments or isinstance(arguments[0], typing.TypeVar | typing.ForwardRef | str)
+            open_ = not arguments or isinstance(arguments[0], TypeVar | typing.ForwardRef | str)
             return None if open_ else arguments[0]
         parameters = getattr(origin, "__parameters__", ())
         found = _argument(origin, dict(zip(parameters, arguments, strict=False))) if isinstance(origin, type) else None
@@ -126,7 +143,7 @@ def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a
 
 
 def _filled(form: Any, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
-    if isinstance(form, typing.TypeVar):
+    if isinstance(form, TypeVar):
         return known.get(form, form)
     variables = () if isinstance(form, type) else getattr(form, "__parameters__", ())
     return form[tuple(known.get(each, each) for each in variables)] if variables else form
@@ -136,19 +153,15 @@ def _unwrapped(
     name: str,
     annotation: Any,  # noqa: ANN401 - a type may be any type form
 ) -> tuple[type[Delivery[Any]] | type[AsyncDelivery[Any]] | None, Any]:
-    origin = typing.get_origin(annotation) or annotation
+    wrapper, origin = None, typing.get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, Delivery | AsyncDelivery):
         arguments = typing.get_args(annotation)
         if not arguments:
             raise ConfigurationError(f"{name}: say what is delivered, {origin.__name__}[YourRequest]")
-        return origin, _request(name, arguments[0])
-    return None, _request(name, annotation)
-
-
-def _request(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type may be any type form
-    if isinstance(annotation, typing.TypeVar) or annotation in {Any, object, None, type(None), inspect.Parameter.empty}:
+        wrapper, annotation = origin, arguments[0]
+    if isinstance(annotation, TypeVar) or annotation in {Any, object, None, type(None), inspect.Parameter.empty}:
         raise ConfigurationError(f"{name}: {annotation!r} is no type of request")
-    return annotation
+    return wrapper, annotation
 
 
 class Registry:

@@ -13,8 +13,7 @@ from pump.clock import Clock, Signal, SystemClock
 from pump.colour import must_not_block
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
-from pump.handling.dispatch import Router
-from pump.handling.dispatch_settings import DispatchSettings
+from pump.handling.dispatch import DispatchSettings, Router
 from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper
 from pump.process_signals import ENDING, handling

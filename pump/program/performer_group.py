@@ -8,8 +8,7 @@ from typing import Any, Final
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import ConfigurationError
-from pump.handling.dispatch import AsyncDispatch, Dispatch, Router
-from pump.handling.dispatch_settings import DispatchSettings
+from pump.handling.dispatch import AsyncDispatch, Dispatch, DispatchSettings, Router
 from pump.ledger import Ledger
 from pump.program.performer import Performer, PerformerState, ProactorPerformer, ReactorPerformer
 from pump.program.plan import Plan

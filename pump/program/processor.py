@@ -10,8 +10,7 @@ from pump.colour import must_not_block
 from pump.context import Context, enter_context, find_context, leave_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, UnknownPublication
-from pump.handling.dispatch import Bound, bind
-from pump.handling.dispatch_settings import DispatchSettings
+from pump.handling.dispatch import Bound, DispatchSettings, bind
 from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper, wire_type, wire_version
 from pump.message import NO_HEADERS, Header, Kind, Message

@@ -17,8 +17,7 @@ from pump.dead_letter import RejectionKind
 from pump.duration import Duration
 from pump.duration import seconds as in_seconds
 from pump.errors import ConfigurationError, PumpError
-from pump.handling.dispatch import Bound
-from pump.handling.dispatch_settings import DispatchSettings
+from pump.handling.dispatch import Bound, DispatchSettings
 from pump.mapping.mapper import Mapper, wire_type
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher

@@ -6,8 +6,7 @@ from heapq import heappush
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
-from pump.handling.dispatch import AsyncDispatch, Dispatch, Router, request_of
-from pump.handling.dispatch_settings import DispatchSettings
+from pump.handling.dispatch import AsyncDispatch, Dispatch, DispatchSettings, Router, request_of
 from pump.ledger import Ledger
 from pump.message import Message
 from pump.program.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 from pump.attribute import SwitchProvider
 from pump.duration import Duration
 from pump.errors import ConfigurationError
-from pump.handling.dispatch_settings import DispatchSettings
+from pump.handling.dispatch import DispatchSettings
 from pump.handling.registry import Registry
 from pump.mapping.mapper import wire_type
 from pump.program.dispatcher import Dispatcher

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 from pump.dead_letter import Rejection
 from pump.errors import ConfigurationError
@@ -28,6 +28,7 @@ from pump.transport_kit.protocol import (
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+Inner = TypeVar("Inner", Consumer, AsyncConsumer)
 
 SENDS_AT_A_TIME: Final = 8
 """By one producer: each send waits for the broker to confirm, which takes most of its time."""
@@ -55,31 +56,13 @@ def awaiting(transport: Transport) -> AwaitingTransport:
     )
 
 
-class _Thread:
-    """One thread, or several, that make blocking calls for awaiting callers, in the order of the requests."""
-
-    def __init__(self, name: str, number: int = 1) -> None:
-        self._executor: Final = ThreadPoolExecutor(number, thread_name_prefix=name)
-
-    def submit(
-        self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> Future[Result]:
-        return self._executor.submit(call, *args, **options)
-
-    async def run(
-        self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
-        """Await the call. If the wait is cancelled, the call still runs to its end: a thread cannot be stopped."""
-        future = self.submit(call, *args, **options)
-        await _ended(future)
-        return future.result()
-
-    def finish(self) -> None:
-        """Block until all calls have ended."""
-        self._executor.shutdown()
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False)
+async def _run(
+    threads: ThreadPoolExecutor, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+) -> Result:
+    """Await a call on a thread. If the wait is cancelled, the call goes on: a thread cannot be stopped."""
+    future = threads.submit(call, *args, **options)
+    await _ended(future)
+    return future.result()
 
 
 class _AwaitingBridge:
@@ -89,40 +72,37 @@ class _AwaitingBridge:
         self._transport: Final = transport
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        thread = _Thread("pump-prepare")
+        thread = ThreadPoolExecutor(1, "pump-prepare")
         try:
-            await thread.run(self._transport.prepare, subscriptions, publications)
+            await _run(thread, self._transport.prepare, subscriptions, publications)
         finally:
-            thread.close()
+            thread.shutdown(wait=False)
 
     async def async_consumer(self, subscription: Subscription) -> AsyncConsumer:
-        settling = _Thread("pump-settle")
+        settling = ThreadPoolExecutor(1, "pump-settle")
         try:
-            consumer = await settling.run(self._transport.consumer, subscription)
+            consumer = await _run(settling, self._transport.consumer, subscription)
         except BaseException:
-            settling.close()
+            settling.shutdown(wait=False)
             raise
         return _AwaitingConsumer(consumer, settling)
 
     async def async_producer(self) -> AsyncProducer:
-        threads = _Thread("pump-publish", SENDS_AT_A_TIME)
+        threads = ThreadPoolExecutor(SENDS_AT_A_TIME, "pump-publish")
         try:
-            producer = await threads.run(self._transport.producer)
+            producer = await _run(threads, self._transport.producer)
         except BaseException:
-            threads.close()
+            threads.shutdown(wait=False)
             raise
         return _AwaitingProducer(producer, threads)
 
 
-class _AwaitingConsumer:
-    """A blocking consumer for awaiting callers: one thread receives, another settles and renews."""
+class _BridgedConsumer(Generic[Inner]):
+    """What a consumer says of itself in either colour."""
 
-    def __init__(self, consumer: Consumer, settling: _Thread) -> None:
-        self._consumer: Final = consumer
+    def __init__(self, consumer: Inner) -> None:
+        self._consumer: Final[Inner] = consumer
         self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
-        self._settling: Final = settling
-        self._receiving: Final = _Thread("pump-receive")
-        self._under_way: Future[Sequence[Message]] | None = None
 
     @property
     def generation(self) -> int:
@@ -131,6 +111,19 @@ class _AwaitingConsumer:
     @property
     def broker_limit(self) -> int | None:
         return self._consumer.broker_limit
+
+    def interrupt(self) -> None:
+        self._consumer.interrupt()
+
+
+class _AwaitingConsumer(_BridgedConsumer[Consumer]):
+    """A blocking consumer for awaiting callers: one thread receives, another settles and renews."""
+
+    def __init__(self, consumer: Consumer, settling: ThreadPoolExecutor) -> None:
+        super().__init__(consumer)
+        self._settling: Final = settling
+        self._receiving: Final = ThreadPoolExecutor(1, "pump-receive")
+        self._under_way: Future[Sequence[Message]] | None = None
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         if self._under_way is None:
@@ -141,36 +134,33 @@ class _AwaitingConsumer:
 
     async def acknowledge(self, message: Message) -> None:
         if self._acknowledge_soon is None or not self._acknowledge_soon(message):
-            await self._settling.run(self._consumer.acknowledge, message)
+            await _run(self._settling, self._consumer.acknowledge, message)
 
     async def nack(self, message: Message) -> None:
-        await self._settling.run(self._consumer.nack, message)
+        await _run(self._settling, self._consumer.nack, message)
 
     async def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        await self._settling.run(self._consumer.requeue, message, delay, attempts)
+        await _run(self._settling, self._consumer.requeue, message, delay, attempts)
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
-        await self._settling.run(self._consumer.reject, message, rejection)
+        await _run(self._settling, self._consumer.reject, message, rejection)
 
     async def extend(self, message: Message) -> None:
-        await self._settling.run(self._consumer.extend, message)
+        await _run(self._settling, self._consumer.extend, message)
 
     async def hand_back(self, messages: Sequence[Message]) -> None:
-        await self._settling.run(self._consumer.hand_back, messages)
+        await _run(self._settling, self._consumer.hand_back, messages)
 
     async def purge(self) -> int:
-        return await self._settling.run(self._consumer.purge)
-
-    def interrupt(self) -> None:
-        self._consumer.interrupt()
+        return await _run(self._settling, self._consumer.purge)
 
     async def close(self) -> None:
         try:
             await self._hand_back_what_is_under_way()
         finally:
             closing = self._settling.submit(self._consumer.close)
-            self._settling.close()
-            self._receiving.close()
+            self._settling.shutdown(wait=False)
+            self._receiving.shutdown(wait=False)
             await _ended(closing)
             closing.result()
 
@@ -187,41 +177,35 @@ class _AwaitingConsumer:
 class _AwaitingProducer:
     """A blocking producer for awaiting callers. One send that waits for the broker does not delay another."""
 
-    def __init__(self, producer: Producer, threads: _Thread) -> None:
+    def __init__(self, producer: Producer, threads: ThreadPoolExecutor) -> None:
         self._producer: Final = producer
         self._threads: Final = threads
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        await self._threads.run(self._producer.send, messages, delay)
+        await _run(self._threads, self._producer.send, messages, delay)
 
     async def close(self) -> None:
-        last = _Thread("pump-publish")
+        last = ThreadPoolExecutor(1, "pump-publish")
         try:
-            await last.run(self._finish)
+            await _run(last, self._finish)
         finally:
-            last.close()
+            last.shutdown(wait=False)
 
     def _finish(self) -> None:
-        self._threads.finish()
+        self._threads.shutdown()
         self._producer.close()
 
 
 async def _ended(future: Future[Result]) -> None:
     """Wait until the future has ended, with whatever result."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    future.add_done_callback(lambda _: _end_soon(loop, ended))
-    await ended
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
+    def end(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
+            loop.call_soon_threadsafe(ended.set)
 
-def _end_soon(loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]") -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
-        loop.call_soon_threadsafe(_end, ended)
-
-
-def _end(ended: "asyncio.Future[None]") -> None:
-    if not ended.done():  # the wait was cancelled
-        ended.set_result(None)
+    future.add_done_callback(end)
+    await ended.wait()
 
 
 class _BlockingBridge:
@@ -254,21 +238,12 @@ class _BlockingBridge:
             raise
 
 
-class _BlockingConsumer:
+class _BlockingConsumer(_BridgedConsumer[AsyncConsumer]):
     """An awaiting consumer for blocking callers."""
 
     def __init__(self, consumer: AsyncConsumer, thread: LoopThread) -> None:
-        self._consumer: Final = consumer
+        super().__init__(consumer)
         self._thread: Final = thread
-        self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
-
-    @property
-    def generation(self) -> int:
-        return self._consumer.generation
-
-    @property
-    def broker_limit(self) -> int | None:
-        return self._consumer.broker_limit
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
         return self._thread.run(self._consumer.receive(limit, timeout))
@@ -294,9 +269,6 @@ class _BlockingConsumer:
 
     def purge(self) -> int:
         return self._thread.run(self._consumer.purge())
-
-    def interrupt(self) -> None:
-        self._consumer.interrupt()
 
     def close(self) -> None:
         try:

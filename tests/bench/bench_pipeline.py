@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from bench.table import Row
 from pump.attribute import Attribute, Rest, Scope, Steps
 from pump.context import Context, enter_context, leave_context
-from pump.handling.pipeline import build
+from pump.handling.pipeline import Pipeline
 from support.pipelines import NoProcessor
 
 COUNT = 20_000
@@ -67,8 +67,8 @@ def rows() -> Iterator[Row]:
     for colour, cost in bare.items():
         yield Row(f"{colour}: bare handler", cost, "ns")
     for count in (0, 1, 3, 5):
-        sync = build([Passing()] * count, "blocking", Scope())
-        with_async = build([Passing()] * count, "awaiting", Scope())
+        sync = Pipeline([Passing()] * count, "blocking", Scope())
+        with_async = Pipeline([Passing()] * count, "awaiting", Scope())
         costs = {
             "blocking": blocking(lambda sync=sync: sync.run(handle, "tea")),  # type: ignore[misc]
             "awaiting": awaiting(lambda pipeline=with_async: pipeline.run(handle_async, "tea")),  # type: ignore[misc]

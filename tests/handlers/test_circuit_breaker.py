@@ -2,6 +2,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from pump.errors import (
     RejectMessageAction,
 )
 from pump.handlers import CircuitBreaker, DontAckOnError
-from pump.handling.pipeline import build
+from pump.handling.pipeline import Pipeline
 from support.pipelines import Failing, Harness
 
 FIVE = [ValueError() for _ in range(5)]
@@ -166,7 +167,7 @@ def test_one_trial_runs_at_a_time_in_threads() -> None:
         go_on.wait()
         return "done"
 
-    run = build(attributes_of(handle), "blocking", Scope(clock=clock)).bind(handle)
+    run = partial(Pipeline(attributes_of(handle), "blocking", Scope(clock=clock)).run, handle)
     outcomes = [outcome(lambda: run("tea"))]
     clock.advance(30)
     trial = threading.Thread(target=lambda: outcomes.append(outcome(lambda: run("trial"))))
@@ -193,7 +194,7 @@ def test_late_outcomes_of_earlier_calls_do_not_move_an_open_one() -> None:
             raise ValueError
         return "done"
 
-    run = build(attributes_of(handle), "awaiting", Scope(clock=clock)).bind(handle)
+    run = partial(Pipeline(attributes_of(handle), "awaiting", Scope(clock=clock)).run, handle)
 
     async def end(call: Any) -> str:
         try:

@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from pump.attribute import Scope, attributes_of, declared_decisions
 from pump.clock import ManualClock
 from pump.errors import ConfigurationError, DontAckAction
 from pump.handlers import RateLimit
-from pump.handling.pipeline import build
+from pump.handling.pipeline import Pipeline
 from support.pipelines import Failing, Harness
 
 
@@ -76,7 +77,7 @@ def test_never_more_than_burst_and_rate_allow(delays: list[float]) -> None:
     clock = ManualClock()
     began = clock.monotonic()
     handle = RateLimit(2, burst=3)(lambda _: None)
-    run = build(attributes_of(handle), "blocking", Scope(clock=clock)).bind(handle)
+    run = partial(Pipeline(attributes_of(handle), "blocking", Scope(clock=clock)).run, handle)
     passed = 0
 
     for delay in delays:
@@ -87,7 +88,7 @@ def test_never_more_than_burst_and_rate_allow(delays: list[float]) -> None:
 
 def test_threads_share_the_limit() -> None:
     handle = RateLimit(10)(lambda _: None)
-    run = build(attributes_of(handle), "blocking", Scope(clock=ManualClock())).bind(handle)
+    run = partial(Pipeline(attributes_of(handle), "blocking", Scope(clock=ManualClock())).run, handle)
     results: list[bool] = []
 
     threads = [threading.Thread(target=lambda: results.append(passes(lambda: run("tea")))) for _ in range(40)]

@@ -3,6 +3,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from pump.clock import ManualClock, SystemClock
 from pump.context import Context, current_context, find_context, in_context
 from pump.errors import ConfigurationError, HandlerTimeout, PumpError
 from pump.handlers import Retry, Timeout
-from pump.handling.pipeline import build
+from pump.handling.pipeline import Pipeline
 from pump.message import Header, Message
 from support.pipelines import Failing, Harness, NoProcessor
 from support.waiting import eventually
@@ -33,7 +34,7 @@ def context(clock: ManualClock) -> Context:
 def prepared(handle: Callable[[Any], Any], clock: ManualClock) -> Callable[..., Any]:
     colour: Colour = "awaiting" if inspect.iscoroutinefunction(handle) else "blocking"
     scope = Scope(clock=clock, channel="orders", handler="Handler")
-    return build(attributes_of(handle), colour, scope).bind(handle)
+    return partial(Pipeline(attributes_of(handle), colour, scope).run, handle)
 
 
 def run_async(handle: Callable[[Any], Any], clock: ManualClock) -> Any:
@@ -95,12 +96,12 @@ def test_on_the_real_clock(caplog: pytest.LogCaptureFixture) -> None:
         return clock.wait(current_context().cancelled, 5)
 
     async def main() -> None:
-        await build(attributes_of(handle_async), "awaiting", Scope(clock=clock)).run(handle_async, "tea")
+        await Pipeline(attributes_of(handle_async), "awaiting", Scope(clock=clock)).run(handle_async, "tea")
 
     with pytest.raises(HandlerTimeout):
         asyncio.run(main())
     with in_context(Context(NoProcessor(), "Handler", clock=clock)):
-        assert build(attributes_of(handle), "blocking", Scope(clock=clock)).run(handle, "tea") is True
+        assert Pipeline(attributes_of(handle), "blocking", Scope(clock=clock)).run(handle, "tea") is True
     eventually(lambda: "takes longer than 0.02 s" in caplog.text)  # it is told after the handler has been
 
 

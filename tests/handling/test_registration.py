@@ -11,8 +11,7 @@ import pytest
 from pump.errors import ConfigurationError, RejectMessageAction
 from pump.handlers import DontAckOnError, Retry
 from pump.handling.delivery import AsyncDelivery, Delivery
-from pump.handling.handler import RequestHandler
-from pump.handling.registry import register
+from pump.handling.registry import RequestHandler, register
 from pump.program.dispatcher import Dispatcher
 from pump.subscription import Subscription
 from pump.testing import PumpHarness

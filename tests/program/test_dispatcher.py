@@ -19,7 +19,7 @@ from pump.errors import (
     TransportError,
     UnknownPublication,
 )
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.program.dispatcher import Dispatcher
 from pump.program.performer import Activity
 from pump.subscription import Publication, Subscription

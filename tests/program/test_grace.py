@@ -12,7 +12,7 @@ import pytest
 
 from pump.errors import DontAckAction
 from pump.handlers import DontAckOnError, Fallback, RejectMessageOnError, Retry
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.program.dispatcher import Dispatcher
 from pump.program.performer import Activity
 from pump.subscription import Publication

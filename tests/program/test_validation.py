@@ -10,7 +10,7 @@ import pytest
 from pump.errors import ConfigurationError
 from pump.handlers import DeferMessageOnError, DontAckOnError, FeatureSwitch, RejectMessageOnError
 from pump.handling.delivery import Delivery
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.program.dispatcher import Dispatcher
 from pump.program.plan import Plan
 from pump.request import Command

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from pump.attribute import Attribute, Rest, Scope, Steps, attributes_of
 from pump.clock import Clock, ManualClock, Signal
 from pump.colour import Colour
 from pump.context import Context, in_context
-from pump.handling.pipeline import build
+from pump.handling.pipeline import Pipeline
 from pump.message import Header, Message
 from pump.program.processor import CommandProcessor
 from pump.telemetry import Telemetry
@@ -49,7 +50,7 @@ class Harness:
 
     def bound(self, handle: Callable[..., Any], **scope: Any) -> Callable[..., Any]:
         """The bare pipeline of a handler that is marked already, for tests that drive it themselves."""
-        return build(attributes_of(handle), self.colour, self.scope(**scope)).bind(handle)
+        return partial(Pipeline(attributes_of(handle), self.colour, self.scope(**scope)).run, handle)
 
     def ready(self, handle: Callable[..., Any], **scope: Any) -> Callable[..., Any]:
         """The pipeline of a handler that is marked already; each call is a message."""

@@ -16,7 +16,7 @@ from pump.errors import (
     RejectMessageAction,
 )
 from pump.handlers import FeatureSwitch, Retry
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.mapping.mapper import JsonMapper
 from pump.message import Message
 from pump.program.dispatcher import Dispatcher

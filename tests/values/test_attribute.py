@@ -10,7 +10,7 @@ from pump.attribute import attributes_of, declared_decisions
 from pump.colour import Colour
 from pump.errors import ConfigurationError, DontAckAction, RejectMessageAction
 from pump.handlers import FeatureSwitch, RejectMessageOnError, Retry
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from support.pipelines import Harness, Noting, Shout
 from support.tree import ROOT
 

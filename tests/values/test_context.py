@@ -6,7 +6,7 @@ import pytest
 from pump.clock import ManualClock, Signal
 from pump.context import Context, current_context, either, find_context, in_context
 from pump.errors import PumpError
-from pump.handling.handler import RequestHandler
+from pump.handling.registry import RequestHandler
 from pump.message import Header, Message
 from support.pipelines import NoProcessor
 

@@ -6,26 +6,14 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from math import inf
 from threading import Lock
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from pump.clock import Clock, Signal, SystemClock
+from pump.clock import Clock, SystemClock
 from pump.errors import PublishError
 from pump.message import Header, Message
 
-
-class BusConsumer(Protocol):
-    """What a channel knows of a consumer."""
-
-    @property
-    def woken(self) -> Signal:
-        """Set when there may be something to receive."""
-
-    @property
-    def in_hand(self) -> int:
-        """How many messages it has received and not settled."""
-
-    def expire(self, channel: "BusChannel", now: float) -> float:
-        """Give back what has expired by now; returns when the next one expires."""
+if TYPE_CHECKING:
+    from pump.transports.memory.transport import MemoryConsumer
 
 
 class BusMessage:
@@ -64,8 +52,8 @@ class BusChannel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.consumers: set[BusConsumer] = set()
-        self.waiting: dict[BusConsumer, None] = {}
+        self.consumers: set[MemoryConsumer] = set()
+        self.waiting: dict[MemoryConsumer, None] = {}
         self.next_due = inf
         """When time alone makes a message receivable, or earlier: waits end then."""
         self.returned: list[tuple[int, BusMessage]] = []

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count, takewhile
 from math import inf
 from threading import Lock
-from typing import Final, Self
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from pump.capabilities import Capabilities
 from pump.clock import Clock, Signal
@@ -21,6 +21,9 @@ from pump.transport_kit.protocol import new_generation
 from pump.transport_kit.sending import not_sent
 from pump.transport_kit.settings import read_url
 from pump.transports.memory.bus import BusChannel, BusMessage, MemoryBus
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 log: Final = logging.getLogger("pump.transports.memory")
 
@@ -130,8 +133,13 @@ class MemoryConsumer:
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         """Move it to the dead letters; without a channel for them it is removed, which is logged."""
+        name = self._destinations.for_rejected(rejection.kind)
         with self._bus.lock:
-            channel = self._dead_letter_channel(rejection)
+            channel = None
+            if name is not None:
+                channel = self._bus.declare(name) if self._creates else self._bus.find(name)
+                if channel is None:
+                    raise PublishError(f"the memory bus has no channel {name!r} for dead letters", sent=False)
             self._release(message)
             if channel is not None:
                 channel.add(dead_letter(message, rejection), message.body)
@@ -218,14 +226,16 @@ class MemoryConsumer:
             channel.put_back(entry)
         return len(receipts)
 
-    def _dead_letter_channel(self, rejection: Rejection) -> BusChannel | None:
-        name = self._destinations.for_rejected(rejection.kind)
-        if name is None:
-            return None
-        channel = self._bus.declare(name) if self._creates else self._bus.find(name)
-        if channel is None:
-            raise PublishError(f"the memory bus has no channel {name!r} for dead letters", sent=False)
-        return channel
+
+def _awaitable(
+    method: Callable[Concatenate[MemoryConsumer, Arguments], Result],
+) -> Callable[Concatenate["AsyncMemoryConsumer", Arguments], Coroutine[Any, Any, Result]]:
+    """A method of MemoryConsumer for awaiting callers. None of them waits."""
+
+    async def call(self: "AsyncMemoryConsumer", /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return method(self._consumer, *arguments, **options)
+
+    return call
 
 
 class AsyncMemoryConsumer:
@@ -258,37 +268,17 @@ class AsyncMemoryConsumer:
         """As MemoryConsumer's."""
         self._consumer.acknowledge(message)
 
-    async def nack(self, message: Message) -> None:
-        """As MemoryConsumer's."""
-        self._consumer.nack(message)
-
-    async def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """As MemoryConsumer's."""
-        self._consumer.requeue(message, delay, attempts)
-
-    async def reject(self, message: Message, rejection: Rejection) -> None:
-        """As MemoryConsumer's."""
-        self._consumer.reject(message, rejection)
-
-    async def extend(self, message: Message) -> None:
-        """As MemoryConsumer's."""
-        self._consumer.extend(message)
-
-    async def hand_back(self, messages: Sequence[Message]) -> None:
-        """As MemoryConsumer's."""
-        self._consumer.hand_back(messages)
-
-    async def purge(self) -> int:
-        """As MemoryConsumer's."""
-        return self._consumer.purge()
+    nack = _awaitable(MemoryConsumer.nack)
+    requeue = _awaitable(MemoryConsumer.requeue)
+    reject = _awaitable(MemoryConsumer.reject)
+    extend = _awaitable(MemoryConsumer.extend)
+    hand_back = _awaitable(MemoryConsumer.hand_back)
+    purge = _awaitable(MemoryConsumer.purge)
+    close = _awaitable(MemoryConsumer.close)
 
     def interrupt(self) -> None:
         """As MemoryConsumer's."""
         self._consumer.interrupt()
-
-    async def close(self) -> None:
-        """As MemoryConsumer's."""
-        self._consumer.close()
 
 
 class MemoryProducer:
@@ -345,8 +335,11 @@ class MemoryTransport:
         self._ack_timeout: Final = seconds(ack_timeout)
         if not self._ack_timeout > 0:
             raise ConfigurationError(f"memory: ack_timeout must be longer than 0 s, not {ack_timeout}")
-        self.bus: Final = _named_bus(name, clock) if name else MemoryBus(clock)
+        with _buses_lock:
+            self.bus: Final = _buses.setdefault(name, MemoryBus(clock)) if name else MemoryBus(clock)
         """Where the messages are, for tests to look at."""
+        if clock not in {None, self.bus.clock}:
+            raise ConfigurationError(f"memory://{name} is in use already, with another clock")
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -400,11 +393,3 @@ class MemoryTransport:
                 raise SetupError(f"the memory bus has no channel {name!r}, and missing='validate' does not make it")
         if self.bus.find(wanted.channel) not in self.bus.bound(wanted.topic):
             raise SetupError(f"the channel {wanted.channel!r} of the memory bus is not bound to {wanted.topic!r}")
-
-
-def _named_bus(name: str, clock: Clock | None) -> MemoryBus:
-    with _buses_lock:
-        bus = _buses.setdefault(name, MemoryBus(clock))
-    if clock not in (None, bus.clock):
-        raise ConfigurationError(f"memory://{name} is in use already, with another clock")
-    return bus

@@ -141,13 +141,9 @@ class NatsConnection:
         except Exception as error:
             log.debug("closing the connection for %s: %s", self._purpose, error_text(error))
         finally:
-            self._abort()
-
-    def _abort(self) -> None:
-        """Close the socket: a server that does not read would keep it open."""
-        stream = getattr(getattr(self.client, "_transport", None), "_io_writer", None)
-        if stream is not None:
-            stream.transport.abort()
+            stream = getattr(getattr(self.client, "_transport", None), "_io_writer", None)
+            if stream is not None:
+                stream.transport.abort()  # a server that does not read would keep the socket open
 
     async def _connect(self) -> None:
         address, client = self.address, self.client

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import json
 from collections import deque
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -22,7 +21,9 @@ from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.headers import from_nats
 from pump.transports.nats.pull import LONGEST_SECONDS, Puller
 from pump.transports.nats.streams import Durable
-from pump.verdict import Verdict, may_requeue
+
+if TYPE_CHECKING:
+    from pump.verdict import Verdict
 
 ACK: Final = b""
 NAK: Final = b"-NAK"
@@ -70,6 +71,9 @@ class NatsConsumer:
     ) -> None:
         self.generation: Final = new_generation()
         self.durable: Final = durable
+        self.broker_limit: Final = durable.max_deliver
+        self.loop: Final = connection.loop
+        """Everything is sent from there."""
         self.max_attempts: Final = max_attempts
         self._connection: Final = connection
         self._acknowledges: Final = durable.acknowledges
@@ -93,16 +97,6 @@ class NatsConsumer:
         """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
         self._sender: asyncio.Task[None] | None = None
         connection.on_change = self._changed.set
-
-    @property
-    def broker_limit(self) -> int | None:
-        """The durable's max_deliver."""
-        return self.durable.max_deliver
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the connection: everything is sent from there."""
-        return self._connection.loop
 
     # -- receiving
 
@@ -235,7 +229,7 @@ class NatsConsumer:
 
     async def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """The server itself delivers it again, after `delay` seconds."""
-        await self._settle(message, nak_after(delay))
+        await self._settle(message, NAK if delay <= 0 else b'%b {"delay": %d}' % (NAK, int(delay * 1e9)))
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
         """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
@@ -296,21 +290,19 @@ class NatsConsumer:
     async def purge(self) -> int:
         """Acknowledge everything that waits. Other consumers of the stream still get their messages."""
         purged = 0
-        while replies := await self._fetch():
+        await self._drain()
+        while True:
+            if not self._puller.arrived:
+                self._connection.check_alive("purging")
+                try:
+                    await self._puller.request(PURGE_BATCH, 0.0)
+                except (nats.errors.Error, OSError) as error:
+                    raise TransportError(f"purging failed: {error_text(error)}") from error
+                await self._drain()
+            if not (replies := self._take_replies()):
+                return purged
             await self._settle_all(replies, ACK, "purging")
             purged += len(replies)
-        return purged
-
-    async def _fetch(self) -> Sequence[str]:
-        await self._drain()
-        if not self._puller.arrived:
-            self._connection.check_alive("purging")
-            try:
-                await self._puller.request(PURGE_BATCH, 0.0)
-            except (nats.errors.Error, OSError) as error:
-                raise TransportError(f"purging failed: {error_text(error)}") from error
-            await self._drain()
-        return self._take_replies()
 
     # -- for handlers that settle by nats-py itself
 
@@ -327,10 +319,6 @@ class NatsConsumer:
         lapsed = expires is not None and expires <= self._clock.monotonic()
         if message.lost or lapsed or receipt_of(message).settled:
             raise LeaseLost(f"message {message.id} is not ours any more")
-
-    def may_nak(self, message: Message, attempts: int) -> bool:
-        """Whether the server is sure to deliver the message as often as it may still be tried."""
-        return may_requeue(message, self.broker_limit, self.max_attempts, attempts)
 
     # -- closing
 
@@ -393,11 +381,6 @@ class NatsConsumer:
         self._changed.set()
         if self._puller.arrived and not self._receiving and not self._closed and self._handing_back is None:
             self._handing_back = self.loop.create_task(self._hand_back_late())
-
-
-def nak_after(delay: float) -> bytes:
-    """The acknowledgement that has a message delivered again after `delay` seconds."""
-    return NAK if delay <= 0 else NAK + b" " + json.dumps({"delay": int(delay * 1e9)}).encode()
 
 
 def receipt_of(message: Message) -> NatsReceipt:

@@ -13,26 +13,20 @@ from pump.transports.nats.connection import log
 from pump.transports.nats.consumer import NatsReceipt
 from pump.transports.nats.headers import correlation_ids
 from pump.transports.nats.subscription import TENANT_REFUSED
-from pump.verdict import EXHAUSTED as ATTEMPTS_EXHAUSTED
-from pump.verdict import PROCESS_DIED, Reject, Requeue
-
-EXHAUSTED: Final = "maxdeliver_exhausted"
-ACK_ERROR: Final = "ack_error"
-NAK_ERROR: Final = "nak_error"
+from pump.verdict import EXHAUSTED, PROCESS_DIED, Reject, Requeue
 
 SOURCES: Final[Mapping[str, str]] = {
     TENANT_REFUSED: "tenant_validation",
     "backoff": "backoff",
     "backpressure": "backpressure",
-    ACK_ERROR: "ack_failure",
-    NAK_ERROR: "nak_failure",
+    "ack_error": "ack_failure",
+    "nak_error": "nak_failure",
     "processing_timeout": "processing_timeout",
     "publish_error": "publish_failure",
     "nats_disconnect": "nats_disconnect",
-    EXHAUSTED: EXHAUSTED,
+    "maxdeliver_exhausted": "maxdeliver_exhausted",
 }
 """Where the cause of a redelivery lies, by its reason; for any other reason it is the handler."""
-HANDLER: Final = "handler"
 
 _REASONS: Final[tuple[tuple[tuple[type[BaseException], ...], str], ...]] = (
     ((DeferMessageAction,), "backoff"),
@@ -41,7 +35,7 @@ _REASONS: Final[tuple[tuple[tuple[type[BaseException], ...], str], ...]] = (
     ((TransportError, nats.errors.ConnectionClosedError, nats.errors.ConnectionReconnectingError), "nats_disconnect"),
     ((TimeoutError, asyncio.TimeoutError), "processing_timeout"),
 )
-_EXHAUSTED: Final = {ATTEMPTS_EXHAUSTED: EXHAUSTED, TENANT_REFUSED: TENANT_REFUSED, PROCESS_DIED: "process_died"}
+_EXHAUSTED: Final = {EXHAUSTED: "maxdeliver_exhausted", TENANT_REFUSED: TENANT_REFUSED, PROCESS_DIED: "process_died"}
 """The rejections that end a message's attempts, by the name that the metric has for them."""
 
 
@@ -61,14 +55,15 @@ class NatsEvents:
         elif event == "nack":
             self._redelivery(message, "backpressure")
         elif event == "settle_failed":
-            self._redelivery(message, ACK_ERROR if fields.get("cause") is None else NAK_ERROR)
+            self._redelivery(message, "ack_error" if fields.get("cause") is None else "nak_error")
 
     def _not_acknowledged(self, message: Message, receipt: NatsReceipt, verdict: object) -> None:
         if isinstance(verdict, Requeue):
             self._redelivery(message, reason_for(verdict.error))
         elif isinstance(verdict, Reject) and verdict.rejection.reason in _EXHAUSTED:
-            reason = _EXHAUSTED[verdict.rejection.reason]
-            cause = reason if reason != EXHAUSTED else reason_for(verdict.rejection.error)
+            rejection = verdict.rejection
+            reason = _EXHAUSTED[rejection.reason]
+            cause = reason_for(rejection.error) if rejection.reason == EXHAUSTED else reason
             self._telemetry.tell(
                 "router_jetstream_maxdeliver_exhausted_total",
                 reason=reason,
@@ -108,4 +103,4 @@ def reason_for(error: BaseException | None) -> str:
 
 def source_of(reason: str) -> str:
     """Where the cause lies."""
-    return SOURCES.get(reason, HANDLER)
+    return SOURCES.get(reason, "handler")

@@ -19,7 +19,7 @@ from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.transports.nats.consumer import NatsReceipt, parse_reply
 from pump.transports.nats.headers import find
-from pump.verdict import Acknowledge, Judge, Requeue, Settles, Verdict
+from pump.verdict import Acknowledge, Judge, Requeue, Settles, Verdict, may_requeue
 
 T = TypeVar("T")
 Done = TypeVar("Done")
@@ -88,7 +88,6 @@ class _NativeAcknowledge(Acknowledge):
     send: Callable[[], Any]
 
     def settle(self, channel: Settles[Any], message: Message) -> Any:  # noqa: ANN401 - of either colour, as `send` is
-        """Carry it out."""
         return self.send()
 
 
@@ -99,7 +98,6 @@ class _NativeRequeue(Requeue):
     send: Callable[[], Any]
 
     def settle(self, channel: Settles[Any], message: Message) -> Any:  # noqa: ANN401 - of either colour, as `send` is
-        """Carry it out."""
         return self.send()
 
 
@@ -209,9 +207,12 @@ class _JetStreamMessage(Generic[T, Done]):
 
     def _nak(self, delay: float | None) -> Verdict:
         """By nats-py, unless the attempts are used up, or the server would give the message up before they are."""
-        receipt = self._receipt
-        verdict = receipt.nak_verdict = receipt.nak_verdict or self._judge.asked_again(self.message, delay)
-        if not isinstance(verdict, Requeue) or not receipt.consumer.may_nak(self.message, verdict.attempts):
+        receipt, message = self._receipt, self.message
+        consumer = receipt.consumer
+        verdict = receipt.nak_verdict = receipt.nak_verdict or self._judge.asked_again(message, delay)
+        if not isinstance(verdict, Requeue) or not may_requeue(
+            message, consumer.broker_limit, consumer.max_attempts, verdict.attempts
+        ):
             return verdict
         send = partial(self._release_after, lambda raw: raw.nak() if delay is None else raw.nak(delay=delay))
         return _NativeRequeue(verdict.delay, verdict.attempts, send=send)

@@ -165,8 +165,11 @@ class NatsProducer:
             if final is not None or tries >= self._retries.max_retries or self._closing.is_set():
                 raise self._given_up(failed, final, tries, sent=sent)
             delay = self._retries.delay(tries, self._chance())
-            for each in failed:
-                self._tell_retry(each, tries, delay)
+            for message, _, kind, *_ in failed:
+                subject, again = message.subject, tries + 1
+                log.warning("posting to %s failed (%s); try %d follows in %.3f s", subject, kind, again, delay)
+                fields = {"subject": subject, "error_kind": kind, "retry": tries, "delay": delay}
+                self._tell("router_assignment_retry_total", message, **fields)
             messages = [each.message for each in failed]
             await self._clock.wait_async(self._closing, delay)
 
@@ -238,9 +241,8 @@ class NatsProducer:
 
     async def _connected(self) -> NatsConnection:
         async with self._opening:
-            if self._connection is not None and (
-                self._connection.closed or self._connection.lost_seconds > GIVE_UP_SECONDS
-            ):
+            connection = self._connection
+            if connection is not None and (connection.closed or connection.lost_seconds > GIVE_UP_SECONDS):
                 await self._disconnect()
             if self._closing.is_set():
                 raise TransportError("the producer is closed")
@@ -278,12 +280,6 @@ class NatsProducer:
 
     def _tell(self, event: str, message: OutgoingMessage, **fields: object) -> None:
         self._telemetry.tell(event, **fields, exemplar=correlation_ids(message.headers))
-
-    def _tell_retry(self, failure: PublishFailure, tries: int, delay: float) -> None:
-        message, kind = failure.message, failure.kind
-        subject = message.subject
-        log.warning("posting to %s failed (%s); try %d follows in %.3f s", subject, kind, tries + 1, delay)
-        self._tell("router_assignment_retry_total", message, subject=subject, error_kind=kind, retry=tries, delay=delay)
 
     def _given_up(
         self, failed: Sequence[PublishFailure], final: PublishFailure | None, tries: int, *, sent: bool | None

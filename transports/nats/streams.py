@@ -169,7 +169,16 @@ class StreamSetup:
 
     async def _stream_of(self, spec: DurableSpec) -> str:
         if spec.stream and not spec.subject:
-            return await self._existing(spec)
+            try:
+                await self._js.stream_info(spec.stream)
+            except nats.js.errors.NotFoundError:
+                raise SetupError(
+                    f"there is no stream {spec.stream!r} at {self._connection.address}, so its consumer {spec.name!r} "
+                    "is missing too"
+                ) from None
+            except ValueError as error:
+                raise ConfigurationError(f"{spec.stream!r} cannot be the name of a stream: {error}") from None
+            return spec.stream
         why = f", so there is no consumer {spec.name!r} (channel {spec.destinations.channel})"
         found = await self._streams_for(spec.subject, spec.missing, why)
         if len(found) > 1:
@@ -178,18 +187,6 @@ class StreamSetup:
                 "only one of them: NatsSubscription(stream=…, consumer=…) says which"
             )
         return found[0]
-
-    async def _existing(self, spec: DurableSpec) -> str:
-        try:
-            await self._js.stream_info(spec.stream)
-        except nats.js.errors.NotFoundError:
-            raise SetupError(
-                f"there is no stream {spec.stream!r} at {self._connection.address}, so its consumer {spec.name!r} is "
-                "missing too"
-            ) from None
-        except ValueError as error:
-            raise ConfigurationError(f"{spec.stream!r} cannot be the name of a stream: {error}") from None
-        return spec.stream
 
     async def _streams_taking(self, subject: str) -> list[str]:
         answer = await self._connection.request("STREAM.NAMES", {"subject": subject})
@@ -297,15 +294,12 @@ class StreamSetup:
                 )
             why = f", the dead letters of channel {channel}"
             for name in await self._streams_for(subject, missing, why, own=True):
-                await self._check_kept(name, subject, channel)
-
-    async def _check_kept(self, stream: str, subject: str, channel: str) -> None:
-        info = await self._js.stream_info(stream)
-        if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
-            raise SetupError(
-                f"the stream {stream!r} takes {subject!r}, the dead letters of channel {channel}, and would drop "
-                "them: it keeps a message only while a consumer waits for it, and it has no consumer"
-            )
+                info = await self._js.stream_info(name)
+                if info.config.retention == api.RetentionPolicy.INTEREST and not info.state.consumer_count:
+                    raise SetupError(
+                        f"the stream {name!r} takes {subject!r}{why}, and would drop them: it keeps a message only "
+                        "while a consumer waits for it, and it has no consumer"
+                    )
 
 
 def _raise_not_created(what: str, error: nats.js.errors.APIError) -> NoReturn:

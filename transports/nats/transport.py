@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from ssl import SSLContext
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from nats.aio.client import Client
 from nats.js import api
@@ -12,13 +12,13 @@ from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
-from pump.transport_kit.settings import at_least, finite_seconds
+from pump.transport_kit.settings import Options, at_least, finite_seconds, read_url
+from pump.transport_kit.tls import only_with_tls, tls_context
 from pump.transports.nats.connection import NatsConnection, ServerAddress
 from pump.transports.nats.consumer import NatsConsumer
 from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.events import NatsEvents
 from pump.transports.nats.producer import NatsProducer, PublishRetries
-from pump.transports.nats.settings import url_options
 from pump.transports.nats.streams import StreamSetup
 from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
@@ -27,6 +27,21 @@ MAX_PAYLOAD: Final = 2**20
 HEADER_ROOM: Final = 48 * 2**10
 PROVENANCE_ROOM: Final = 16 * 2**10
 """For what a dead letter has beyond its message, and for the pump's own headers."""
+PORT: Final = 4222
+ENCRYPTED: Final = "tls+nats"
+FILES: Final = ("tls_ca", "tls_cert", "tls_key")
+OPTIONS: Final[Options] = {
+    "name": str,
+    "stream": str,
+    "domain": str,
+    "credentials": str,
+    "replicas": int,
+    "max_payload": int,
+    "max_retries": int,
+    "retry_base_ms": float,
+    "publish_timeout": float,
+    **dict.fromkeys(FILES, str),
+}
 
 
 class NatsTransport:
@@ -158,3 +173,25 @@ class NatsTransport:
             retries=self._retries,
             telemetry=telemetry,
         )
+
+
+def url_options(url: str) -> dict[str, Any]:
+    """The options in `nats://user:password@host:port,host:port/?name=…` or `tls+nats://…`; a lone user is a token."""
+    read = read_url(url, "nats://user:password@host:port,host:port/?option=value", OPTIONS, schemes=("nats", ENCRYPTED))
+    if read.path:
+        raise read.error("it has a path; streams and consumers are named by subscriptions")
+    options = dict(read.options)
+    ca_file, cert_file, key_file = (options.pop(name, None) for name in FILES)
+    if read.scheme == ENCRYPTED:
+        options["tls"] = tls_context("NATS", ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+    else:
+        only_with_tls("NATS", ENCRYPTED, dict(zip(FILES, (ca_file, cert_file, key_file), strict=True)))
+    if read.password is not None:
+        options.update(user=read.user, password=read.password)
+    elif read.user is not None:
+        options["token"] = read.user
+    hosts = read.hosts() or [("127.0.0.1", PORT)]
+    options["servers"] = [
+        f"nats://{f'[{host}]' if host and ':' in host else host}:{port or PORT}" for host, port in hosts
+    ]
+    return options

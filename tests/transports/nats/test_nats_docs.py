@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from brokers.nats import Nats
-from pump.transports.nats.settings import OPTIONS
+from pump.transports.nats.transport import OPTIONS
 from support.nats_wire import ACK, Wire
 from support.tree import ROOT
 from support.waiting import eventually

@@ -8,7 +8,7 @@ import pytest
 from pump.errors import ConfigurationError
 from pump.transport_kit.protocol import transport_from
 from pump.transports.nats import NatsTransport
-from pump.transports.nats.settings import url_options
+from pump.transports.nats.transport import url_options
 
 
 @pytest.mark.parametrize(
