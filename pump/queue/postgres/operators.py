@@ -24,7 +24,7 @@ def configure_queue(
     if options.encryption and work.sealing is None:
         raise BadRequest(NO_KEY)
     with work.together():
-        make_queue(work, name)
+        work.rows(MAKE_QUEUE, name, work.offset)
         row = work.row("select id, ordered from message_pump.queue where name = %s::text for no key update", name)
         if row is None:
             raise Conflict(f"queue {name!r} was deleted meanwhile")
@@ -37,12 +37,6 @@ def configure_queue(
     work.changed.add(name)
 
 
-def make_queue(work: PostgresWork, name: str) -> None:
-    """Create the queue, unless there is one; its namespace and task are the parts of its name."""
-    namespace, _, task = name.partition(".")
-    work.execute(MAKE_QUEUE, name, namespace, task, work.offset)
-
-
 def options_of(work: PostgresWork, name: str) -> QueueOptions | None:
     """The options of a queue."""
     row = work.row(OPTIONS, name)
@@ -52,7 +46,7 @@ def options_of(work: PostgresWork, name: str) -> QueueOptions | None:
 def subscribe_group(work: PostgresWork, name: str, group: str, start: float | str) -> None:
     """Create the group; one that exists keeps its progress."""
     with work.together():
-        make_queue(work, name)
+        work.rows(MAKE_QUEUE, name, work.offset)
         work.rows(SUBSCRIBE, group, *start_values(start), work.offset, name)
     work.changed.add(name)
 
@@ -149,10 +143,7 @@ def maintain_queues(work: PostgresWork) -> float:
 
 
 FIELDS: Final = [field.name for field in fields(QueueOptions)]
-MAKE_QUEUE: Final = (
-    "insert into message_pump.queue (name, namespace, task, created_at)"
-    " values (%s::text, %s::text, %s::text, message_pump.now_at(%s::float8)) on conflict (name) do nothing"
-)
+MAKE_QUEUE: Final = "select message_pump.make_queues(array[%s::text], message_pump.now_at(%s::float8))"
 SET_OPTIONS: Final = (
     f"update message_pump.queue set {', '.join(f'{name} = %s' for name in FIELDS)},"  # noqa: S608 - of constants
     " namespace = coalesce(%s::text, namespace), task = coalesce(%s::text, task) where id = %s"

@@ -119,8 +119,6 @@ class PostgresWork(Work):
         given = self.rows(
             PLACES,
             [queue for queue, _ in missing],
-            [queue.partition(".")[0] for queue, _ in missing],
-            [queue.partition(".")[2] for queue, _ in missing],
             [name for _, name in missing],
             MOST_PARTITIONS,
             self.offset,
@@ -145,11 +143,9 @@ class PostgresWork(Work):
         return group
 
     def _find_group(self, request: PopRequest) -> GroupKey:
-        queue, start = request.queue, request.subscribe_from
-        namespace, _, task = queue.partition(".")
-        values = (queue, namespace, task, request.group, request.ordered, *start_values(start), request.create_group)
+        queue, start = request.queue, start_values(request.subscribe_from)
         try:
-            row = self.row(ENTER, *values, self.offset)
+            row = self.row(ENTER, queue, request.group, request.ordered, *start, request.create_group, self.offset)
         except psycopg.Error as error:
             if error.sqlstate == OTHER_MODE:
                 raise Conflict(f"queue {queue!r} is {'not ordered' if request.ordered else 'ordered'}") from None
@@ -166,10 +162,7 @@ def start_values(start: float | str) -> tuple[str, float | None]:
     return (start, None) if isinstance(start, str) else ("timestamp", float(start))
 
 
-PLACES: Final = (
-    "select * from message_pump.places(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer, %s::float8)"
-)
+PLACES: Final = "select * from message_pump.places(%s::text[], %s::text[], %s::integer, %s::float8)"
 ENTER: Final = (
-    "select * from message_pump.enter(%s::text, %s::text, %s::text, %s::text, %s::boolean, %s::text, %s::float8,"
-    " %s::boolean, %s::float8)"
+    "select * from message_pump.enter(%s::text, %s::text, %s::boolean, %s::text, %s::float8, %s::boolean, %s::float8)"
 )

@@ -4,20 +4,25 @@
 create function message_pump.now_at(_offset double precision) returns timestamptz
 language sql as $$ select clock_timestamp() + make_interval(secs => _offset) $$;
 
+-- Create the queues that are missing; the namespace and the task of each are the parts of its name.
+create function message_pump.make_queues(_names text[], _now timestamptz) returns void language sql as $$
+    insert into message_pump.queue (name, namespace, task, created_at)
+        select distinct a.q, split_part(a.q, '.', 1), substr(a.q, strpos(a.q || '.', '.') + 1), _now
+        from unnest(_names) a (q)
+        where not exists (select 1 from message_pump.queue q where q.name = a.q)
+        order by a.q
+        on conflict (name) do nothing;
+$$;
+
 -- The ids of the named partitions; missing ones are created, unless their queue has too many already.
 create function message_pump.places(
-    _queues text[], _namespaces text[], _tasks text[], _partitions text[], _most integer, _offset double precision
+    _queues text[], _partitions text[], _most integer, _offset double precision
 ) returns table (part_id bigint, part_uid text, of_queue bigint, sealed boolean) language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
     _found integer;
 begin
-    insert into message_pump.queue (name, namespace, task, created_at)
-        select distinct on (a.q) a.q, a.n, a.t, _now
-        from unnest(_queues, _namespaces, _tasks) a (q, n, t)
-        where not exists (select 1 from message_pump.queue q where q.name = a.q)
-        order by a.q
-        on conflict (name) do nothing;
+    perform message_pump.make_queues(_queues, _now);
     if exists (
         select 1 from unnest(_queues, _partitions) a (q, p)
         cross join lateral (select q.id from message_pump.queue q where q.name = a.q limit 1) q

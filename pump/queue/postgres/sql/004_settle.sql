@@ -132,7 +132,10 @@ begin
     with item as materialized (
         select a.o::integer o, a.w, m.seq, d.tid, d.lease_id = _held[a.w] of_lease,
             case
-                when m.seq is null then 3
+                when m.seq is null then coalesce((
+                    select 2 from message_pump.scheduled s -- nobody has it leased
+                    where s.part_id = _ids[a.w] and s.transaction_id = a.t limit 1
+                ), 3)
                 when d.tid is null then case
                     when m.seq <= _claims[a.w] and x.dead is null then 1 else 2 end
                 when d.lease_id is null then 2
@@ -181,14 +184,6 @@ begin
                 from unnest(codes, _which) with ordinality a (c, w, o) order by a.o
             );
         end if;
-    end if;
-    if 3 = any (codes) then -- a scheduled message exists, but nobody has it leased
-        codes := array(
-            select case when a.c = 3 and exists (
-                select 1 from message_pump.scheduled s where s.part_id = _ids[a.w] and s.transaction_id = a.t
-            ) then 2 else a.c end
-            from unnest(codes, _which, _transactions) with ordinality a (c, w, t, o) order by a.o
-        );
     end if;
     return next;
 end $$;
@@ -242,19 +237,10 @@ begin
     for _i in 1 .. cardinality(_which) loop
         _w := _which[_i];
         continue when _ids[_w] is null;
-        select m.seq into _m from message_pump.message m
-            where m.part_id = _ids[_w] and m.transaction_id = _transactions[_i];
-        if not found then
-            if exists (
-                select 1 from message_pump.scheduled s
-                where s.part_id = _ids[_w] and s.transaction_id = _transactions[_i]
-            ) then
-                codes[_i] := 2;
-            end if;
-            continue;
-        end if;
+        select * into _m from message_pump.place_of(_ids[_w], _transactions[_i]);
+        continue when _m.id is null;
         codes[_i] := 2;
-        continue when _groups[_w] is null;
+        continue when _m.seq is null or _groups[_w] is null;
         select q.* into _q from message_pump.queue q where q.name = queues[_w];
         select s.lease_id, s.lease_until, s.claimed into _s from message_pump.progress s
             where s.group_id = _groups[_w] and s.part_id = _ids[_w];
@@ -286,14 +272,14 @@ begin
             when _count + _d.crashes > _limit then 5
             else 4 end;
         if _code in (0, 5) then
-            if _statuses[_i] = 'failed' then
-                update message_pump.delivery d set retries = _count
-                    where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
-            end if;
             if _code = 0 then
                 delete from message_pump.delivery d
                     where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
             else
+                if _statuses[_i] = 'failed' then
+                    update message_pump.delivery d set retries = _count
+                        where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
+                end if;
                 perform message_pump.bury(
                     _groups[_w], _ids[_w], _m.seq,
                     coalesce(
@@ -342,7 +328,6 @@ returns setof double precision language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
     _group bigint;
-    _time double precision;
     _ordered boolean;
     _until timestamptz;
 begin
@@ -351,13 +336,13 @@ begin
         select d.group_id into _group from message_pump.delivery d
             where d.lease_id = _lease and d.visible_at is not null limit 1;
     end if;
-    select q.ordered, coalesce(_seconds, q.lease_time) into _ordered, _time
+    select q.ordered, _now + make_interval(secs => least(coalesce(_seconds, q.lease_time), 604800))
+        into _ordered, _until
         from (select g.queue_id from message_pump.consumer_group g where g.id = _group limit 1) g
         cross join lateral (select * from message_pump.queue q where q.id = g.queue_id limit 1) q;
     if not found then
         return;
     end if;
-    _until := _now + make_interval(secs => least(_time, 604800));
     if _ordered then
         -- Locked by a separate statement: the next one then sees what others did to the rows meanwhile.
         perform 1 from message_pump.progress s where s.lease_id = _lease order by s.part_id for no key update;

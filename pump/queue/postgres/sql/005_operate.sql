@@ -83,15 +83,14 @@ end $$;
 -- The queue and the group, created if they are missing and `_create` is set; the first consumer decides the mode.
 -- 'MP002': the queue has the other mode.
 create function message_pump.enter(
-    _queue text, _namespace text, _task text, _group text, _ordered boolean, _subscription text,
-    _since double precision, _create boolean, _offset double precision
+    _queue text, _group text, _ordered boolean, _subscription text, _since double precision, _create boolean,
+    _offset double precision
 ) returns table (queue_id bigint, group_id bigint, ordered boolean) language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
 begin
     if _create then
-        insert into message_pump.queue (name, namespace, task, ordered, created_at)
-            values (_queue, _namespace, _task, _ordered, _now) on conflict (name) do nothing;
+        perform message_pump.make_queues(array[_queue], _now);
     end if;
     select q.id, q.ordered into queue_id, ordered from message_pump.queue q where q.name = _queue;
     if not found then
@@ -248,9 +247,6 @@ begin
     loop
         perform message_pump.move(_s.group_id, _part, _last, _now);
     end loop;
-    delete from message_pump.trace_name n using message_pump.trace t
-        where n.trace_ordinal = t.ordinal
-            and t.partition_uid = (select p.uid from message_pump.partition p where p.id = _part);
     delete from message_pump.trace t
         where t.partition_uid = (select p.uid from message_pump.partition p where p.id = _part);
     delete from message_pump.message m where m.part_id = _part;

@@ -65,21 +65,9 @@ begin
     update message_pump.dead x set seq = null where x.part_id = _p.id and x.seq = _seq;
     delete from message_pump.passed x where x.message_id = _id;
     perform message_pump.vacate(_p.id, array[_seq]);
-    perform message_pump.forget_traces(_uid, array[_transaction]);
+    delete from message_pump.trace t where t.partition_uid = _uid and t.transaction_id = _transaction;
     delete from message_pump.message m where m.part_id = _p.id and m.seq = _seq;
     return true;
-end $$;
-
-create function message_pump.forget_traces(_uid uuid, _transactions text[]) returns void language plpgsql as $$
-begin
-    if not exists (select 1 from message_pump.trace t where t.partition_uid = _uid limit 1) then
-        return;
-    end if;
-    with gone as (
-        delete from message_pump.trace t where t.partition_uid = _uid and t.transaction_id = any (_transactions)
-        returning t.ordinal
-    )
-    delete from message_pump.trace_name n where n.trace_ordinal in (select ordinal from gone);
 end $$;
 
 -- Make a dead message pending again in its old place, for every group that gave it up.
