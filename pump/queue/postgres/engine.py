@@ -17,24 +17,13 @@ from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, QueueUnavailable
 from pump.queue.ids import ids_for
 from pump.queue.limits import check_steps
+from pump.queue.postgres import operators
 from pump.queue.postgres.connection import Connection, checked_address, connect
 from pump.queue.postgres.dead_letters import give_up_message, list_dead_letters, redrive_letters, retry_message
 from pump.queue.postgres.errors import STALE, TRANSIENT, as_ours
 from pump.queue.postgres.infos import list_groups, list_queues
 from pump.queue.postgres.migrations import checked_schema, migrate
 from pump.queue.postgres.notifier import Notifier
-from pump.queue.postgres.operators import (
-    clear_queue,
-    configure_queue,
-    maintain_queues,
-    options_of,
-    purge,
-    remove_group,
-    remove_message,
-    remove_queue,
-    seek_group,
-    subscribe_group,
-)
 from pump.queue.postgres.pool import Pool
 from pump.queue.postgres.pop import pop_messages
 from pump.queue.postgres.push import push_messages
@@ -63,18 +52,18 @@ class PostgresOperations(PostgresWork):
     pop = pop_messages
     settle = settle_messages
     extend = extend_lease
-    configure = configure_queue
-    options = options_of
-    subscribe = subscribe_group
+    configure = operators.configure_queue
+    options = operators.options_of
+    subscribe = operators.subscribe_group
     queues = list_queues
-    delete_queue = remove_queue
-    clear = clear_queue
+    delete_queue = operators.remove_queue
+    clear = operators.clear_queue
     groups = list_groups
-    delete_group = remove_group
-    seek = seek_group
+    delete_group = operators.remove_group
+    seek = operators.seek_group
     stored = list_stored
     message = find_message
-    delete_message = remove_message
+    delete_message = operators.remove_message
     dead_letters = list_dead_letters
     redrive = redrive_letters
     retry = retry_message
@@ -82,7 +71,7 @@ class PostgresOperations(PostgresWork):
     add_trace = insert_trace
     traces = list_traces
     trace_names = list_trace_names
-    maintain = maintain_queues
+    maintain = operators.maintain_queues
 
 
 class PostgresEngine(Engine):
@@ -182,28 +171,28 @@ class PostgresEngine(Engine):
     def _write(self, act: Callable[[PostgresOperations], T]) -> T:
         """Do it, again if the database rolled it back in favour of another, then notify the listeners."""
         with our_errors():
-            for tries_left in reversed(range(TRIES)):
+            tries_left = TRIES
+            while True:
                 try:
                     with self._pool.connection() as connection:
                         work = self._work(connection)
                         result = act(work)
-                    break
                 except psycopg.Error as error:
-                    if not tries_left or not (error.sqlstate == STALE or error.sqlstate in TRANSIENT):
-                        raise
+                    tries_left -= 1
                     if error.sqlstate == STALE:
                         self._cache.clear()
-            else:
-                raise AssertionError("the last try returns or raises")
-        self._cache.learn(work)
-        self._notifier.notify(work.changed)
-        return result
+                    if not tries_left or error.sqlstate not in {STALE, *TRANSIENT}:
+                        raise
+                else:
+                    self._cache.learn(work)
+                    self._notifier.notify(work.changed)
+                    return result
 
     def _read(self, act: Callable[[PostgresOperations], T]) -> T:
         return self._write(act)
 
     def _purge(self, queue: str, group: str) -> int:
-        return self._write(lambda work: purge(work, queue, group))
+        return self._write(lambda work: operators.purge(work, queue, group))
 
     def _listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
         return self._notifier.listen(queue, on_ready)

@@ -7,6 +7,7 @@ from typing import Final
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.limits import is_storable, uuid_or_none
 from pump.queue.options import QueueOptions
+from pump.queue.postgres.connection import Row
 from pump.queue.postgres.work import PostgresWork, start_values
 from pump.queue.work import NO_KEY
 
@@ -77,8 +78,7 @@ def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
 
 def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, partition: str | None) -> int:
     """Move a group to the first message at or after a time, or to the end; its leases end."""
-    require(work, name, partition)
-    required_group(work, name, group)
+    required_group(work, name, group, partition)
     count: int = work.value(SEEK, name, group, partition, moment, work.offset)
     log.info("group %s of queue %s was moved to %s", group, name, "the end" if moment is None else moment)
     work.changed.add(name)
@@ -87,7 +87,6 @@ def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, 
 
 def purge(work: PostgresWork, name: str, group: str) -> int:
     """Complete for a group all that nobody has leased, each batch in a transaction of its own."""
-    require(work, name, None)
     queue_id, group_id = required_group(work, name, group)
     count = 0
     after = (BEGINNING, 0)
@@ -111,12 +110,13 @@ def require(work: PostgresWork, name: str, partition: str | None) -> None:
         raise NotFound(f"queue {name!r} has no partition {partition!r}")
 
 
-def required_group(work: PostgresWork, name: str, group: str) -> tuple[int, int]:
+def required_group(work: PostgresWork, name: str, group: str, partition: str | None = None) -> Row:
     """The ids of a queue and its group, or NotFound."""
+    require(work, name, partition)
     row = work.row(GROUP, name, group)
     if row is None:
         raise NotFound(f"queue {name!r} has no group {group!r}")
-    return row[0], row[1]
+    return row
 
 
 def remove_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> bool:

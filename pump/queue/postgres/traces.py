@@ -53,7 +53,8 @@ values (%s::text::uuid, %s::text, %s::text, %s::text, %s::bytea, %s::text[], mes
 returning id::text
 """
 TRACES: Final = """
-select t.id::text, t.partition_uid::text, t.transaction_id, t.group_name, t.event, t.data, date_part('epoch', t.at), t.names
+select t.id::text, t.partition_uid::text, t.transaction_id, t.group_name, t.event, t.data, date_part('epoch', t.at),
+    t.names
 from message_pump.trace t
 where (%(uid)s::text is null or t.partition_uid = %(uid)s::text::uuid)
     and (%(transaction)s::text is null or t.transaction_id = %(transaction)s::text)

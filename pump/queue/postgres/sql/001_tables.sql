@@ -52,7 +52,6 @@ create table message_pump.consumer_group (
     id bigint generated always as identity primary key,
     queue_id bigint not null,
     name text collate "C" not null,
-    epoch integer not null default 0,
     subscription text not null,
     subscribed_from timestamptz,
     created_at timestamptz not null,

@@ -51,7 +51,7 @@ begin
             ) g;
     end if;
     return query
-        select p.id, p.uid::text, q.id, q.encryption
+        select p.id, coalesce(p.uid::text, ''), q.id, q.encryption
         from unnest(_queues, _partitions) with ordinality a (q, p, o)
         cross join lateral (select * from message_pump.queue q where q.name = a.q limit 1) q
         left join lateral (

@@ -42,8 +42,10 @@ language sql immutable as $$
 $$;
 
 -- Make a dead letter of a message, which replaces its delivery if it has one; or of a scheduled message, by its id.
+-- `_crashes` are added to those of the delivery; `_retries` replace its retries.
 create function message_pump.bury(
-    _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null
+    _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null,
+    _crashes integer default 0, _retries integer default null
 ) returns void language plpgsql as $$
 declare
     _old record;
@@ -55,8 +57,8 @@ begin
         group_name, sealed, payload, producer, reason, error, retries, crashes, deliveries, created_at, moved_at
     )
         select g.id, m.part_id, m.seq, m.id, m.transaction_id, m.trace_id, p.uid, p.name, q.name, g.name, m.sealed,
-            m.payload, m.producer, _reason, coalesce(_error, _old.error, ''), coalesce(_old.retries, 0),
-            coalesce(_old.crashes, 0), coalesce(_old.deliveries, 0), m.at, _now
+            m.payload, m.producer, _reason, coalesce(_error, _old.error, ''),
+            coalesce(_retries, _old.retries, 0), coalesce(_old.crashes, 0) + _crashes, coalesce(_old.deliveries, 0), m.at, _now
         from (
             select m.part_id, m.seq, m.id, m.transaction_id, m.trace_id, m.sealed, m.payload, m.producer, m.at
             from message_pump.message m where m.part_id = _part and m.seq = _seq
@@ -259,10 +261,8 @@ begin
                     order by d.seq
                 loop
                     if _d.crashed and _d.spent > _spent then
-                        update message_pump.delivery d set crashes = d.crashes + 1
-                            where d.group_id = _group and d.part_id = _part and d.seq = _d.seq;
                         perform message_pump.bury(
-                            _group, _part, _d.seq, 'max_retries', 'the lease expired too often', _now
+                            _group, _part, _d.seq, 'max_retries', 'the lease expired too often', _now, _crashes => 1
                         );
                         _open := _open - 1;
                         continue;
@@ -393,10 +393,8 @@ begin
             ) m
         loop
             if _d.crashed and _d.spent > _spent then
-                update message_pump.delivery d set crashes = d.crashes + 1
-                    where d.group_id = _group and d.part_id = _d.part_id and d.seq = _d.seq;
                 perform message_pump.bury(
-                    _group, _d.part_id, _d.seq, 'max_retries', 'the lease expired too often', _now
+                    _group, _d.part_id, _d.seq, 'max_retries', 'the lease expired too often', _now, _crashes => 1
                 );
                 _any := true;
                 continue;

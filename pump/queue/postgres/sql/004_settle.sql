@@ -276,16 +276,12 @@ begin
                 delete from message_pump.delivery d
                     where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
             else
-                if _statuses[_i] = 'failed' then
-                    update message_pump.delivery d set retries = _count
-                        where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
-                end if;
                 perform message_pump.bury(
                     _groups[_w], _ids[_w], _m.seq,
                     coalesce(
                         nullif(_reasons[_i], ''), case when _statuses[_i] = 'dlq' then 'dlq' else 'max_retries' end
                     ),
-                    _errors[_i], _now
+                    _errors[_i], _now, _retries => case when _statuses[_i] = 'failed' then _count end
                 );
             end if;
             if _q.ordered and message_pump.count_off(

@@ -117,8 +117,6 @@ create function message_pump.subscribe(
 ) returns bigint language plpgsql as $$
 declare
     _id bigint;
-    _p record;
-    _claimed bigint;
 begin
     -- Creating a partition waits for the queue's row, so that no pair of group and partition is missed.
     perform 1 from message_pump.queue q where q.id = _queue for no key update;
@@ -130,19 +128,16 @@ begin
         values (_queue, _group, _subscription, to_timestamp(_since), _now) returning id into _id;
     -- A push or removal in progress has to come before or after this.
     perform 1 from message_pump.partition p where p.queue_id = _queue order by p.id for no key update;
-    for _p in
-        select p.id, p.first_seq, p.last_seq from message_pump.partition p where p.queue_id = _queue order by p.id
-    loop
-        _claimed := case _subscription
-            when 'new' then _p.last_seq
-            when 'all' then _p.first_seq - 1
-            else message_pump.last_before(_p.id, to_timestamp(_since)) end;
-        -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
-        insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)
-            values (
-                _id, _p.id, _claimed, _claimed + 1, _claimed - message_pump.removed_up_to(_p.id, _claimed), _now
-            );
-    end loop;
+    -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
+    insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)
+        select _id, p.id, c.seq, c.seq + 1, c.seq - message_pump.removed_up_to(p.id, c.seq), _now
+        from message_pump.partition p
+        cross join lateral (select case _subscription
+            when 'new' then p.last_seq
+            when 'all' then p.first_seq - 1
+            else message_pump.last_before(p.id, to_timestamp(_since)) end seq offset 0
+        ) c
+        where p.queue_id = _queue order by p.id;
     return _id;
 end $$;
 
@@ -214,8 +209,6 @@ begin
             else message_pump.last_before(_p.id, to_timestamp(_to)) end, _now);
         _moved := _moved + 1;
     end loop;
-    update message_pump.consumer_group g set epoch = g.epoch + 1
-        where g.name = _group and g.queue_id = (select q.id from message_pump.queue q where q.name = _queue);
     return _moved;
 end $$;
 
