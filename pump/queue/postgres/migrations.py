@@ -12,7 +12,6 @@ from pump.errors import ConfigurationError, SetupError
 from pump.queue.postgres.connection import Connection, execute, rows
 
 SCHEMA: Final = re.compile("[a-z_][a-z0-9_]{0,47}")
-IN_FILES: Final = "message_pump."
 
 
 def checked_schema(name: str) -> str:
@@ -24,7 +23,7 @@ def checked_schema(name: str) -> str:
 
 def in_schema(schema: str, statement: str) -> bytes:
     """The statement with this schema in place of `message_pump`."""
-    return statement.replace(IN_FILES, f'"{schema}".').replace("'message_pump'", f"'{schema}'").encode()
+    return statement.replace("message_pump.", f'"{schema}".').replace("'message_pump'", f"'{schema}'").encode()
 
 
 def migrations() -> list[str]:

@@ -7,7 +7,6 @@ from typing import Final
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.limits import is_storable, uuid_or_none
 from pump.queue.options import QueueOptions
-from pump.queue.postgres.connection import Row
 from pump.queue.postgres.work import PostgresWork, start_values
 from pump.queue.work import NO_KEY
 
@@ -70,7 +69,7 @@ def remove_group(work: PostgresWork, name: str, queue: str | None) -> bool:
 
 def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
     """Remove every message of a queue or of one partition."""
-    require(work, name, partition)
+    required(work, name, None, partition)
     count: int = sum(gone for (gone,) in work.rows(CLEAR, work.offset, name, partition))
     log.info("queue %s, partition %s: %d messages were removed", name, partition or "any", count)
     return count
@@ -78,8 +77,7 @@ def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
 
 def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, partition: str | None) -> int:
     """Move a group to the first message at or after a time, or to the end; its leases end."""
-    required_group(work, name, group, partition)
-    count: int = work.value(SEEK, name, group, partition, moment, work.offset)
+    count: int = work.value(SEEK, *required(work, name, group, partition), partition, moment, work.offset)
     log.info("group %s of queue %s was moved to %s", group, name, "the end" if moment is None else moment)
     work.changed.add(name)
     return count
@@ -87,7 +85,7 @@ def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, 
 
 def purge(work: PostgresWork, name: str, group: str) -> int:
     """Complete for a group all that nobody has leased, each batch in a transaction of its own."""
-    queue_id, group_id = required_group(work, name, group)
+    queue_id, group_id = required(work, name, group, None)
     count = 0
     after = (BEGINNING, 0)
     while found := work.row(PURGE_SCHEDULED, queue_id, group_id, *after, AT_ONCE):
@@ -102,21 +100,16 @@ def purge(work: PostgresWork, name: str, group: str) -> int:
     return count
 
 
-def require(work: PostgresWork, name: str, partition: str | None) -> None:
-    """NotFound unless the queue, and the partition if one is named, exist."""
-    if work.row("select 1 from message_pump.queue where name = %s::text", name) is None:
-        raise NotFound(f"there is no queue {name!r}")
-    if partition is not None and work.row(PARTITION, name, partition) is None:
-        raise NotFound(f"queue {name!r} has no partition {partition!r}")
-
-
-def required_group(work: PostgresWork, name: str, group: str, partition: str | None = None) -> Row:
-    """The ids of a queue and its group, or NotFound."""
-    require(work, name, partition)
-    row = work.row(GROUP, name, group)
+def required(work: PostgresWork, name: str, group: str | None, partition: str | None) -> tuple[int, int]:
+    """The ids of a queue and a group; NotFound unless what is named exists."""
+    row = work.row(REQUIRED, group, partition, name)
     if row is None:
+        raise NotFound(f"there is no queue {name!r}")
+    if partition is not None and row[2] is None:
+        raise NotFound(f"queue {name!r} has no partition {partition!r}")
+    if group is not None and row[1] is None:
         raise NotFound(f"queue {name!r} has no group {group!r}")
-    return row
+    return row[0], row[1]
 
 
 def remove_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> bool:
@@ -175,7 +168,7 @@ CLEAR: Final = (
     " join message_pump.partition p on p.queue_id = q.id where q.name = %s::text"
     " and p.name = coalesce(%s::text, p.name) order by p.id offset 0) x"
 )
-SEEK: Final = "select message_pump.seek(%s::text, %s::text, %s::text, %s::float8, %s::float8)"
+SEEK: Final = "select message_pump.seek(%s::bigint, %s::bigint, %s::text, %s::float8, %s::float8)"
 BEGINNING: Final = "-infinity"
 PURGE_SCHEDULED: Final = (
     "select x.done, x.due::text, x.place from message_pump.purge_scheduled("
@@ -186,13 +179,10 @@ PARTITIONS: Final = (
     "select p.id from message_pump.queue q join message_pump.partition p on p.queue_id = q.id"
     " where q.name = %s::text order by p.id"
 )
-GROUP: Final = (
-    "select q.id, g.id from message_pump.queue q join message_pump.consumer_group g on g.queue_id = q.id"
-    " where q.name = %s::text and g.name = %s::text"
-)
-PARTITION: Final = (
-    "select 1 from message_pump.queue q join message_pump.partition p on p.queue_id = q.id"
-    " where q.name = %s::text and p.name = %s::text"
+REQUIRED: Final = (
+    "select q.id, g.id, p.id from message_pump.queue q"
+    " left join message_pump.consumer_group g on g.queue_id = q.id and g.name = %s::text"
+    " left join message_pump.partition p on p.queue_id = q.id and p.name = %s::text where q.name = %s::text"
 )
 DELETE_MESSAGE: Final = "select message_pump.delete_message(%s::text::uuid, %s::text, %s::float8)"
 DUE_QUEUES: Final = (

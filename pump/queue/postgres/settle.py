@@ -88,22 +88,31 @@ def carried_out(
 ) -> Iterator[SettleOutcome]:
     """What became of each settlement of one statement."""
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
-    head = (
+    values: list[object] = [
         items[0].group,
         list(numbers),
         [numbers[item.partition_id] for item in items],
         [item.transaction_id for item in items],
         lease_ids(items),
-    )
-    tail = ([lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset)
-    row = work.row(COMPLETE, *head, *tail) if completes else work.row(SETTLE, *head, *columns(items), *tail)
-    codes, queues, names = row or ([], [], [])
+    ]
+    if not completes:
+        values += [
+            [item.status.value for item in items],
+            [None if item.delay is None else float(item.delay) for item in items],
+            [checked_text(item.error) for item in items],
+            [checked_text(item.reason) for item in items],
+            [item.retries for item in items],
+        ]
+    values += [[lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset]
+    ((codes, queues, names),) = work.rows(COMPLETE if completes else SETTLE, *values)
     known: dict[tuple[int, int], SettleOutcome] = {}  # most of a call are alike
     for item, code in zip(items, codes, strict=True):
         place = numbers[item.partition_id] - 1
         outcome = known.get((code, place))
         if outcome is None:
-            outcome = known[code, place] = outcome_of(code, queues[place], names[place])
+            message = MESSAGES[code % LEASE_ENDED]
+            outcome = SettleOutcome(message, code >= LEASE_ENDED, queues[place], names[place])
+            outcome = known[code, place] = NOWHERE if message == NOT_FOUND else outcome
             if outcome.queue and (outcome.lease_ended or outcome.message in {FAILED_RETRY, RELEASED}):
                 work.changed.add(outcome.queue)
         yield outcome
@@ -117,23 +126,6 @@ def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
 
 
 NO_SUCH_LEASE: Final = "00000000-0000-0000-0000-000000000000"
-
-
-def columns(items: Sequence[Settlement]) -> tuple[object, ...]:
-    """The parameters that only `settle` has."""
-    return (
-        [item.status.value for item in items],
-        [None if item.delay is None else float(item.delay) for item in items],
-        [checked_text(item.error) for item in items],
-        [checked_text(item.reason) for item in items],
-        [item.retries for item in items],
-    )
-
-
-def outcome_of(code: int, queue: str | None, partition: str | None) -> SettleOutcome:
-    """The same for one settlement."""
-    message = MESSAGES[code % LEASE_ENDED]
-    return NOWHERE if message == NOT_FOUND else SettleOutcome(message, code >= LEASE_ENDED, queue, partition)
 
 
 def result(each: Settlement, outcome: SettleOutcome, *, benign: bool, released: bool) -> Settled:

@@ -70,10 +70,11 @@ begin
     end if;
 end $$;
 
--- How many places of a partition after a sequence are empty.
-create function message_pump.removed_beyond(_part bigint, _seq bigint) returns bigint language sql stable as $$
-    select coalesce(sum(r.last - greatest(r.seq - 1, _seq)), 0)::bigint
-    from message_pump.removed r where r.part_id = _part and r.last > _seq
+-- How many places of a partition are empty, after one sequence and up to another.
+create function message_pump.empty_places(_part bigint, _after bigint, _last bigint) returns bigint
+language sql stable as $$
+    select coalesce(sum(least(r.last, _last) - greatest(r.seq - 1, _after)), 0)::bigint
+    from message_pump.removed r where r.part_id = _part and r.last > _after and r.seq <= _last
 $$;
 
 -- How many messages after its claim a group has settled ahead.
@@ -88,7 +89,7 @@ create function message_pump.size_of(_queue bigint) returns bigint language sql 
         (
             select max(x.n) from message_pump.consumer_group g cross join lateral (
                 select sum(
-                    p.last_seq - s.claimed - message_pump.removed_beyond(p.id, s.claimed)
+                    p.last_seq - s.claimed - message_pump.empty_places(p.id, s.claimed, p.last_seq)
                     - message_pump.passed_beyond(g.id, p.id, s.claimed) + d.n
                 ) n
                 from message_pump.partition p
@@ -103,7 +104,7 @@ create function message_pump.size_of(_queue bigint) returns bigint language sql 
             ) x where g.queue_id = _queue
         ),
         (
-            select sum(p.last_seq - p.first_seq + 1 - message_pump.removed_beyond(p.id, p.first_seq - 1))
+            select sum(p.last_seq - p.first_seq + 1 - message_pump.empty_places(p.id, p.first_seq - 1, p.last_seq))
             from message_pump.partition p where p.queue_id = _queue
         ),
         0

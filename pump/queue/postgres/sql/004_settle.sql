@@ -26,7 +26,7 @@ end $$;
 -- Subtract settled deliveries from the counts of an ordered partition's lease; `_tid` is the group's row there, null if
 -- the caller does not know it. Returns whether that ended the lease.
 create function message_pump.count_off(
-    _group bigint, _part bigint, _tid tid, _rows integer, _of_lease integer, _now timestamptz
+    _group bigint, _part bigint, _of_lease integer, _now timestamptz, _rows integer default 1, _tid tid default null
 ) returns boolean language plpgsql as $$
 declare
     _open integer;
@@ -51,6 +51,19 @@ begin
     end if;
     return true;
 end $$;
+
+-- Partitions by their uids, in the order of locking; `o` is the index of each, `gid` the group of that name, if any.
+create function message_pump.found(_parts uuid[], _group text)
+returns table (o integer, id bigint, name text, queue text, ordered boolean, gid bigint) language sql stable as $$
+    select a.o::integer, p.id, p.name, q.name, q.ordered, g.id
+    from unnest(_parts) with ordinality a (u, o)
+    cross join lateral (select * from message_pump.partition p where p.uid = a.u limit 1) p
+    cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
+    left join lateral (
+        select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
+    ) g on true
+    order by p.id
+$$;
 
 -- Complete messages, no two of them the same. `_which` is the index in `_parts` of each message's partition. For a null
 -- lease id, one of `_leases` is enough, or, if the caller is lenient, that the message is leased at all.
@@ -79,16 +92,7 @@ declare
 begin
     queues := array_fill(null::text, array[cardinality(_parts)]);
     names := queues;
-    for _p in
-        select a.o::integer o, p.id, p.name, q.name queue, q.ordered, g.id gid
-        from unnest(_parts) with ordinality a (u, o)
-        cross join lateral (select * from message_pump.partition p where p.uid = a.u limit 1) p
-        cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
-        left join lateral (
-            select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
-        ) g on true
-        order by p.id
-    loop
+    for _p in select * from message_pump.found(_parts, _group) loop
         _ids[_p.o] := _p.id;
         _groups[_p.o] := _p.gid;
         _ordered[_p.o] := _p.ordered;
@@ -174,7 +178,7 @@ begin
         loop
             if _ordered[_off.w] then
                 _over[_off.w] := message_pump.count_off(
-                    _groups[_off.w], _ids[_off.w], _rows[_off.w], _off.n, _off.f, _now
+                    _groups[_off.w], _ids[_off.w], _off.f, _now, _off.n, _rows[_off.w]
                 );
             end if;
         end loop;
@@ -216,16 +220,7 @@ begin
     codes := array_fill(3, array[cardinality(_which)]);
     queues := array_fill(null::text, array[cardinality(_parts)]);
     names := queues;
-    for _p in
-        select a.o::integer o, p.id, p.name, q.name queue, q.ordered, g.id gid
-        from unnest(_parts) with ordinality a (u, o)
-        cross join lateral (select * from message_pump.partition p where p.uid = a.u limit 1) p
-        cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
-        left join lateral (
-            select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
-        ) g on true
-        order by p.id
-    loop
+    for _p in select * from message_pump.found(_parts, _group) loop
         _ids[_p.o] := _p.id;
         _groups[_p.o] := _p.gid;
         queues[_p.o] := _p.queue;
@@ -285,8 +280,7 @@ begin
                 );
             end if;
             if _q.ordered and message_pump.count_off(
-                _groups[_w], _ids[_w], null, 1,
-                (not _ended[_w] and coalesce(_s.lease_id = _d.lease_id, false))::integer, _now
+                _groups[_w], _ids[_w], (not _ended[_w] and coalesce(_s.lease_id = _d.lease_id, false))::integer, _now
             ) then
                 _code := _code + 16;
             end if;

@@ -20,12 +20,6 @@ begin
     return _low;
 end $$;
 
--- How many places of a partition up to a sequence are empty.
-create function message_pump.removed_up_to(_part bigint, _seq bigint) returns bigint language sql stable as $$
-    select coalesce(sum(least(r.last, _seq) - r.seq + 1), 0)::bigint
-    from message_pump.removed r where r.part_id = _part and r.seq <= _seq
-$$;
-
 -- Record that places are empty now; ranges that touch become one.
 create function message_pump.vacate(_part bigint, _places bigint[]) returns void language plpgsql as $$
 declare
@@ -59,7 +53,7 @@ create function message_pump.completed(_group bigint, _part bigint) returns bigi
         - (select count(*) from message_pump.delivery d where d.group_id = _group and d.part_id = _part)
         - (select count(*) from message_pump.dead x
             where x.part_id = _part and x.group_id = _group and x.seq is not null and x.seq <= s.claimed)
-        - message_pump.removed_up_to(_part, s.claimed)
+        - message_pump.empty_places(_part, 0, s.claimed)
     from message_pump.progress s where s.group_id = _group and s.part_id = _part
 $$;
 
@@ -130,7 +124,7 @@ begin
     perform 1 from message_pump.partition p where p.queue_id = _queue order by p.id for no key update;
     -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
     insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)
-        select _id, p.id, c.seq, c.seq + 1, c.seq - message_pump.removed_up_to(p.id, c.seq), _now
+        select _id, p.id, c.seq, c.seq + 1, c.seq - message_pump.empty_places(p.id, 0, c.seq), _now
         from message_pump.partition p
         cross join lateral (select case _subscription
             when 'new' then p.last_seq
@@ -182,7 +176,7 @@ end $$;
 
 -- Move a group in a queue, or in one partition of it, to the first message at or after a moment; null is the end.
 create function message_pump.seek(
-    _queue text, _group text, _partition text, _to double precision, _offset double precision
+    _queue bigint, _group bigint, _partition text, _to double precision, _offset double precision
 ) returns integer language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
@@ -190,21 +184,12 @@ declare
     _moved integer := 0;
 begin
     for _p in
-        select p.id, g.id gid
-        from message_pump.queue q
-        cross join lateral (
-            select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
-        ) g
-        cross join lateral (
-            select p.id from message_pump.partition p
-            where p.queue_id = q.id and (_partition is null or p.name = _partition)
-        ) p
-        where q.name = _queue
-        order by p.id
+        select p.id from message_pump.partition p
+        where p.queue_id = _queue and (_partition is null or p.name = _partition) order by p.id
     loop
         perform 1 from message_pump.partition p where p.id = _p.id for no key update;
-        perform 1 from message_pump.progress s where s.group_id = _p.gid and s.part_id = _p.id for no key update;
-        perform message_pump.move(_p.gid, _p.id, case
+        perform 1 from message_pump.progress s where s.group_id = _group and s.part_id = _p.id for no key update;
+        perform message_pump.move(_group, _p.id, case
             when _to is null then (select p.last_seq from message_pump.partition p where p.id = _p.id)
             else message_pump.last_before(_p.id, to_timestamp(_to)) end, _now);
         _moved := _moved + 1;

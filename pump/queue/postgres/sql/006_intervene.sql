@@ -46,9 +46,7 @@ begin
             returning d.lease_id into _lease;
         if found then
             if _p.ordered then
-                perform message_pump.count_off(
-                    _s.group_id, _p.id, null, 1, coalesce(_lease = _s.lease_id, false)::integer, _now
-                );
+                perform message_pump.count_off(_s.group_id, _p.id, ((_lease = _s.lease_id) is true)::integer, _now);
                 perform message_pump.look_again(_s.group_id, _p.id, _now);
             end if;
         elsif _seq <= _s.claimed and not exists (
@@ -166,9 +164,7 @@ begin
         continue when not found;
         perform message_pump.bury(_s.group_id, _p.id, _m.seq, 'operator', nullif(_error, ''), _now, _m.id);
         if _p.ordered and _m.seq <= _s.claimed then
-            perform message_pump.count_off(
-                _s.group_id, _p.id, null, 1, coalesce(_lease = _s.lease_id, false)::integer, _now
-            );
+            perform message_pump.count_off(_s.group_id, _p.id, ((_lease = _s.lease_id) is true)::integer, _now);
         end if;
         perform message_pump.look_again(_s.group_id, _p.id, _now);
         _done := _done + 1;
@@ -196,7 +192,7 @@ begin
         return query select 0::bigint, false;
         return;
     end if;
-    done := _last - _s.claimed - message_pump.removed_beyond(_part, _s.claimed)
+    done := _last - _s.claimed - message_pump.empty_places(_part, _s.claimed, _last)
         - message_pump.passed_beyond(_group, _part, _s.claimed);
     delete from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq <= _last;
     _held := case when _ordered and message_pump.lives(_s.lease_until, _now) then _s.lease_id end;
