@@ -14,7 +14,7 @@ import psycopg
 
 from pump.clock import Clock, SystemClock
 from pump.queue.engine import Engine
-from pump.queue.errors import BadRequest, Conflict, QueueUnavailable
+from pump.queue.errors import BadRequest, Conflict
 from pump.queue.ids import ids_for
 from pump.queue.limits import check_steps
 from pump.queue.postgres import operators
@@ -110,7 +110,7 @@ class PostgresEngine(Engine):
         self._pool: Final = Pool(partial(new, address), clock, size=pool_size, wait_seconds=pool_wait)
         self._notifier: Final = Notifier(partial(new, address), partial(new, listen_address), self._schema, clock)
         try:
-            with our_errors(), self._pool.connection() as connection:
+            with self._our_errors(), self._pool.connection() as connection:
                 migrate(connection, self._schema)
         except BaseException:
             self.close()
@@ -150,27 +150,19 @@ class PostgresEngine(Engine):
         with connection.transaction():
             yield steps
             check_steps(steps)
-            with our_errors():
-                self._carry_out(work, steps, leases)
+            try:
+                with self._our_errors():
+                    transact(work, steps, leases, ids_for(pushes_of(steps)))
+                    if work.woke_somebody:
+                        # Only the database knows when the caller's transaction commits: it then notifies the others.
+                        work.rows(NOTIFY, self._schema, sorted(work.changed))
+            except StepRefused as refused:
+                raise Conflict(str(refused)) from None
         self._notifier.notify_here(work.changed)
-
-    def _carry_out(self, work: PostgresOperations, steps: Sequence[Step], leases: frozenset[str]) -> None:
-        try:
-            transact(work, steps, leases, ids_for(pushes_of(steps)))
-            if work.woke_somebody:
-                # Only the database knows when the caller's transaction commits: it notifies other processes then.
-                work.rows(NOTIFY, self._schema, sorted(work.changed))
-        except StepRefused as refused:
-            raise Conflict(str(refused)) from None
-        except psycopg.Error as error:
-            if error.sqlstate == STALE:
-                self._cache.clear()
-                raise QueueUnavailable("the queue has changed meanwhile: try again") from None
-            raise
 
     def _write(self, act: Callable[[PostgresOperations], T]) -> T:
         """Do it, again if the database rolled it back in favour of another, then notify the listeners."""
-        with our_errors():
+        with self._our_errors():
             tries_left = TRIES
             while True:
                 try:
@@ -179,10 +171,10 @@ class PostgresEngine(Engine):
                         result = act(work)
                 except psycopg.Error as error:
                     tries_left -= 1
-                    if error.sqlstate == STALE:
-                        self._cache.clear()
                     if not tries_left or error.sqlstate not in {STALE, *TRANSIENT}:
                         raise
+                    if error.sqlstate == STALE:
+                        self._cache.clear()
                 else:
                     self._cache.learn(work)
                     self._notifier.notify(work.changed)
@@ -202,17 +194,18 @@ class PostgresEngine(Engine):
             connection, self._schema, self.clock_offset, self._keys, self._cache, lenient=self._lenient
         )
 
+    @contextmanager
+    def _our_errors(self) -> Iterator[None]:
+        """Turn each error of the database into one of ours, which quotes no value and no address."""
+        try:
+            yield
+        except psycopg.Error as error:
+            log.debug("the database raised %s", type(error).__name__)
+            if error.sqlstate == STALE:
+                self._cache.clear()
+            raise as_ours(error) from None
+        except (OverflowError, UnicodeEncodeError):
+            raise BadRequest("a number or a text that the database cannot store") from None
+
 
 NOTIFY: Final = "select pg_notify(%s::text, q) from unnest(%s::text[]) q"
-
-
-@contextmanager
-def our_errors() -> Iterator[None]:
-    """Turn each error of the database into one of ours, which quotes no value and no address."""
-    try:
-        yield
-    except psycopg.Error as error:
-        log.debug("the database raised %s", type(error).__name__)
-        raise as_ours(error) from None
-    except (OverflowError, UnicodeEncodeError):
-        raise BadRequest("a number or a text that the database cannot store") from None

@@ -521,8 +521,6 @@ begin
             order by d.visible_at limit 1),
         (select s.due_at from message_pump.scheduled s where s.queue_id = _queue order by s.due_at limit 1)
     );
-    if _due is not null then
-        due_in := greatest(date_part('epoch', _due - _now), 0.001);
-    end if;
+    due_in := case when _due is not null then greatest(date_part('epoch', _due - _now), 0.001) end;
     return next;
 end $$;
