@@ -84,7 +84,6 @@ declare
     _rows tid[] := array_fill(null::tid, array[cardinality(_parts)]);
     _mine uuid[] := array(select distinct a.l from unnest(_lease_ids || _leases) a (l) where a.l is not null);
     _tid tid;
-    _tids tid[];
     _p record;
     _s record;
     _c record;
@@ -169,9 +168,8 @@ begin
         array_agg(coalesce(i.of_lease, false)) filter (where i.code = 0) of_lease
         into _c from item i;
     codes := coalesce(_c.codes, '{}');
-    _tids := _c.tids;
-    if _tids is not null then
-        delete from message_pump.delivery d where d.ctid = any (_tids);
+    if _c.tids is not null then
+        delete from message_pump.delivery d where d.ctid = any (_c.tids);
         for _off in
             select a.w, count(*)::integer n, (count(*) filter (where a.f))::integer f
             from unnest(_c.done, _c.of_lease) a (w, f) group by a.w

@@ -91,9 +91,8 @@ begin
         return;
     end if;
     if ordered is null then
-        update message_pump.queue q set ordered = coalesce(_ordered, true)
-            where q.id = queue_id and q.ordered is null;
-        select q.ordered into ordered from message_pump.queue q where q.id = queue_id;
+        update message_pump.queue q set ordered = coalesce(q.ordered, _ordered, true)
+            where q.id = queue_id returning q.ordered into ordered;
     end if;
     if _ordered <> ordered then
         raise exception 'the queue has the other mode' using errcode = 'MP002';

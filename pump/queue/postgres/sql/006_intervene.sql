@@ -110,16 +110,12 @@ begin
 end $$;
 
 -- The id and place of the message with a transaction id; a scheduled message has no place.
-create function message_pump.place_of(_part bigint, _transaction text, out id uuid, out seq bigint)
-language plpgsql as $$
-begin
-    select m.id, m.seq into id, seq from message_pump.message m
-        where m.part_id = _part and m.transaction_id = _transaction;
-    if not found then
-        select s.id into id from message_pump.scheduled s
-            where s.part_id = _part and s.transaction_id = _transaction;
-    end if;
-end $$;
+create function message_pump.place_of(_part bigint, _transaction text) returns table (id uuid, seq bigint)
+language sql stable as $$
+    select m.id, m.seq from message_pump.message m where m.part_id = _part and m.transaction_id = _transaction
+    union all
+    select s.id, null from message_pump.scheduled s where s.part_id = _part and s.transaction_id = _transaction
+$$;
 
 -- Make a dead letter of a message in any state, for each group that has not settled it, or for one of them; returns for
 -- how many.
@@ -142,7 +138,7 @@ begin
     end if;
     if _name is null and not exists (
         select 1 from message_pump.consumer_group g where g.queue_id = _p.queue_id
-    ) and exists (select 1 from message_pump.place_of(_p.id, _transaction) x where x.id is not null) then
+    ) and exists (select 1 from message_pump.place_of(_p.id, _transaction)) then
         perform message_pump.subscribe(_p.queue_id, '__QUEUE_MODE__', 'all', null, _now);
     end if;
     perform 1 from message_pump.partition p where p.id = _p.id for no key update;

@@ -244,7 +244,7 @@ begin
         select p.oid from pg_proc p join pg_language l on l.oid = p.prolang
         where p.pronamespace = 'message_pump'::regnamespace and l.lanname = 'plpgsql' and p.proname <> all (array[
             'wake', 'opened', 'assert_mode', 'bury', 'rest', 'openable', 'take_again', 'take_fresh', 'end_lease',
-            'count_off', 'move', 'last_before', 'bury_old', 'sweep', 'clean', 'vacate', 'look_again', 'place_of'
+            'count_off', 'move', 'last_before', 'bury_old', 'sweep', 'clean', 'vacate', 'look_again'
         ])
     loop
         execute format(
