@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from pump.queue.ids import ids_for
@@ -17,10 +18,7 @@ log: Final = logging.getLogger("pump.queue")
 
 def list_dead_letters(work: PostgresWork, which: Filter) -> tuple[list[DeadLetter], int]:
     """A page of dead letters, newest first, and how many there are in total."""
-    values = {
-        "queue": which.queue, "partition": which.partition, "group": which.group, "since": which.since,
-        "until": which.until, "limit": which.limit, "skip": which.offset,
-    }  # fmt: skip
+    values = asdict(which)
     with work.together():
         return [letter(work, row) for row in work.rows(PAGE, values)], work.value(COUNT, values)
 
@@ -47,22 +45,25 @@ def redrive_letters(work: PostgresWork, ids: Sequence[str]) -> list[Pushed | Non
 
 def retry_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> int:
     """Make a dead message pending again in its old place, for every group that gave it up."""
-    if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
-        return 0
-    count: int = work.value(RETRY, partition_uid, transaction_id, work.offset)
-    if count:
-        log.info("message %s of partition %s was made pending again", transaction_id, partition_uid)
-        work.changed.update(queue for (queue,) in work.rows(QUEUE_OF, partition_uid))
-    return count
+    return intervene(work, "made pending again", RETRY, partition_uid, transaction_id)
 
 
 def give_up_message(work: PostgresWork, partition_uid: str, transaction_id: str, group: str | None, error: str) -> int:
     """Make a dead letter of a message for one group, or for each that has not settled it; returns for how many."""
-    if uuid_or_none(partition_uid) is None or not (is_storable(transaction_id) and is_storable(group or "")):
+    if not is_storable(group or ""):
         return 0
-    count: int = work.value(GIVE_UP, partition_uid, transaction_id, group, checked_text(error), work.offset)
+    return intervene(work, "given up", GIVE_UP, partition_uid, transaction_id, group, checked_text(error))
+
+
+def intervene(
+    work: PostgresWork, what: str, statement: str, partition_uid: str, transaction_id: str, *values: object
+) -> int:
+    """Change the state of one message, and log what was done; returns for how many groups."""
+    if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
+        return 0
+    count: int = work.value(statement, partition_uid, transaction_id, *values, work.offset)
     if count:
-        log.info("message %s of partition %s was given up for %d groups", transaction_id, partition_uid, count)
+        log.info("message %s of partition %s was %s for %d groups", transaction_id, partition_uid, what, count)
         work.changed.update(queue for (queue,) in work.rows(QUEUE_OF, partition_uid))
     return count
 
@@ -81,7 +82,7 @@ where (%(queue)s::text is null or x.queue_name = %(queue)s::text)
     and (%(since)s::float8 is null or x.moved_at >= to_timestamp(%(since)s::float8))
     and (%(until)s::float8 is null or x.moved_at <= to_timestamp(%(until)s::float8))
 """
-PAGE: Final = f"{COLUMNS} {WHERE} order by x.moved_at desc, x.id limit %(limit)s::bigint offset %(skip)s::bigint"
+PAGE: Final = f"{COLUMNS} {WHERE} order by x.moved_at desc, x.id limit %(limit)s::bigint offset %(offset)s::bigint"
 COUNT: Final = f"select count(*) from message_pump.dead x {WHERE}"  # noqa: S608 - of constants
 CLAIM: Final = (
     f"{COLUMNS} where x.id = any (%s::text[]::uuid[]) and x.redriven_at is null order by x.id for no key update"

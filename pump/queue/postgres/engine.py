@@ -14,27 +14,16 @@ import psycopg
 
 from pump.clock import Clock, SystemClock
 from pump.queue.engine import Engine
-from pump.queue.errors import BadRequest, Conflict, QueueUnavailable
+from pump.queue.errors import BadRequest, Conflict
 from pump.queue.ids import ids_for
 from pump.queue.limits import check_steps
+from pump.queue.postgres import operators
 from pump.queue.postgres.connection import Connection, checked_address, connect
 from pump.queue.postgres.dead_letters import give_up_message, list_dead_letters, redrive_letters, retry_message
 from pump.queue.postgres.errors import STALE, TRANSIENT, as_ours
 from pump.queue.postgres.infos import list_groups, list_queues
 from pump.queue.postgres.migrations import checked_schema, migrate
 from pump.queue.postgres.notifier import Notifier
-from pump.queue.postgres.operators import (
-    clear_queue,
-    configure_queue,
-    maintain_queues,
-    options_of,
-    purge,
-    remove_group,
-    remove_message,
-    remove_queue,
-    seek_group,
-    subscribe_group,
-)
 from pump.queue.postgres.pool import Pool
 from pump.queue.postgres.pop import pop_messages
 from pump.queue.postgres.push import push_messages
@@ -63,18 +52,18 @@ class PostgresOperations(PostgresWork):
     pop = pop_messages
     settle = settle_messages
     extend = extend_lease
-    configure = configure_queue
-    options = options_of
-    subscribe = subscribe_group
+    configure = operators.configure_queue
+    options = operators.options_of
+    subscribe = operators.subscribe_group
     queues = list_queues
-    delete_queue = remove_queue
-    clear = clear_queue
+    delete_queue = operators.remove_queue
+    clear = operators.clear_queue
     groups = list_groups
-    delete_group = remove_group
-    seek = seek_group
+    delete_group = operators.remove_group
+    seek = operators.seek_group
     stored = list_stored
     message = find_message
-    delete_message = remove_message
+    delete_message = operators.remove_message
     dead_letters = list_dead_letters
     redrive = redrive_letters
     retry = retry_message
@@ -82,7 +71,7 @@ class PostgresOperations(PostgresWork):
     add_trace = insert_trace
     traces = list_traces
     trace_names = list_trace_names
-    maintain = maintain_queues
+    maintain = operators.maintain_queues
 
 
 class PostgresEngine(Engine):
@@ -121,7 +110,7 @@ class PostgresEngine(Engine):
         self._pool: Final = Pool(partial(new, address), clock, size=pool_size, wait_seconds=pool_wait)
         self._notifier: Final = Notifier(partial(new, address), partial(new, listen_address), self._schema, clock)
         try:
-            with our_errors(), self._pool.connection() as connection:
+            with self._our_errors(), self._pool.connection() as connection:
                 migrate(connection, self._schema)
         except BaseException:
             self.close()
@@ -161,49 +150,41 @@ class PostgresEngine(Engine):
         with connection.transaction():
             yield steps
             check_steps(steps)
-            with our_errors():
-                self._carry_out(work, steps, leases)
+            try:
+                with self._our_errors():
+                    transact(work, steps, leases, ids_for(pushes_of(steps)))
+                    if work.woke_somebody:
+                        # Only the database knows when the caller's transaction commits: it then notifies the others.
+                        work.rows(NOTIFY, self._schema, sorted(work.changed))
+            except StepRefused as refused:
+                raise Conflict(str(refused)) from None
         self._notifier.notify_here(work.changed)
-
-    def _carry_out(self, work: PostgresOperations, steps: Sequence[Step], leases: frozenset[str]) -> None:
-        try:
-            transact(work, steps, leases, ids_for(pushes_of(steps)))
-            if work.woke_somebody:
-                # Only the database knows when the caller's transaction commits: it notifies other processes then.
-                work.rows(NOTIFY, self._schema, sorted(work.changed))
-        except StepRefused as refused:
-            raise Conflict(str(refused)) from None
-        except psycopg.Error as error:
-            if error.sqlstate == STALE:
-                self._cache.clear()
-                raise QueueUnavailable("the queue has changed meanwhile: try again") from None
-            raise
 
     def _write(self, act: Callable[[PostgresOperations], T]) -> T:
         """Do it, again if the database rolled it back in favour of another, then notify the listeners."""
-        with our_errors():
-            for tries_left in reversed(range(TRIES)):
+        with self._our_errors():
+            tries_left = TRIES
+            while True:
                 try:
                     with self._pool.connection() as connection:
                         work = self._work(connection)
                         result = act(work)
-                    break
                 except psycopg.Error as error:
-                    if not tries_left or not (error.sqlstate == STALE or error.sqlstate in TRANSIENT):
+                    tries_left -= 1
+                    if not tries_left or error.sqlstate not in {STALE, *TRANSIENT}:
                         raise
                     if error.sqlstate == STALE:
                         self._cache.clear()
-            else:
-                raise AssertionError("the last try returns or raises")
-        self._cache.learn(work)
-        self._notifier.notify(work.changed)
-        return result
+                else:
+                    self._cache.learn(work)
+                    self._notifier.notify(work.changed)
+                    return result
 
     def _read(self, act: Callable[[PostgresOperations], T]) -> T:
         return self._write(act)
 
     def _purge(self, queue: str, group: str) -> int:
-        return self._write(lambda work: purge(work, queue, group))
+        return self._write(lambda work: operators.purge(work, queue, group))
 
     def _listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
         return self._notifier.listen(queue, on_ready)
@@ -213,17 +194,18 @@ class PostgresEngine(Engine):
             connection, self._schema, self.clock_offset, self._keys, self._cache, lenient=self._lenient
         )
 
+    @contextmanager
+    def _our_errors(self) -> Iterator[None]:
+        """Turn each error of the database into one of ours, which quotes no value and no address."""
+        try:
+            yield
+        except psycopg.Error as error:
+            log.debug("the database raised %s", type(error).__name__)
+            if error.sqlstate == STALE:
+                self._cache.clear()
+            raise as_ours(error) from None
+        except (OverflowError, UnicodeEncodeError):
+            raise BadRequest("a number or a text that the database cannot store") from None
+
 
 NOTIFY: Final = "select pg_notify(%s::text, q) from unnest(%s::text[]) q"
-
-
-@contextmanager
-def our_errors() -> Iterator[None]:
-    """Turn each error of the database into one of ours, which quotes no value and no address."""
-    try:
-        yield
-    except psycopg.Error as error:
-        log.debug("the database raised %s", type(error).__name__)
-        raise as_ours(error) from None
-    except (OverflowError, UnicodeEncodeError):
-        raise BadRequest("a number or a text that the database cannot store") from None

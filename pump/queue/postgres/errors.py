@@ -28,7 +28,7 @@ def as_ours(error: psycopg.Error) -> PumpError:
     if broken or state.startswith(TEMPORARY):
         return QueueUnavailable(f"{UNAVAILABLE} ({what})")
     if state == STALE:
-        return QueueUnavailable("the queue is being changed all the time: try again")
+        return QueueUnavailable("the queue has changed meanwhile: try again")
     if isinstance(error, psycopg.DataError):
         return BadRequest(f"a number or a text that the database cannot store ({what})")
     return SetupError(f"the database does not let the queue work ({what})")

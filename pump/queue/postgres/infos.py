@@ -46,7 +46,7 @@ cross join lateral (
     from message_pump.delivery d where d.group_id = s.group_id and d.part_id = s.part_id
 ) d
 cross join lateral (
-    select message_pump.removed_beyond(s.part_id, s.claimed)
+    select message_pump.empty_places(s.part_id, s.claimed, p.last_seq)
         + message_pump.passed_beyond(s.group_id, s.part_id, s.claimed) n
 ) gap
 left join lateral (

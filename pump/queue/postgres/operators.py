@@ -24,7 +24,7 @@ def configure_queue(
     if options.encryption and work.sealing is None:
         raise BadRequest(NO_KEY)
     with work.together():
-        make_queue(work, name)
+        work.rows(MAKE_QUEUE, name, work.offset)
         row = work.row("select id, ordered from message_pump.queue where name = %s::text for no key update", name)
         if row is None:
             raise Conflict(f"queue {name!r} was deleted meanwhile")
@@ -37,12 +37,6 @@ def configure_queue(
     work.changed.add(name)
 
 
-def make_queue(work: PostgresWork, name: str) -> None:
-    """Create the queue, unless there is one; its namespace and task are the parts of its name."""
-    namespace, _, task = name.partition(".")
-    work.execute(MAKE_QUEUE, name, namespace, task, work.offset)
-
-
 def options_of(work: PostgresWork, name: str) -> QueueOptions | None:
     """The options of a queue."""
     row = work.row(OPTIONS, name)
@@ -52,7 +46,7 @@ def options_of(work: PostgresWork, name: str) -> QueueOptions | None:
 def subscribe_group(work: PostgresWork, name: str, group: str, start: float | str) -> None:
     """Create the group; one that exists keeps its progress."""
     with work.together():
-        make_queue(work, name)
+        work.rows(MAKE_QUEUE, name, work.offset)
         work.rows(SUBSCRIBE, group, *start_values(start), work.offset, name)
     work.changed.add(name)
 
@@ -75,7 +69,7 @@ def remove_group(work: PostgresWork, name: str, queue: str | None) -> bool:
 
 def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
     """Remove every message of a queue or of one partition."""
-    require(work, name, partition)
+    required(work, name, None, partition)
     count: int = sum(gone for (gone,) in work.rows(CLEAR, work.offset, name, partition))
     log.info("queue %s, partition %s: %d messages were removed", name, partition or "any", count)
     return count
@@ -83,9 +77,7 @@ def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
 
 def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, partition: str | None) -> int:
     """Move a group to the first message at or after a time, or to the end; its leases end."""
-    require(work, name, partition)
-    required_group(work, name, group)
-    count: int = work.value(SEEK, name, group, partition, moment, work.offset)
+    count: int = work.value(SEEK, *required(work, name, group, partition), partition, moment, work.offset)
     log.info("group %s of queue %s was moved to %s", group, name, "the end" if moment is None else moment)
     work.changed.add(name)
     return count
@@ -93,8 +85,7 @@ def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, 
 
 def purge(work: PostgresWork, name: str, group: str) -> int:
     """Complete for a group all that nobody has leased, each batch in a transaction of its own."""
-    require(work, name, None)
-    queue_id, group_id = required_group(work, name, group)
+    queue_id, group_id = required(work, name, group, None)
     count = 0
     after = (BEGINNING, 0)
     while found := work.row(PURGE_SCHEDULED, queue_id, group_id, *after, AT_ONCE):
@@ -109,18 +100,14 @@ def purge(work: PostgresWork, name: str, group: str) -> int:
     return count
 
 
-def require(work: PostgresWork, name: str, partition: str | None) -> None:
-    """NotFound unless the queue, and the partition if one is named, exist."""
-    if work.row("select 1 from message_pump.queue where name = %s::text", name) is None:
-        raise NotFound(f"there is no queue {name!r}")
-    if partition is not None and work.row(PARTITION, name, partition) is None:
-        raise NotFound(f"queue {name!r} has no partition {partition!r}")
-
-
-def required_group(work: PostgresWork, name: str, group: str) -> tuple[int, int]:
-    """The ids of a queue and its group, or NotFound."""
-    row = work.row(GROUP, name, group)
+def required(work: PostgresWork, name: str, group: str | None, partition: str | None) -> tuple[int, int]:
+    """The ids of a queue and a group; NotFound unless what is named exists."""
+    row = work.row(REQUIRED, group, partition, name)
     if row is None:
+        raise NotFound(f"there is no queue {name!r}")
+    if partition is not None and row[2] is None:
+        raise NotFound(f"queue {name!r} has no partition {partition!r}")
+    if group is not None and row[1] is None:
         raise NotFound(f"queue {name!r} has no group {group!r}")
     return row[0], row[1]
 
@@ -149,10 +136,7 @@ def maintain_queues(work: PostgresWork) -> float:
 
 
 FIELDS: Final = [field.name for field in fields(QueueOptions)]
-MAKE_QUEUE: Final = (
-    "insert into message_pump.queue (name, namespace, task, created_at)"
-    " values (%s::text, %s::text, %s::text, message_pump.now_at(%s::float8)) on conflict (name) do nothing"
-)
+MAKE_QUEUE: Final = "select message_pump.make_queues(array[%s::text], message_pump.now_at(%s::float8))"
 SET_OPTIONS: Final = (
     f"update message_pump.queue set {', '.join(f'{name} = %s' for name in FIELDS)},"  # noqa: S608 - of constants
     " namespace = coalesce(%s::text, namespace), task = coalesce(%s::text, task) where id = %s"
@@ -184,7 +168,7 @@ CLEAR: Final = (
     " join message_pump.partition p on p.queue_id = q.id where q.name = %s::text"
     " and p.name = coalesce(%s::text, p.name) order by p.id offset 0) x"
 )
-SEEK: Final = "select message_pump.seek(%s::text, %s::text, %s::text, %s::float8, %s::float8)"
+SEEK: Final = "select message_pump.seek(%s::bigint, %s::bigint, %s::text, %s::float8, %s::float8)"
 BEGINNING: Final = "-infinity"
 PURGE_SCHEDULED: Final = (
     "select x.done, x.due::text, x.place from message_pump.purge_scheduled("
@@ -195,13 +179,10 @@ PARTITIONS: Final = (
     "select p.id from message_pump.queue q join message_pump.partition p on p.queue_id = q.id"
     " where q.name = %s::text order by p.id"
 )
-GROUP: Final = (
-    "select q.id, g.id from message_pump.queue q join message_pump.consumer_group g on g.queue_id = q.id"
-    " where q.name = %s::text and g.name = %s::text"
-)
-PARTITION: Final = (
-    "select 1 from message_pump.queue q join message_pump.partition p on p.queue_id = q.id"
-    " where q.name = %s::text and p.name = %s::text"
+REQUIRED: Final = (
+    "select q.id, g.id, p.id from message_pump.queue q"
+    " left join message_pump.consumer_group g on g.queue_id = q.id and g.name = %s::text"
+    " left join message_pump.partition p on p.queue_id = q.id and p.name = %s::text where q.name = %s::text"
 )
 DELETE_MESSAGE: Final = "select message_pump.delete_message(%s::text::uuid, %s::text, %s::float8)"
 DUE_QUEUES: Final = (

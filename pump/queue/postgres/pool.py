@@ -122,7 +122,8 @@ class Pool:
 
     def _release(self, connection: Connection | None) -> None:
         """Pass the place on to the first in line, or give it back; keep the connection if it can be used again."""
-        reusable = connection is not None and is_reusable(connection)
+        idle = TransactionStatus.IDLE  # the state in which another call can use it
+        reusable = connection is not None and connection.info.transaction_status is idle
         with self._lock:
             keep = reusable and not self._closed
             if connection is not None and keep:
@@ -143,8 +144,3 @@ def is_quiet(connection: Connection) -> bool:
     watch = select.poll()
     watch.register(connection.fileno(), select.POLLIN)
     return not watch.poll(0)
-
-
-def is_reusable(connection: Connection) -> bool:
-    """Whether a call has ended in a state in which another can use its connection."""
-    return not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE

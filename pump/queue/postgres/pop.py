@@ -88,13 +88,12 @@ def no_key(request: PopRequest) -> Conflict:
     return Conflict(f"a message of queue {request.queue!r} is encrypted with a key that is not here")
 
 
-SIGNATURE: Final = (
-    "(%s::bigint, %s::bigint, %s::text, %s::integer, %s::integer, %s::text::uuid, %s::float8, %s::integer, %s::bigint,"
-    " %s::float8)"
+POP_ORDERED: Final = (
+    "select * from message_pump.pop_ordered(%s::bigint, %s::bigint, %s::text, %s::integer, %s::integer, %s::text::uuid,"
+    " %s::float8, %s::integer, %s::bigint, %s::float8) x where not x.sealed or message_pump.openable(x.payload,"
+    " %s::bytea[])"
 )
-READABLE: Final = " x where not x.sealed or message_pump.openable(x.payload, %s::bytea[])"
-POP_ORDERED: Final = f"select * from message_pump.pop_ordered{SIGNATURE}{READABLE}"  # noqa: S608 - of constants
-POP_UNORDERED: Final = f"select * from message_pump.pop_unordered{SIGNATURE}{READABLE}"  # noqa: S608 - of constants
+POP_UNORDERED: Final = POP_ORDERED.replace("pop_ordered", "pop_unordered")
 UNCOUNT: Final = """
 update message_pump.delivery d set deliveries = d.deliveries - 1
 from unnest(%s::text[]::uuid[], %s::bigint[]) a (u, seq), message_pump.partition p, message_pump.consumer_group g

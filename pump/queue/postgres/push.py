@@ -12,9 +12,8 @@ from pump.queue.work import NO_KEY
 def push_messages(work: PostgresWork, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
     """Store each; results in order. The ids are those of `ids_for`."""
     batch = PushBatch(work, items, ids)
-    batch.find_partitions()
     batch.store()
-    return batch.results()
+    return [batch.result(index, item) for index, item in enumerate(items)]
 
 
 class PushBatch:
@@ -27,19 +26,14 @@ class PushBatch:
         minted = iter(ids[len(items) :])
         self._transactions: Final = [item.transaction_id or next(minted) for item in items]
         keys = [(item.queue, item.partition) for item in items]
-        self._numbers: Final = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        self._which: Final = [self._numbers[key] for key in keys]
-        self._partitions: list[PartitionKey] = []
-        self._refusals: list[str] = []
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        self._which: Final = [numbers[key] for key in keys]
+        self._partitions: Final = work.partitions(list(numbers))
+        self._refusals: Final = [self._refusal(partition) for partition in self._partitions]
         self._first: Final[dict[tuple[int, str], int]] = {}
         """The index at which each message stands first in the call."""
         self._sent: list[int] = []
         self._outcomes: dict[int, tuple[str, str]] = {}
-
-    def find_partitions(self) -> None:
-        """Look up, or create, where everything goes; must come first."""
-        self._partitions = self._work.partitions(list(self._numbers))
-        self._refusals = [self._refusal(partition) for partition in self._partitions]
 
     def _refusal(self, partition: PartitionKey) -> str:
         """Why nothing can be stored there; "" if something can."""
@@ -65,13 +59,15 @@ class PushBatch:
 
     def _columns(self) -> tuple[object, ...]:
         """The parameters; a column without values is None."""
-        used = sorted({self._which[index] for index in self._sent}, key=self._part_of)
+        # Partitions are locked in the order of their ids.
+        used = sorted({self._which[index] for index in self._sent}, key=lambda which: self._partitions[which])
         numbers = {which: number for number, which in enumerate(used, 1)}
         items = [self._items[index] for index in self._sent]
+        partitions = [self._partitions[which] for which in used]
         return (
-            sorted({self._partitions[which].queue_id for which in used}),
-            [self._partitions[which].part_id for which in used],
-            [self._partitions[which].sealed for which in used],
+            sorted({partition.queue_id for partition in partitions}),
+            [partition.part_id for partition in partitions],
+            [partition.sealed for partition in partitions],
             [numbers[self._which[index]] for index in self._sent],
             [self._message_ids[index] for index in self._sent],
             [self._transactions[index] for index in self._sent],
@@ -82,10 +78,6 @@ class PushBatch:
             [float(item.delay) for item in items] if any(item.delay for item in items) else None,
         )
 
-    def _part_of(self, which: int) -> int:
-        """Partitions are locked in the order of their ids."""
-        return self._partitions[which].part_id or 0
-
     def _payload(self, index: int) -> bytes:
         """The payload as it is stored."""
         partition, payload = self._partitions[self._which[index]], self._items[index].payload
@@ -93,11 +85,8 @@ class PushBatch:
             return payload
         return self._work.sealing.seal(payload, partition.uid, self._transactions[index])
 
-    def results(self) -> list[Pushed]:
-        """What became of each."""
-        return [self._result(index, item) for index, item in enumerate(self._items)]
-
-    def _result(self, index: int, item: Push) -> Pushed:
+    def result(self, index: int, item: Push) -> Pushed:
+        """What became of one."""
         which, transaction = self._which[index], self._transactions[index]
         uid = self._partitions[which].uid
         if self._refusals[which]:

@@ -1,10 +1,10 @@
 """Settling leased messages: one statement for all that is completed, another for the rest."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from pump.queue.limits import checked_text, is_storable, uuid_or_none
-from pump.queue.postgres.connection import Row
 from pump.queue.postgres.work import PostgresWork
 from pump.queue.results import (
     ACKNOWLEDGED,
@@ -23,22 +23,9 @@ from pump.queue.vocabulary import Extended, Settled, Settlement, Status
 LEASE_ENDED: Final = 16
 """Added to the code of a settlement whose lease ended."""
 MESSAGES: Final = (
-    ACKNOWLEDGED,
-    ALREADY_ACKNOWLEDGED,
-    INVALID_LEASE,
-    NOT_FOUND,
-    FAILED_RETRY,
-    FAILED_DEAD,
-    RELEASED,
-)
+    ACKNOWLEDGED, ALREADY_ACKNOWLEDGED, INVALID_LEASE, NOT_FOUND, FAILED_RETRY, FAILED_DEAD, RELEASED,
+)  # fmt: skip
 """By the code that the database returns."""
-
-
-class SettleBatch(NamedTuple):
-    """Settlements of one group that go in one statement, by index; `completes` says that all of them complete."""
-
-    indexes: Sequence[int]
-    completes: bool
 
 
 class SettleOutcome(NamedTuple):
@@ -56,12 +43,10 @@ def settle_messages(
     """Carry out each; `benign` says whether completing a message that is completed already counts as a success."""
     outcomes: dict[int, SettleOutcome] = {}
     batches = list(batches_of(settlements))
-    if len(batches) == 1:
-        outcomes.update(carried_out(work, settlements, batches[0], leases))
-    elif batches:
-        with work.together():
-            for batch in batches:
-                outcomes.update(carried_out(work, settlements, batch, leases))
+    with work.together() if len(batches) > 1 else nullcontext():
+        for indexes, completes in batches:
+            items = [settlements[index] for index in indexes]
+            outcomes.update(zip(indexes, carried_out(work, items, leases, completes=completes), strict=True))
     ended = [settlements[index] for index, outcome in outcomes.items() if outcome.lease_ended]
     released = {(each.group, each.partition_id) for each in ended}
     return [
@@ -73,8 +58,8 @@ def settle_messages(
 NOWHERE: Final = SettleOutcome(NOT_FOUND)
 
 
-def batches_of(settlements: Sequence[Settlement]) -> Iterator[SettleBatch]:
-    """Which go together: those of one group that complete, and the others.
+def batches_of(settlements: Sequence[Settlement]) -> Iterator[tuple[Sequence[int], bool]]:
+    """The indexes of those of one group that go in one statement, and whether all of these complete.
 
     If a message is settled twice, all settlements of its group go in order, as the first decides what the second may.
     """
@@ -92,28 +77,45 @@ def batches_of(settlements: Sequence[Settlement]) -> Iterator[SettleBatch]:
         seen.add(message)
         bundles.setdefault((each.group, each.status is Status.COMPLETED), []).append(index)
     for group in sorted(twice):
-        yield SettleBatch(sorted(bundles.pop((group, True), []) + bundles.pop((group, False), [])), completes=False)
+        yield sorted(bundles.pop((group, True), []) + bundles.pop((group, False), [])), False
     # What is completed goes first: the others may end its lease.
     for group, completes in sorted(bundles, key=lambda key: (not key[1], key[0])):
-        yield SettleBatch(bundles[group, completes], completes)
+        yield bundles[group, completes], completes
 
 
 def carried_out(
-    work: PostgresWork, settlements: Sequence[Settlement], batch: SettleBatch, leases: frozenset[str]
-) -> dict[int, SettleOutcome]:
-    """What became of each settlement of a batch, by index."""
-    items = [settlements[index] for index in batch.indexes]
+    work: PostgresWork, items: Sequence[Settlement], leases: frozenset[str], *, completes: bool
+) -> Iterator[SettleOutcome]:
+    """What became of each settlement of one statement."""
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
-    head = (
+    values: list[object] = [
         items[0].group,
         list(numbers),
         [numbers[item.partition_id] for item in items],
         [item.transaction_id for item in items],
         lease_ids(items),
-    )
-    tail = ([lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset)
-    row = work.row(COMPLETE, *head, *tail) if batch.completes else work.row(SETTLE, *head, *columns(items), *tail)
-    return dict(zip(batch.indexes, outcomes_of(work, items, numbers, row), strict=True))
+    ]
+    if not completes:
+        values += [
+            [item.status.value for item in items],
+            [None if item.delay is None else float(item.delay) for item in items],
+            [checked_text(item.error) for item in items],
+            [checked_text(item.reason) for item in items],
+            [item.retries for item in items],
+        ]
+    values += [[lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset]
+    ((codes, queues, names),) = work.rows(COMPLETE if completes else SETTLE, *values)
+    known: dict[tuple[int, int], SettleOutcome] = {}  # most of a call are alike
+    for item, code in zip(items, codes, strict=True):
+        place = numbers[item.partition_id] - 1
+        outcome = known.get((code, place))
+        if outcome is None:
+            message = MESSAGES[code % LEASE_ENDED]
+            outcome = SettleOutcome(message, code >= LEASE_ENDED, queues[place], names[place])
+            outcome = known[code, place] = NOWHERE if message == NOT_FOUND else outcome
+            if outcome.queue and (outcome.lease_ended or outcome.message in {FAILED_RETRY, RELEASED}):
+                work.changed.add(outcome.queue)
+        yield outcome
 
 
 def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
@@ -124,39 +126,6 @@ def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
 
 
 NO_SUCH_LEASE: Final = "00000000-0000-0000-0000-000000000000"
-
-
-def columns(items: Sequence[Settlement]) -> tuple[object, ...]:
-    """The parameters that only `settle` has."""
-    return (
-        [item.status.value for item in items],
-        [None if item.delay is None else float(item.delay) for item in items],
-        [checked_text(item.error) for item in items],
-        [checked_text(item.reason) for item in items],
-        [item.retries for item in items],
-    )
-
-
-def outcomes_of(
-    work: PostgresWork, items: Sequence[Settlement], numbers: dict[str, int], row: Row | None
-) -> Iterator[SettleOutcome]:
-    """What the database returns for each."""
-    codes, queues, names = row or ([], [], [])
-    known: dict[tuple[int, int], SettleOutcome] = {}  # most of a call are alike
-    for item, code in zip(items, codes, strict=True):
-        place = numbers[item.partition_id] - 1
-        outcome = known.get((code, place))
-        if outcome is None:
-            outcome = known[code, place] = outcome_of(code, queues[place], names[place])
-            if outcome.queue and (outcome.lease_ended or outcome.message in {FAILED_RETRY, RELEASED}):
-                work.changed.add(outcome.queue)
-        yield outcome
-
-
-def outcome_of(code: int, queue: str | None, partition: str | None) -> SettleOutcome:
-    """The same for one settlement."""
-    message = MESSAGES[code % LEASE_ENDED]
-    return NOWHERE if message == NOT_FOUND else SettleOutcome(message, code >= LEASE_ENDED, queue, partition)
 
 
 def result(each: Settlement, outcome: SettleOutcome, *, benign: bool, released: bool) -> Settled:

@@ -1,5 +1,6 @@
 """Stored messages as operators see them, each with its state for every group."""
 
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from pump.queue.limits import is_storable, uuid_or_none
@@ -10,38 +11,25 @@ from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Stored
 def list_stored(work: PostgresWork, which: Filter) -> list[Stored]:
     """Messages, newest first, without their payloads."""
     state = None if which.state is None else which.state.value
-    return [
-        stored_of(*row, None)
-        for row in work.rows(
-            LIST,
-            {
-                "offset": work.offset, "queue": which.queue, "partition": which.partition, "group": which.group,
-                "state": state, "since": which.since, "until": which.until, "limit": which.limit,
-                "skip": which.offset, "most": which.limit + which.offset,
-            },
-        )
-    ]  # fmt: skip
+    values = {**asdict(which), "state": state, "most": which.limit + which.offset, "clock": work.offset}
+    return [stored_of(work, *row) for row in work.rows(LIST, values)]
 
 
 def find_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> Stored | None:
     """One message, with its payload."""
     if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
         return None
-    row = work.row(ONE, {"offset": work.offset, "uid": partition_uid, "transaction": transaction_id, "group": None})
-    if row is None:
-        return None
-    *columns, sealed, payload = row
-    return stored_of(*columns, work.opened(payload, columns[2], transaction_id, sealed=sealed))
+    row = work.row(ONE, {"clock": work.offset, "uid": partition_uid, "transaction": transaction_id, "group": None})
+    return None if row is None else stored_of(work, *row)
 
 
-def stored_of(*columns: Any) -> Stored:  # noqa: ANN401 - a row
+def stored_of(work: PostgresWork, sealed: Any, *columns: Any) -> Stored:  # noqa: ANN401 - a row
     """A row as a stored message."""
-    (message_id, transaction, uid, partition, queue, at, seq, trace, producer, states, retries, error, until,
-     payload) = columns  # fmt: skip
-    known = {name: State(state) for name, state in states} or {DEFAULT_GROUP: State.PENDING}
-    return Stored(
-        message_id, transaction, uid, partition, queue, payload, at, seq, trace, producer, known, retries, error, until
-    )
+    found: Any = Stored(*columns)
+    payload = found.payload and work.opened(found.payload, found.partition_id, found.transaction_id, sealed=sealed)
+    states = {name: State(state) for name, state in found.states} or {DEFAULT_GROUP: State.PENDING}
+    stored: Stored = replace(found, payload=payload, states=states)
+    return stored
 
 
 STATES: Final = """
@@ -83,13 +71,14 @@ left join lateral (
 ) known on true
 """
 COLUMNS: Final = """
-m.id::text, m.transaction_id, p.uid::text, p.name, q.name, date_part('epoch', m.at), m.seq, m.trace_id::text,
-m.producer, coalesce(known.states, '{}'), coalesce(known.retries, 0), known.error, date_part('epoch', known.until)
+m.sealed, m.id::text, m.transaction_id, p.uid::text, p.name, q.name, m.payload, date_part('epoch', m.at), m.seq,
+m.trace_id::text, m.producer, coalesce(known.states, '{}'), coalesce(known.retries, 0), known.error,
+date_part('epoch', known.until)
 """
 
 LIST: Final = f"""
 select {COLUMNS}
-from (select message_pump.now_at(%(offset)s::float8) now) t
+from (select message_pump.now_at(%(clock)s::float8) now) t
 cross join message_pump.queue q
 cross join lateral (
     select * from message_pump.partition p
@@ -97,11 +86,11 @@ cross join lateral (
 ) p
 cross join lateral (
     select * from (
-        select m.id, m.transaction_id, m.at, m.seq, m.trace_id, m.producer from message_pump.message m
-        where m.part_id = p.id
+        select m.id, m.transaction_id, m.at, m.seq, m.trace_id, m.producer, false sealed, null::bytea payload
+        from message_pump.message m where m.part_id = p.id
         union all
-        select w.id, w.transaction_id, w.pushed_at, null, w.trace_id, w.producer from message_pump.scheduled w
-        where w.part_id = p.id
+        select w.id, w.transaction_id, w.pushed_at, null, w.trace_id, w.producer, false, null
+        from message_pump.scheduled w where w.part_id = p.id
     ) m
     where m.at >= coalesce(to_timestamp(%(since)s::float8), '-infinity')
         and m.at <= coalesce(to_timestamp(%(until)s::float8), 'infinity')
@@ -115,12 +104,12 @@ where q.name = coalesce(%(queue)s::text, q.name) and (
     ) or (known.states is null and %(state)s::text = 'pending')
 )
 order by m.at desc, m.seq desc nulls first, p.id
-limit %(limit)s::bigint offset %(skip)s::bigint
+limit %(limit)s::bigint offset %(offset)s::bigint
 """  # noqa: S608 - of constants
 
 ONE: Final = f"""
-select {COLUMNS}, m.sealed, m.payload
-from (select message_pump.now_at(%(offset)s::float8) now) t
+select {COLUMNS}
+from (select message_pump.now_at(%(clock)s::float8) now) t
 cross join lateral (select * from message_pump.partition p where p.uid = %(uid)s::text::uuid limit 1) p
 cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
 cross join lateral (

@@ -9,8 +9,10 @@ from pump.queue.vocabulary import Trace
 
 def insert_trace(work: PostgresWork, trace: Trace) -> str:
     """Store a note; returns its id."""
-    values = (trace.partition_id, trace.transaction_id, trace.group, trace.event, trace.data, work.offset)
-    trace_id: str = work.value(ADD, *values, list(dict.fromkeys(trace.names)))
+    names = sorted(set(trace.names))
+    trace_id: str = work.value(
+        ADD, trace.partition_id, trace.transaction_id, trace.group, trace.event, trace.data, names, work.offset
+    )
     return trace_id
 
 
@@ -46,24 +48,17 @@ def list_trace_names(work: PostgresWork) -> list[str]:
 
 
 ADD: Final = """
-with noted as (
-    insert into message_pump.trace (partition_uid, transaction_id, group_name, event, data, at)
-        values (%s::text::uuid, %s::text, %s::text, %s::text, %s::bytea, message_pump.now_at(%s::float8))
-        returning id, ordinal
-), named as (
-    insert into message_pump.trace_name (name, trace_ordinal)
-        select name, noted.ordinal from noted cross join unnest(%s::text[]) name
-)
-select id::text from noted
+insert into message_pump.trace (partition_uid, transaction_id, group_name, event, data, names, at)
+values (%s::text::uuid, %s::text, %s::text, %s::text, %s::bytea, %s::text[], message_pump.now_at(%s::float8))
+returning id::text
 """
 TRACES: Final = """
 select t.id::text, t.partition_uid::text, t.transaction_id, t.group_name, t.event, t.data, date_part('epoch', t.at),
-    array(select n.name from message_pump.trace_name n where n.trace_ordinal = t.ordinal order by n.name)
+    t.names
 from message_pump.trace t
 where (%(uid)s::text is null or t.partition_uid = %(uid)s::text::uuid)
     and (%(transaction)s::text is null or t.transaction_id = %(transaction)s::text)
-    and (%(name)s::text is null or exists (
-        select 1 from message_pump.trace_name n where n.name = %(name)s::text and n.trace_ordinal = t.ordinal))
+    and (%(name)s::text is null or t.names @> array[%(name)s::text])
 order by t.ordinal limit %(limit)s::bigint offset %(skip)s::bigint
 """
-NAMES: Final = "select distinct name from message_pump.trace_name order by name"
+NAMES: Final = 'select distinct n.name collate "C" from message_pump.trace t, unnest(t.names) n (name) order by 1'

@@ -35,21 +35,12 @@ class SnapshotHolders:
     def texts(self, found: Iterable[SnapshotHolder], older_than: float, now: float) -> list[str]:
         """The same for the holders that were found at a moment."""
         ages = {each: self._age(each, now) for each in found}
-        self._since = {key: self._since[key] for key in map(_key, ages) if key in self._since}
-        return [_text(each, age) for each, age in sorted(ages.items(), key=_by_age) if age > older_than]
+        self._since = {each[:3]: self._since[each[:3]] for each in ages if each[:3] in self._since}
+        oldest_first = sorted(ages.items(), key=lambda item: -item[1])
+        return [_text(each, age) for each, age in oldest_first if age > older_than]
 
     def _age(self, each: SnapshotHolder, now: float) -> float:
-        if each.seconds is not None:
-            return each.seconds
-        return now - self._since.setdefault(_key(each), now)
-
-
-def _key(each: SnapshotHolder) -> tuple[str, str, str]:
-    return each.kind, each.name, each.horizon
-
-
-def _by_age(item: tuple[SnapshotHolder, float]) -> float:
-    return -item[1]
+        return now - self._since.setdefault(each[:3], now) if each.seconds is None else each.seconds
 
 
 def _text(each: SnapshotHolder, age: float) -> str:

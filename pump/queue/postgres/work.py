@@ -114,27 +114,13 @@ class PostgresWork(Work):
     def partitions(self, keys: Sequence[tuple[str, str]]) -> list[PartitionKey]:
         """The partitions of these queues and names; what is missing is created."""
         missing = [key for key in keys if key not in self._cached_partitions and key not in self.found_partitions]
-        if not missing:
-            return [self._partition(key) for key in keys]
-        given = self.rows(
-            PLACES,
-            [queue for queue, _ in missing],
-            [queue.partition(".")[0] for queue, _ in missing],
-            [queue.partition(".")[2] for queue, _ in missing],
-            [name for _, name in missing],
-            MOST_PARTITIONS,
-            self.offset,
-        )
-        found = [PartitionKey(part_id, uid or "", queue_id, sealed) for part_id, uid, queue_id, sealed in given]
-        self.found_partitions.update(zip(missing, found, strict=True))
-        partitions = [self._partition(key) for key in keys]
-        for key, partition in zip(missing, found, strict=True):
-            if partition.part_id is None:  # its queue is full, and may not be for long
-                del self.found_partitions[key]
-        return partitions
-
-    def _partition(self, key: tuple[str, str]) -> PartitionKey:
-        return self.found_partitions.get(key) or self._cached_partitions[key]
+        full: dict[tuple[str, str], PartitionKey] = {}
+        if missing:
+            names = [queue for queue, _ in missing], [name for _, name in missing]
+            for key, row in zip(missing, self.rows(PLACES, *names, MOST_PARTITIONS, self.offset), strict=True):
+                # A queue that has no room for the partition now may have it at the next call.
+                (self.found_partitions if row[0] is not None else full)[key] = PartitionKey(*row)
+        return [full.get(key) or self.found_partitions.get(key) or self._cached_partitions[key] for key in keys]
 
     def group(self, request: PopRequest) -> GroupKey:
         """The queue and the group that somebody consumes from; the first consumer creates them."""
@@ -145,11 +131,9 @@ class PostgresWork(Work):
         return group
 
     def _find_group(self, request: PopRequest) -> GroupKey:
-        queue, start = request.queue, request.subscribe_from
-        namespace, _, task = queue.partition(".")
-        values = (queue, namespace, task, request.group, request.ordered, *start_values(start), request.create_group)
+        queue, start = request.queue, start_values(request.subscribe_from)
         try:
-            row = self.row(ENTER, *values, self.offset)
+            row = self.row(ENTER, queue, request.group, request.ordered, *start, request.create_group, self.offset)
         except psycopg.Error as error:
             if error.sqlstate == OTHER_MODE:
                 raise Conflict(f"queue {queue!r} is {'not ordered' if request.ordered else 'ordered'}") from None
@@ -166,10 +150,7 @@ def start_values(start: float | str) -> tuple[str, float | None]:
     return (start, None) if isinstance(start, str) else ("timestamp", float(start))
 
 
-PLACES: Final = (
-    "select * from message_pump.places(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer, %s::float8)"
-)
+PLACES: Final = "select * from message_pump.places(%s::text[], %s::text[], %s::integer, %s::float8)"
 ENTER: Final = (
-    "select * from message_pump.enter(%s::text, %s::text, %s::text, %s::text, %s::boolean, %s::text, %s::float8,"
-    " %s::boolean, %s::float8)"
+    "select * from message_pump.enter(%s::text, %s::text, %s::boolean, %s::text, %s::float8, %s::boolean, %s::float8)"
 )

@@ -3,6 +3,10 @@
 -- else pending. At or below `claimed` without a delivery it is dead if a dead letter has its place, else completed.
 -- `message_pump` stands for the schema, whatever its name is.
 
+create table message_pump.schema_version (
+    number integer primary key, applied_at timestamptz not null default clock_timestamp()
+);
+
 create table message_pump.queue (
     id bigint generated always as identity primary key,
     uid uuid not null unique default gen_random_uuid(),
@@ -48,7 +52,6 @@ create table message_pump.consumer_group (
     id bigint generated always as identity primary key,
     queue_id bigint not null,
     name text collate "C" not null,
-    epoch integer not null default 0,
     subscription text not null,
     subscribed_from timestamptz,
     created_at timestamptz not null,
@@ -186,13 +189,8 @@ create table message_pump.trace (
     group_name text,
     event text not null,
     data bytea not null,
+    names text[] not null,
     at timestamptz not null
 );
 create index trace_message on message_pump.trace (partition_uid, transaction_id, ordinal);
-
-create table message_pump.trace_name (
-    name text collate "C" not null,
-    trace_ordinal bigint not null,
-    primary key (name, trace_ordinal)
-);
-create index trace_name_trace on message_pump.trace_name (trace_ordinal);
+create index trace_named on message_pump.trace using gin (names);

@@ -4,20 +4,25 @@
 create function message_pump.now_at(_offset double precision) returns timestamptz
 language sql as $$ select clock_timestamp() + make_interval(secs => _offset) $$;
 
+-- Create the queues that are missing; the namespace and the task of each are the parts of its name.
+create function message_pump.make_queues(_names text[], _now timestamptz) returns void language sql as $$
+    insert into message_pump.queue (name, namespace, task, created_at)
+        select distinct a.q, split_part(a.q, '.', 1), substr(a.q, strpos(a.q || '.', '.') + 1), _now
+        from unnest(_names) a (q)
+        where not exists (select 1 from message_pump.queue q where q.name = a.q)
+        order by a.q
+        on conflict (name) do nothing;
+$$;
+
 -- The ids of the named partitions; missing ones are created, unless their queue has too many already.
 create function message_pump.places(
-    _queues text[], _namespaces text[], _tasks text[], _partitions text[], _most integer, _offset double precision
+    _queues text[], _partitions text[], _most integer, _offset double precision
 ) returns table (part_id bigint, part_uid text, of_queue bigint, sealed boolean) language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
     _found integer;
 begin
-    insert into message_pump.queue (name, namespace, task, created_at)
-        select distinct on (a.q) a.q, a.n, a.t, _now
-        from unnest(_queues, _namespaces, _tasks) a (q, n, t)
-        where not exists (select 1 from message_pump.queue q where q.name = a.q)
-        order by a.q
-        on conflict (name) do nothing;
+    perform message_pump.make_queues(_queues, _now);
     if exists (
         select 1 from unnest(_queues, _partitions) a (q, p)
         cross join lateral (select q.id from message_pump.queue q where q.name = a.q limit 1) q
@@ -46,7 +51,7 @@ begin
             ) g;
     end if;
     return query
-        select p.id, p.uid::text, q.id, q.encryption
+        select p.id, coalesce(p.uid::text, ''), q.id, q.encryption
         from unnest(_queues, _partitions) with ordinality a (q, p, o)
         cross join lateral (select * from message_pump.queue q where q.name = a.q limit 1) q
         left join lateral (
@@ -65,10 +70,11 @@ begin
     end if;
 end $$;
 
--- How many places of a partition after a sequence are empty.
-create function message_pump.removed_beyond(_part bigint, _seq bigint) returns bigint language sql stable as $$
-    select coalesce(sum(r.last - greatest(r.seq - 1, _seq)), 0)::bigint
-    from message_pump.removed r where r.part_id = _part and r.last > _seq
+-- How many places of a partition are empty, after one sequence and up to another.
+create function message_pump.empty_places(_part bigint, _after bigint, _last bigint) returns bigint
+language sql stable as $$
+    select coalesce(sum(least(r.last, _last) - greatest(r.seq - 1, _after)), 0)::bigint
+    from message_pump.removed r where r.part_id = _part and r.last > _after and r.seq <= _last
 $$;
 
 -- How many messages after its claim a group has settled ahead.
@@ -83,7 +89,7 @@ create function message_pump.size_of(_queue bigint) returns bigint language sql 
         (
             select max(x.n) from message_pump.consumer_group g cross join lateral (
                 select sum(
-                    p.last_seq - s.claimed - message_pump.removed_beyond(p.id, s.claimed)
+                    p.last_seq - s.claimed - message_pump.empty_places(p.id, s.claimed, p.last_seq)
                     - message_pump.passed_beyond(g.id, p.id, s.claimed) + d.n
                 ) n
                 from message_pump.partition p
@@ -98,7 +104,7 @@ create function message_pump.size_of(_queue bigint) returns bigint language sql 
             ) x where g.queue_id = _queue
         ),
         (
-            select sum(p.last_seq - p.first_seq + 1 - message_pump.removed_beyond(p.id, p.first_seq - 1))
+            select sum(p.last_seq - p.first_seq + 1 - message_pump.empty_places(p.id, p.first_seq - 1, p.last_seq))
             from message_pump.partition p where p.queue_id = _queue
         ),
         0

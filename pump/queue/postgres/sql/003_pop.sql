@@ -42,8 +42,10 @@ language sql immutable as $$
 $$;
 
 -- Make a dead letter of a message, which replaces its delivery if it has one; or of a scheduled message, by its id.
+-- `_crashes` are added to those of the delivery; `_retries` replace its retries.
 create function message_pump.bury(
-    _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null
+    _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null,
+    _crashes integer default 0, _retries integer default null
 ) returns void language plpgsql as $$
 declare
     _old record;
@@ -55,8 +57,8 @@ begin
         group_name, sealed, payload, producer, reason, error, retries, crashes, deliveries, created_at, moved_at
     )
         select g.id, m.part_id, m.seq, m.id, m.transaction_id, m.trace_id, p.uid, p.name, q.name, g.name, m.sealed,
-            m.payload, m.producer, _reason, coalesce(_error, _old.error, ''), coalesce(_old.retries, 0),
-            coalesce(_old.crashes, 0), coalesce(_old.deliveries, 0), m.at, _now
+            m.payload, m.producer, _reason, coalesce(_error, _old.error, ''),
+            coalesce(_retries, _old.retries, 0), coalesce(_old.crashes, 0) + _crashes, coalesce(_old.deliveries, 0), m.at, _now
         from (
             select m.part_id, m.seq, m.id, m.transaction_id, m.trace_id, m.sealed, m.payload, m.producer, m.at
             from message_pump.message m where m.part_id = _part and m.seq = _seq
@@ -75,19 +77,22 @@ end $$;
 
 -- Store when to look again at a partition that had nothing new to hand out; `_tid` is the group's row there. `ready_at`
 -- becomes 'infinity' only while no push can be in progress, so that no wake-up is missed; otherwise somebody looks
--- again soon.
-create function message_pump.rest(_tid tid, _part bigint, _delay double precision, _now timestamptz)
-returns void language plpgsql as $$
+-- again soon. A message that did not fit beside others keeps its turn, or these would hold it back for ever: if there
+-- is one, and `_turn` is not null, that is when to look again. Returns whether it is.
+create function message_pump.rest(
+    _tid tid, _part bigint, _delay double precision, _now timestamptz, _turn timestamptz
+) returns boolean language plpgsql as $$
 declare
     _group bigint;
     _claimed bigint;
     _last bigint;
     _next timestamptz;
+    _keeps boolean;
 begin
     select p.last_seq into _last from message_pump.partition p where p.id = _part for no key update skip locked;
     if not found then
         update message_pump.progress g set ready_at = _now + interval '5 milliseconds' where g.ctid = _tid;
-        return;
+        return false;
     end if;
     select g.group_id, g.claimed into _group, _claimed from message_pump.progress g where g.ctid = _tid;
     if _claimed < _last then
@@ -102,12 +107,15 @@ begin
             delete from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq <= _last;
         end if;
     end if;
+    _keeps := coalesce(_turn is not null and _next <= _now + interval '1 millisecond', false);
     -- If `_next` is null, what was left has been removed or settled ahead: there is nothing to hand out.
     update message_pump.progress g set
         ready_at = case when _next is null then 'infinity'
+            when _keeps then least(_turn, _now + interval '1 millisecond')
             else greatest(_next, _now + interval '1 millisecond') end,
         claimed = case when _next is null then _last else g.claimed end
         where g.ctid = _tid;
+    return _keeps;
 end $$;
 
 create type message_pump.taken as (
@@ -259,10 +267,8 @@ begin
                     order by d.seq
                 loop
                     if _d.crashed and _d.spent > _spent then
-                        update message_pump.delivery d set crashes = d.crashes + 1
-                            where d.group_id = _group and d.part_id = _part and d.seq = _d.seq;
                         perform message_pump.bury(
-                            _group, _part, _d.seq, 'max_retries', 'the lease expired too often', _now
+                            _group, _part, _d.seq, 'max_retries', 'the lease expired too often', _now, _crashes => 1
                         );
                         _open := _open - 1;
                         continue;
@@ -321,15 +327,10 @@ begin
                         where s.ctid = _tid
                         returning s.ctid into _tid;
                 end if;
-                if _blocked is null then
-                    perform message_pump.rest(_tid, _part, _q.delayed_processing, _now);
-                    if _leased > 0 then
-                        -- A message that did not fit beside others keeps its turn, or these would hold it back for ever.
-                        update message_pump.progress s set ready_at = least(_p.ready_at, s.ready_at)
-                            where s.group_id = _group and s.part_id = _part
-                                and s.ready_at <= _now + interval '1 millisecond';
-                        _left := case when found then -1 else _left end;
-                    end if;
+                if _blocked is null and message_pump.rest(
+                    _tid, _part, _q.delayed_processing, _now, case when _leased > 0 then _p.ready_at end
+                ) then
+                    _left := -1;
                 end if;
             end if;
         end loop;
@@ -393,10 +394,8 @@ begin
             ) m
         loop
             if _d.crashed and _d.spent > _spent then
-                update message_pump.delivery d set crashes = d.crashes + 1
-                    where d.group_id = _group and d.part_id = _d.part_id and d.seq = _d.seq;
                 perform message_pump.bury(
-                    _group, _d.part_id, _d.seq, 'max_retries', 'the lease expired too often', _now
+                    _group, _d.part_id, _d.seq, 'max_retries', 'the lease expired too often', _now, _crashes => 1
                 );
                 _any := true;
                 continue;
@@ -428,16 +427,19 @@ begin
         _part := null;
         if _only is not null then
             exit when _only = any (_tried);
-            select s.ctid, s.part_id, s.claimed into _tid, _part, _claimed from message_pump.progress s
+            select s.ctid, s.part_id, s.claimed, s.ready_at into _tid, _part, _claimed, _ready
+                from message_pump.progress s
                 where s.group_id = _group and s.part_id = _only for no key update;
         else
-            select s.ctid, s.part_id, s.claimed into _tid, _part, _claimed from message_pump.progress s
+            select s.ctid, s.part_id, s.claimed, s.ready_at into _tid, _part, _claimed, _ready
+                from message_pump.progress s
                 where s.group_id = _group and s.ready_at <= _now and not s.part_id = any (_tried)
                     and (cardinality(_seen) < _parts or s.part_id = any (_seen))
                 order by s.ready_at limit 1 for no key update skip locked;
             if _part is null and cardinality(_seen) = 0 then
                 -- Another consumer is taking from it now: it leaves what it does not take itself.
-                select s.ctid, s.part_id, s.claimed into _tid, _part, _claimed from message_pump.progress s
+                select s.ctid, s.part_id, s.claimed, s.ready_at into _tid, _part, _claimed, _ready
+                    from message_pump.progress s
                     where s.group_id = _group and s.ready_at <= _now + interval '1 second'
                         and not s.part_id = any (_tried)
                     order by s.ready_at limit 1 for no key update;
@@ -477,13 +479,9 @@ begin
             end if;
         end if;
         if _fresh < _room then
-            select s.ready_at into _ready from message_pump.progress s where s.ctid = _tid;
-            perform message_pump.rest(_tid, _part, _q.delayed_processing, _now);
-            if _fresh = 0 and cardinality(_seen) > 0 then
-                -- A message that did not fit beside others keeps its turn, or these would hold it back for ever.
-                update message_pump.progress s set ready_at = least(_ready, s.ready_at)
-                    where s.group_id = _group and s.part_id = _part and s.ready_at <= _now + interval '1 millisecond';
-            end if;
+            perform message_pump.rest(
+                _tid, _part, _q.delayed_processing, _now, case when _fresh = 0 and cardinality(_seen) > 0 then _ready end
+            );
         end if;
         _room := _room - _fresh;
     end loop;
@@ -523,8 +521,6 @@ begin
             order by d.visible_at limit 1),
         (select s.due_at from message_pump.scheduled s where s.queue_id = _queue order by s.due_at limit 1)
     );
-    if _due is not null then
-        due_in := greatest(date_part('epoch', _due - _now), 0.001);
-    end if;
+    due_in := case when _due is not null then greatest(date_part('epoch', _due - _now), 0.001) end;
     return next;
 end $$;

@@ -26,7 +26,7 @@ end $$;
 -- Subtract settled deliveries from the counts of an ordered partition's lease; `_tid` is the group's row there, null if
 -- the caller does not know it. Returns whether that ended the lease.
 create function message_pump.count_off(
-    _group bigint, _part bigint, _tid tid, _rows integer, _of_lease integer, _now timestamptz
+    _group bigint, _part bigint, _of_lease integer, _now timestamptz, _rows integer default 1, _tid tid default null
 ) returns boolean language plpgsql as $$
 declare
     _open integer;
@@ -52,6 +52,19 @@ begin
     return true;
 end $$;
 
+-- Partitions by their uids, in the order of locking; `o` is the index of each, `gid` the group of that name, if any.
+create function message_pump.found(_parts uuid[], _group text)
+returns table (o integer, id bigint, name text, queue text, ordered boolean, gid bigint) language sql stable as $$
+    select a.o::integer, p.id, p.name, q.name, q.ordered, g.id
+    from unnest(_parts) with ordinality a (u, o)
+    cross join lateral (select * from message_pump.partition p where p.uid = a.u limit 1) p
+    cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
+    left join lateral (
+        select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
+    ) g on true
+    order by p.id
+$$;
+
 -- Complete messages, no two of them the same. `_which` is the index in `_parts` of each message's partition. For a null
 -- lease id, one of `_leases` is enough, or, if the caller is lenient, that the message is leased at all.
 -- Codes: 0 acknowledged, 1 already acknowledged, 2 invalid lease, 3 not found; plus 16 if its lease ended.
@@ -71,7 +84,6 @@ declare
     _rows tid[] := array_fill(null::tid, array[cardinality(_parts)]);
     _mine uuid[] := array(select distinct a.l from unnest(_lease_ids || _leases) a (l) where a.l is not null);
     _tid tid;
-    _tids tid[];
     _p record;
     _s record;
     _c record;
@@ -79,16 +91,7 @@ declare
 begin
     queues := array_fill(null::text, array[cardinality(_parts)]);
     names := queues;
-    for _p in
-        select a.o::integer o, p.id, p.name, q.name queue, q.ordered, g.id gid
-        from unnest(_parts) with ordinality a (u, o)
-        cross join lateral (select * from message_pump.partition p where p.uid = a.u limit 1) p
-        cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
-        left join lateral (
-            select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
-        ) g on true
-        order by p.id
-    loop
+    for _p in select * from message_pump.found(_parts, _group) loop
         _ids[_p.o] := _p.id;
         _groups[_p.o] := _p.gid;
         _ordered[_p.o] := _p.ordered;
@@ -132,7 +135,10 @@ begin
     with item as materialized (
         select a.o::integer o, a.w, m.seq, d.tid, d.lease_id = _held[a.w] of_lease,
             case
-                when m.seq is null then 3
+                when m.seq is null then coalesce((
+                    select 2 from message_pump.scheduled s -- nobody has it leased
+                    where s.part_id = _ids[a.w] and s.transaction_id = a.t limit 1
+                ), 3)
                 when d.tid is null then case
                     when m.seq <= _claims[a.w] and x.dead is null then 1 else 2 end
                 when d.lease_id is null then 2
@@ -162,16 +168,15 @@ begin
         array_agg(coalesce(i.of_lease, false)) filter (where i.code = 0) of_lease
         into _c from item i;
     codes := coalesce(_c.codes, '{}');
-    _tids := _c.tids;
-    if _tids is not null then
-        delete from message_pump.delivery d where d.ctid = any (_tids);
+    if _c.tids is not null then
+        delete from message_pump.delivery d where d.ctid = any (_c.tids);
         for _off in
             select a.w, count(*)::integer n, (count(*) filter (where a.f))::integer f
             from unnest(_c.done, _c.of_lease) a (w, f) group by a.w
         loop
             if _ordered[_off.w] then
                 _over[_off.w] := message_pump.count_off(
-                    _groups[_off.w], _ids[_off.w], _rows[_off.w], _off.n, _off.f, _now
+                    _groups[_off.w], _ids[_off.w], _off.f, _now, _off.n, _rows[_off.w]
                 );
             end if;
         end loop;
@@ -181,14 +186,6 @@ begin
                 from unnest(codes, _which) with ordinality a (c, w, o) order by a.o
             );
         end if;
-    end if;
-    if 3 = any (codes) then -- a scheduled message exists, but nobody has it leased
-        codes := array(
-            select case when a.c = 3 and exists (
-                select 1 from message_pump.scheduled s where s.part_id = _ids[a.w] and s.transaction_id = a.t
-            ) then 2 else a.c end
-            from unnest(codes, _which, _transactions) with ordinality a (c, w, t, o) order by a.o
-        );
     end if;
     return next;
 end $$;
@@ -221,16 +218,7 @@ begin
     codes := array_fill(3, array[cardinality(_which)]);
     queues := array_fill(null::text, array[cardinality(_parts)]);
     names := queues;
-    for _p in
-        select a.o::integer o, p.id, p.name, q.name queue, q.ordered, g.id gid
-        from unnest(_parts) with ordinality a (u, o)
-        cross join lateral (select * from message_pump.partition p where p.uid = a.u limit 1) p
-        cross join lateral (select * from message_pump.queue q where q.id = p.queue_id limit 1) q
-        left join lateral (
-            select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
-        ) g on true
-        order by p.id
-    loop
+    for _p in select * from message_pump.found(_parts, _group) loop
         _ids[_p.o] := _p.id;
         _groups[_p.o] := _p.gid;
         queues[_p.o] := _p.queue;
@@ -242,19 +230,10 @@ begin
     for _i in 1 .. cardinality(_which) loop
         _w := _which[_i];
         continue when _ids[_w] is null;
-        select m.seq into _m from message_pump.message m
-            where m.part_id = _ids[_w] and m.transaction_id = _transactions[_i];
-        if not found then
-            if exists (
-                select 1 from message_pump.scheduled s
-                where s.part_id = _ids[_w] and s.transaction_id = _transactions[_i]
-            ) then
-                codes[_i] := 2;
-            end if;
-            continue;
-        end if;
+        select * into _m from message_pump.place_of(_ids[_w], _transactions[_i]);
+        continue when _m.id is null;
         codes[_i] := 2;
-        continue when _groups[_w] is null;
+        continue when _m.seq is null or _groups[_w] is null;
         select q.* into _q from message_pump.queue q where q.name = queues[_w];
         select s.lease_id, s.lease_until, s.claimed into _s from message_pump.progress s
             where s.group_id = _groups[_w] and s.part_id = _ids[_w];
@@ -286,10 +265,6 @@ begin
             when _count + _d.crashes > _limit then 5
             else 4 end;
         if _code in (0, 5) then
-            if _statuses[_i] = 'failed' then
-                update message_pump.delivery d set retries = _count
-                    where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
-            end if;
             if _code = 0 then
                 delete from message_pump.delivery d
                     where d.group_id = _groups[_w] and d.part_id = _ids[_w] and d.seq = _m.seq;
@@ -299,12 +274,11 @@ begin
                     coalesce(
                         nullif(_reasons[_i], ''), case when _statuses[_i] = 'dlq' then 'dlq' else 'max_retries' end
                     ),
-                    _errors[_i], _now
+                    _errors[_i], _now, _retries => case when _statuses[_i] = 'failed' then _count end
                 );
             end if;
             if _q.ordered and message_pump.count_off(
-                _groups[_w], _ids[_w], null, 1,
-                (not _ended[_w] and coalesce(_s.lease_id = _d.lease_id, false))::integer, _now
+                _groups[_w], _ids[_w], (not _ended[_w] and coalesce(_s.lease_id = _d.lease_id, false))::integer, _now
             ) then
                 _code := _code + 16;
             end if;
@@ -342,7 +316,6 @@ returns setof double precision language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
     _group bigint;
-    _time double precision;
     _ordered boolean;
     _until timestamptz;
 begin
@@ -351,13 +324,13 @@ begin
         select d.group_id into _group from message_pump.delivery d
             where d.lease_id = _lease and d.visible_at is not null limit 1;
     end if;
-    select q.ordered, coalesce(_seconds, q.lease_time) into _ordered, _time
+    select q.ordered, _now + make_interval(secs => least(coalesce(_seconds, q.lease_time), 604800))
+        into _ordered, _until
         from (select g.queue_id from message_pump.consumer_group g where g.id = _group limit 1) g
         cross join lateral (select * from message_pump.queue q where q.id = g.queue_id limit 1) q;
     if not found then
         return;
     end if;
-    _until := _now + make_interval(secs => least(_time, 604800));
     if _ordered then
         -- Locked by a separate statement: the next one then sees what others did to the rows meanwhile.
         perform 1 from message_pump.progress s where s.lease_id = _lease order by s.part_id for no key update;

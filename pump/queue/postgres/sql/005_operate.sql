@@ -20,12 +20,6 @@ begin
     return _low;
 end $$;
 
--- How many places of a partition up to a sequence are empty.
-create function message_pump.removed_up_to(_part bigint, _seq bigint) returns bigint language sql stable as $$
-    select coalesce(sum(least(r.last, _seq) - r.seq + 1), 0)::bigint
-    from message_pump.removed r where r.part_id = _part and r.seq <= _seq
-$$;
-
 -- Record that places are empty now; ranges that touch become one.
 create function message_pump.vacate(_part bigint, _places bigint[]) returns void language plpgsql as $$
 declare
@@ -59,7 +53,7 @@ create function message_pump.completed(_group bigint, _part bigint) returns bigi
         - (select count(*) from message_pump.delivery d where d.group_id = _group and d.part_id = _part)
         - (select count(*) from message_pump.dead x
             where x.part_id = _part and x.group_id = _group and x.seq is not null and x.seq <= s.claimed)
-        - message_pump.removed_up_to(_part, s.claimed)
+        - message_pump.empty_places(_part, 0, s.claimed)
     from message_pump.progress s where s.group_id = _group and s.part_id = _part
 $$;
 
@@ -83,24 +77,22 @@ end $$;
 -- The queue and the group, created if they are missing and `_create` is set; the first consumer decides the mode.
 -- 'MP002': the queue has the other mode.
 create function message_pump.enter(
-    _queue text, _namespace text, _task text, _group text, _ordered boolean, _subscription text,
-    _since double precision, _create boolean, _offset double precision
+    _queue text, _group text, _ordered boolean, _subscription text, _since double precision, _create boolean,
+    _offset double precision
 ) returns table (queue_id bigint, group_id bigint, ordered boolean) language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
 begin
     if _create then
-        insert into message_pump.queue (name, namespace, task, ordered, created_at)
-            values (_queue, _namespace, _task, _ordered, _now) on conflict (name) do nothing;
+        perform message_pump.make_queues(array[_queue], _now);
     end if;
     select q.id, q.ordered into queue_id, ordered from message_pump.queue q where q.name = _queue;
     if not found then
         return;
     end if;
     if ordered is null then
-        update message_pump.queue q set ordered = coalesce(_ordered, true)
-            where q.id = queue_id and q.ordered is null;
-        select q.ordered into ordered from message_pump.queue q where q.id = queue_id;
+        update message_pump.queue q set ordered = coalesce(q.ordered, _ordered, true)
+            where q.id = queue_id returning q.ordered into ordered;
     end if;
     if _ordered <> ordered then
         raise exception 'the queue has the other mode' using errcode = 'MP002';
@@ -118,8 +110,6 @@ create function message_pump.subscribe(
 ) returns bigint language plpgsql as $$
 declare
     _id bigint;
-    _p record;
-    _claimed bigint;
 begin
     -- Creating a partition waits for the queue's row, so that no pair of group and partition is missed.
     perform 1 from message_pump.queue q where q.id = _queue for no key update;
@@ -131,19 +121,16 @@ begin
         values (_queue, _group, _subscription, to_timestamp(_since), _now) returning id into _id;
     -- A push or removal in progress has to come before or after this.
     perform 1 from message_pump.partition p where p.queue_id = _queue order by p.id for no key update;
-    for _p in
-        select p.id, p.first_seq, p.last_seq from message_pump.partition p where p.queue_id = _queue order by p.id
-    loop
-        _claimed := case _subscription
-            when 'new' then _p.last_seq
-            when 'all' then _p.first_seq - 1
-            else message_pump.last_before(_p.id, to_timestamp(_since)) end;
-        -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
-        insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)
-            values (
-                _id, _p.id, _claimed, _claimed + 1, _claimed - message_pump.removed_up_to(_p.id, _claimed), _now
-            );
-    end loop;
+    -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
+    insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)
+        select _id, p.id, c.seq, c.seq + 1, c.seq - message_pump.empty_places(p.id, 0, c.seq), _now
+        from message_pump.partition p
+        cross join lateral (select case _subscription
+            when 'new' then p.last_seq
+            when 'all' then p.first_seq - 1
+            else message_pump.last_before(p.id, to_timestamp(_since)) end seq offset 0
+        ) c
+        where p.queue_id = _queue order by p.id;
     return _id;
 end $$;
 
@@ -188,7 +175,7 @@ end $$;
 
 -- Move a group in a queue, or in one partition of it, to the first message at or after a moment; null is the end.
 create function message_pump.seek(
-    _queue text, _group text, _partition text, _to double precision, _offset double precision
+    _queue bigint, _group bigint, _partition text, _to double precision, _offset double precision
 ) returns integer language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
@@ -196,27 +183,16 @@ declare
     _moved integer := 0;
 begin
     for _p in
-        select p.id, g.id gid
-        from message_pump.queue q
-        cross join lateral (
-            select g.id from message_pump.consumer_group g where g.queue_id = q.id and g.name = _group limit 1
-        ) g
-        cross join lateral (
-            select p.id from message_pump.partition p
-            where p.queue_id = q.id and (_partition is null or p.name = _partition)
-        ) p
-        where q.name = _queue
-        order by p.id
+        select p.id from message_pump.partition p
+        where p.queue_id = _queue and (_partition is null or p.name = _partition) order by p.id
     loop
         perform 1 from message_pump.partition p where p.id = _p.id for no key update;
-        perform 1 from message_pump.progress s where s.group_id = _p.gid and s.part_id = _p.id for no key update;
-        perform message_pump.move(_p.gid, _p.id, case
+        perform 1 from message_pump.progress s where s.group_id = _group and s.part_id = _p.id for no key update;
+        perform message_pump.move(_group, _p.id, case
             when _to is null then (select p.last_seq from message_pump.partition p where p.id = _p.id)
             else message_pump.last_before(_p.id, to_timestamp(_to)) end, _now);
         _moved := _moved + 1;
     end loop;
-    update message_pump.consumer_group g set epoch = g.epoch + 1
-        where g.name = _group and g.queue_id = (select q.id from message_pump.queue q where q.name = _queue);
     return _moved;
 end $$;
 
@@ -248,9 +224,6 @@ begin
     loop
         perform message_pump.move(_s.group_id, _part, _last, _now);
     end loop;
-    delete from message_pump.trace_name n using message_pump.trace t
-        where n.trace_ordinal = t.ordinal
-            and t.partition_uid = (select p.uid from message_pump.partition p where p.id = _part);
     delete from message_pump.trace t
         where t.partition_uid = (select p.uid from message_pump.partition p where p.id = _part);
     delete from message_pump.message m where m.part_id = _part;

@@ -46,9 +46,7 @@ begin
             returning d.lease_id into _lease;
         if found then
             if _p.ordered then
-                perform message_pump.count_off(
-                    _s.group_id, _p.id, null, 1, coalesce(_lease = _s.lease_id, false)::integer, _now
-                );
+                perform message_pump.count_off(_s.group_id, _p.id, ((_lease = _s.lease_id) is true)::integer, _now);
                 perform message_pump.look_again(_s.group_id, _p.id, _now);
             end if;
         elsif _seq <= _s.claimed and not exists (
@@ -65,21 +63,9 @@ begin
     update message_pump.dead x set seq = null where x.part_id = _p.id and x.seq = _seq;
     delete from message_pump.passed x where x.message_id = _id;
     perform message_pump.vacate(_p.id, array[_seq]);
-    perform message_pump.forget_traces(_uid, array[_transaction]);
+    delete from message_pump.trace t where t.partition_uid = _uid and t.transaction_id = _transaction;
     delete from message_pump.message m where m.part_id = _p.id and m.seq = _seq;
     return true;
-end $$;
-
-create function message_pump.forget_traces(_uid uuid, _transactions text[]) returns void language plpgsql as $$
-begin
-    if not exists (select 1 from message_pump.trace t where t.partition_uid = _uid limit 1) then
-        return;
-    end if;
-    with gone as (
-        delete from message_pump.trace t where t.partition_uid = _uid and t.transaction_id = any (_transactions)
-        returning t.ordinal
-    )
-    delete from message_pump.trace_name n where n.trace_ordinal in (select ordinal from gone);
 end $$;
 
 -- Make a dead message pending again in its old place, for every group that gave it up.
@@ -124,16 +110,12 @@ begin
 end $$;
 
 -- The id and place of the message with a transaction id; a scheduled message has no place.
-create function message_pump.place_of(_part bigint, _transaction text, out id uuid, out seq bigint)
-language plpgsql as $$
-begin
-    select m.id, m.seq into id, seq from message_pump.message m
-        where m.part_id = _part and m.transaction_id = _transaction;
-    if not found then
-        select s.id into id from message_pump.scheduled s
-            where s.part_id = _part and s.transaction_id = _transaction;
-    end if;
-end $$;
+create function message_pump.place_of(_part bigint, _transaction text) returns table (id uuid, seq bigint)
+language sql stable as $$
+    select m.id, m.seq from message_pump.message m where m.part_id = _part and m.transaction_id = _transaction
+    union all
+    select s.id, null from message_pump.scheduled s where s.part_id = _part and s.transaction_id = _transaction
+$$;
 
 -- Make a dead letter of a message in any state, for each group that has not settled it, or for one of them; returns for
 -- how many.
@@ -156,7 +138,7 @@ begin
     end if;
     if _name is null and not exists (
         select 1 from message_pump.consumer_group g where g.queue_id = _p.queue_id
-    ) and exists (select 1 from message_pump.place_of(_p.id, _transaction) x where x.id is not null) then
+    ) and exists (select 1 from message_pump.place_of(_p.id, _transaction)) then
         perform message_pump.subscribe(_p.queue_id, '__QUEUE_MODE__', 'all', null, _now);
     end if;
     perform 1 from message_pump.partition p where p.id = _p.id for no key update;
@@ -178,9 +160,7 @@ begin
         continue when not found;
         perform message_pump.bury(_s.group_id, _p.id, _m.seq, 'operator', nullif(_error, ''), _now, _m.id);
         if _p.ordered and _m.seq <= _s.claimed then
-            perform message_pump.count_off(
-                _s.group_id, _p.id, null, 1, coalesce(_lease = _s.lease_id, false)::integer, _now
-            );
+            perform message_pump.count_off(_s.group_id, _p.id, ((_lease = _s.lease_id) is true)::integer, _now);
         end if;
         perform message_pump.look_again(_s.group_id, _p.id, _now);
         _done := _done + 1;
@@ -208,7 +188,7 @@ begin
         return query select 0::bigint, false;
         return;
     end if;
-    done := _last - _s.claimed - message_pump.removed_beyond(_part, _s.claimed)
+    done := _last - _s.claimed - message_pump.empty_places(_part, _s.claimed, _last)
         - message_pump.passed_beyond(_group, _part, _s.claimed);
     delete from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq <= _last;
     _held := case when _ordered and message_pump.lives(_s.lease_until, _now) then _s.lease_id end;

@@ -99,9 +99,8 @@ begin
     if _places is not null then
         gone := cardinality(_places);
         perform message_pump.vacate(_part, _places);
-        perform message_pump.forget_traces(
-            (select p.uid from message_pump.partition p where p.id = _part), _transactions
-        );
+        delete from message_pump.trace t where t.transaction_id = any (_transactions)
+            and t.partition_uid = (select p.uid from message_pump.partition p where p.id = _part);
     end if;
 end $$;
 
@@ -180,8 +179,8 @@ language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
     _q message_pump.queue;
-    _group bigint;
-    _high bigint;
+    _age double precision;
+    _old record;
     _dealt integer := 0;
 begin
     select q.* into _q
@@ -195,38 +194,30 @@ begin
         and not exists (select 1 from message_pump.consumer_group g where g.queue_id = _q.id) then
         perform message_pump.subscribe(_q.id, '__QUEUE_MODE__', 'all', null, _now);
     end if;
-    if _q.max_wait_time > 0 then
-        _high := message_pump.last_before(_part, _now - make_interval(secs => _q.max_wait_time));
-        for _group in
-            select s.group_id from message_pump.progress s where s.part_id = _part order by s.group_id
-        loop
-            _dealt := greatest(_dealt, message_pump.bury_old(
-                _group, _part, _high, _most, coalesce(_q.ordered, true), 'max_wait_time',
-                'nobody settled it in time', _now
-            ));
-        end loop;
-    end if;
-    if _q.retention_enabled and (_q.retention > 0 or _q.completed_retention > 0) then
+    _age := case when _q.retention_enabled then least(nullif(_q.retention, 0), nullif(_q.completed_retention, 0)) end;
+    if _age is not null then
         -- Otherwise a group created meanwhile could start at messages that are being removed.
         perform 1 from message_pump.partition p where p.id = _part for no key update;
-        _high := 0;
-        if _q.retention > 0 then
-            _high := message_pump.last_before(_part, _now - make_interval(secs => _q.retention));
-            for _group in
-                select s.group_id from message_pump.progress s where s.part_id = _part order by s.group_id
-            loop
-                _dealt := greatest(_dealt, message_pump.bury_old(
-                    _group, _part, _high, _most, coalesce(_q.ordered, true), 'retention',
-                    'it was kept as long as the queue keeps messages', _now
-                ));
-            end loop;
-        end if;
-        if _q.completed_retention > 0 then
-            _high := greatest(
-                _high, message_pump.last_before(_part, _now - make_interval(secs => _q.completed_retention))
-            );
-        end if;
-        _dealt := greatest(_dealt, message_pump.clean(_part, _high, _most, _now));
+    end if;
+    for _old in
+        select s.group_id, a.seconds, a.reason, a.error
+        from (values
+            (1, _q.max_wait_time, 'max_wait_time', 'nobody settled it in time'),
+            (2, _q.retention * _q.retention_enabled::integer, 'retention',
+                'it was kept as long as the queue keeps messages')
+        ) a (n, seconds, reason, error)
+        cross join lateral (select s.group_id from message_pump.progress s where s.part_id = _part) s
+        where a.seconds > 0 order by a.n, s.group_id
+    loop
+        _dealt := greatest(_dealt, message_pump.bury_old(
+            _old.group_id, _part, message_pump.last_before(_part, _now - make_interval(secs => _old.seconds)), _most,
+            coalesce(_q.ordered, true), _old.reason, _old.error, _now
+        ));
+    end loop;
+    if _age is not null then
+        _dealt := greatest(_dealt, message_pump.clean(
+            _part, message_pump.last_before(_part, _now - make_interval(secs => _age)), _most, _now
+        ));
     end if;
     return _dealt;
 end $$;
@@ -253,7 +244,7 @@ begin
         select p.oid from pg_proc p join pg_language l on l.oid = p.prolang
         where p.pronamespace = 'message_pump'::regnamespace and l.lanname = 'plpgsql' and p.proname <> all (array[
             'wake', 'opened', 'assert_mode', 'bury', 'rest', 'openable', 'take_again', 'take_fresh', 'end_lease',
-            'count_off', 'move', 'last_before', 'forget_traces', 'bury_old', 'sweep', 'clean', 'vacate', 'look_again', 'place_of'
+            'count_off', 'move', 'last_before', 'bury_old', 'sweep', 'clean', 'vacate', 'look_again'
         ])
     loop
         execute format(
