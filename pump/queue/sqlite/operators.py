@@ -7,7 +7,7 @@ from typing import Final
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
 from pump.queue.sqlite.groups import last_before, make_group
-from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.progress import Progress, is_leased, progress_of, release, update_ready
 from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork, options_as_text
 from pump.queue.work import NO_KEY
 
@@ -29,12 +29,8 @@ def configure_queue(
         (options.ordered, options_as_text(options), namespace, task, queue.id),
     )
     work.forget_queue(queue)
-    update_all_ready(work, queue._replace(mode=options.ordered, ordered=options.ordered, options=options))
-
-
-def update_all_ready(work: SqliteWork, queue: Queue) -> None:
-    """Compute again when each partition is ready: the delays of the queue may have changed."""
-    for group in work.groups_of(queue.id):
+    queue = queue._replace(mode=options.ordered, ordered=options.ordered, options=options)
+    for group in work.groups_of(queue.id):  # the delays may have changed, and with them when something is ready
         for partition in work.partitions(queue.id):
             progress = progress_of(work, group.id, partition.id)
             if progress.ready_at is not None and not is_leased(work, queue, progress):
@@ -125,13 +121,7 @@ def clear_partition(work: SqliteWork, queue: Queue, partition: Partition) -> int
     count += work.execute("DELETE FROM scheduled WHERE part_id = ?", (partition.id,)).rowcount
     work.execute("DELETE FROM gap WHERE part_id = ?", (partition.id,))
     for group in work.groups_of(queue.id):
-        for table in ("delivery", "passed"):
-            where = (group.id, partition.id)
-            work.execute(f"DELETE FROM {table} WHERE group_id = ? AND part_id = ?", where)  # noqa: S608 - two words
-    work.execute(
-        "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL, ready_at = NULL WHERE part_id = ?",
-        (partition.last_seq, partition.id),
-    )
+        _move_to(work, queue, progress_of(work, group.id, partition.id), partition.last_seq)
     return int(count)
 
 
@@ -144,22 +134,18 @@ def seek_group(
     partitions = chosen(work, queue, partition_name)
     for partition in partitions:
         claimed = partition.last_seq if moment is None else last_before(work, partition, moment)
-        move_to(work, queue, progress_of(work, group.id, partition.id), claimed)
+        _move_to(work, queue, progress_of(work, group.id, partition.id), claimed)
     log.info("group %s of queue %s was moved to %s", group_name, queue_name, "the end" if moment is None else moment)
     return len(partitions)
 
 
-def move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -> None:
+def _move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -> None:
     """Everything up to the claim is settled, everything after it is new; dead letters after it stay dead letters."""
-    where = (progress.group_id, progress.part_id)
-    work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", where)
-    work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", where)
-    work.execute("UPDATE dead SET seq = NULL WHERE group_id = ? AND part_id = ? AND seq > ?", (*where, claimed))
-    work.execute(
-        "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?",
-        (claimed, *where),
-    )
-    update_ready(work, queue, progress._replace(claimed=claimed))
+    work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", progress.key)
+    work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", progress.key)
+    work.execute("UPDATE dead SET seq = NULL WHERE group_id = ? AND part_id = ? AND seq > ?", (*progress.key, claimed))
+    work.execute("UPDATE progress SET claimed = ? WHERE group_id = ? AND part_id = ?", (claimed, *progress.key))
+    release(work, queue, progress._replace(claimed=claimed))
 
 
 def chosen(work: SqliteWork, queue: Queue, name: str | None) -> list[Partition]:

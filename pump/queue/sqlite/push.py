@@ -1,14 +1,14 @@
 """Storing messages: each gets the next place of its partition, or waits without one until it is due."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pump.queue.ids import mint
 from pump.queue.limits import MOST_PARTITIONS
 from pump.queue.options import QueueOptions
 from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused
-from pump.queue.sqlite.gaps import NOTHING_AFTER, number_passed
+from pump.queue.sqlite.gaps import OPEN, number_passed
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import Push, Pushed
 from pump.queue.work import NO_KEY
@@ -100,7 +100,8 @@ class PartitionBatch:
     def _known(self, partition: Partition) -> dict[str, str]:
         """The transaction ids that are in the partition already, each with the id of its message."""
         given = json.dumps([item.transaction_id for item, _, _ in self._items if item.transaction_id])
-        if given == "[]" or not (partition.last_seq or self._has_scheduled(partition)):
+        scheduled = "SELECT 1 FROM scheduled WHERE part_id = ? LIMIT 1"
+        if given == "[]" or not (partition.last_seq or self._work.exists(scheduled, partition.id)):
             return {}
         return dict(
             self._work.execute(
@@ -111,9 +112,6 @@ class PartitionBatch:
                 (given, partition.id),
             )
         )
-
-    def _has_scheduled(self, partition: Partition) -> bool:
-        return self._work.exists("SELECT 1 FROM scheduled WHERE part_id = ? LIMIT 1", partition.id)
 
     def _sealed(self, item: Push, partition: Partition, transaction_id: str) -> tuple[int, bytes]:
         """Whether the payload is sealed, and the payload as it is stored."""
@@ -187,8 +185,7 @@ SCHEDULED: Final = "SELECT count(*) FROM scheduled WHERE queue_id = ?"
 UNSETTLED: Final = f"""
 SELECT max(n) FROM (
     SELECT (
-        SELECT sum(part.last_seq - pr.claimed - ({NOTHING_AFTER})
-            + (SELECT count(*) FROM delivery AS d WHERE d.group_id = g.id AND d.part_id = part.id))
+        SELECT sum({OPEN})
         FROM partition AS part CROSS JOIN progress AS pr ON pr.group_id = g.id AND pr.part_id = part.id
         WHERE part.queue_id = g.queue_id) AS n
     FROM consumer_group AS g WHERE g.queue_id = ?)
@@ -206,7 +203,21 @@ def number_due(work: SqliteWork, queue: Queue) -> bool:
         (queue.id, work.now, NUMBERED_AT_ONCE),
     ).fetchall()
     for part_id in dict.fromkeys(row[0] for row in due):
-        number_in(work, queue, part_id, [row for row in due if row[0] == part_id])
+        partition = work.partition_of(part_id)
+        rows: list[Row] = [
+            (
+                part_id, partition.last_seq + index, message_id, transaction_id, trace_id, producer,
+                max(due_at, partition.last_at), sealed, payload,
+            )
+            for index, (_, transaction_id, message_id, trace_id, producer, sealed, payload, due_at) in enumerate(
+                (row for row in due if row[0] == part_id), 1
+            )
+        ]  # fmt: skip
+        work.executemany(
+            "DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", [(part_id, row[3]) for row in rows]
+        )
+        number_passed(work, [(row[2], row[1]) for row in rows])
+        insert_messages(work, queue, part_id, rows)
     return len(due) == NUMBERED_AT_ONCE
 
 
@@ -214,25 +225,3 @@ def number_all_due(work: SqliteWork, queue: Queue) -> None:
     """The same for all of them: what is pushed now comes after what was due before."""
     while number_due(work, queue):
         pass
-
-
-def number_in(
-    work: SqliteWork,
-    queue: Queue,
-    part_id: int,
-    due: Iterable[tuple[int, str, str, str | None, str | None, int, bytes, float]],
-) -> None:
-    """Give the due messages of one partition its next places."""
-    partition = work.partition_of(part_id)
-    rows: list[Row] = [
-        (
-            part_id, partition.last_seq + index, message_id, transaction_id, trace_id, producer,
-            max(due_at, partition.last_at), sealed, payload,
-        )
-        for index, (_, transaction_id, message_id, trace_id, producer, sealed, payload, due_at) in enumerate(due, 1)
-    ]  # fmt: skip
-    work.executemany(
-        "DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", [(part_id, row[3]) for row in rows]
-    )
-    number_passed(work, [(row[2], row[1]) for row in rows])
-    insert_messages(work, queue, part_id, rows)
