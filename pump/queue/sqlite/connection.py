@@ -21,11 +21,10 @@ from pump.errors import SetupError
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.forks import fork_gate
 from pump.queue.sqlite.schema import prepare
+from pump.queue.sqlite.warnings import too_old
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
-SAFE_SQLITE: Final = (3, 51, 3)
-"""Older ones can, very rarely, corrupt a file that several connections write and checkpoint at the same time."""
 BUSY_MS: Final = 10_000
 RETRY_SECONDS: Final = (0.0002, 0.001)
 """Between attempts to become the writer: a random time from this range."""
@@ -91,7 +90,9 @@ class Connections:
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL") -> None:
         self._clock = clock
         self.path = checked_path(path)
-        self._synchronous = checked_synchronous(synchronous)
+        self._synchronous = synchronous.upper()
+        if self._synchronous not in {"FULL", "NORMAL", "EXTRA"}:
+            raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
         self._process = ProcessState()
         self.closed = False
         self._prepared = False
@@ -241,13 +242,6 @@ def file_at(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def checked_synchronous(synchronous: str) -> str:
-    """FULL keeps every confirmed commit through a power cut; NORMAL may lose the last ones then, never at a crash."""
-    if synchronous.upper() not in {"FULL", "NORMAL", "EXTRA"}:
-        raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
-    return synchronous.upper()
-
-
 def checked_path(path: str | Path) -> Path:
     """The file's absolute path; SetupError if it could not be shared between processes or kept."""
     if str(path) in {"", ":memory:"} or str(path).startswith("file:"):
@@ -278,10 +272,6 @@ def unescaped(mount: str) -> str:
 
 @lru_cache
 def warn_of_old_sqlite(version: tuple[int, ...]) -> None:
-    """Warn once in each process that this SQLite has a defect which the queue can only make unlikely."""
-    if version < SAFE_SQLITE:
-        log.warning(
-            "SQLite %s has a defect that can corrupt a file written by several processes; %s fixes it",
-            ".".join(map(str, version)),
-            ".".join(map(str, SAFE_SQLITE)),
-        )
+    """Log the same, once in each process."""
+    for each in too_old(version):
+        log.warning("%s", each)
