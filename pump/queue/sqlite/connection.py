@@ -37,12 +37,13 @@ NETWORK_FILE_SYSTEMS: Final = frozenset({
 class FileConnection:
     """One connection; closed with the thread that used it, or before a fork."""
 
-    def __init__(self, path: Path, synchronous: str) -> None:
+    def __init__(self, path: Path, synchronous: str, *, create: bool) -> None:
         self.closed = False
         self._path = path
         self.connection = sqlite3.connect(
-            path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=512
-        )
+            f"{path.as_uri()}?mode={'rwc' if create else 'rw'}", uri=True, timeout=BUSY_MS / 1000,
+            isolation_level=None, check_same_thread=False, cached_statements=512,
+        )  # fmt: skip
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {synchronous}",
@@ -144,7 +145,7 @@ class Connections:
         with our_errors(self.path):
             if self._prepared and file_at(self.path) is None:
                 raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
-            opened = FileConnection(self.path, self._synchronous)
+            opened = FileConnection(self.path, self._synchronous, create=not self._prepared)
         self._process.connections.add(opened)
         return opened
 
