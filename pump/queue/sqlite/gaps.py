@@ -4,7 +4,7 @@ Messages are counted by subtracting places, which both of these keep correct. A 
 touch, so there is at most one more gap than there are messages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -13,7 +13,9 @@ from pump.queue.sqlite.work import SqliteWork
 
 def vacate(work: SqliteWork, part_id: int, places: Iterable[int]) -> None:
     """Record that places, in rising order, are empty now; ranges that touch become one."""
-    for first, last in ranges(places):
+    for _, run in groupby(enumerate(places), lambda each: each[1] - each[0]):
+        found = [place for _, place in run]
+        first, last = found[0], found[-1]
         before = work.execute("DELETE FROM gap WHERE part_id = ? AND last = ? RETURNING seq", (part_id, first - 1))
         low = next((seq for (seq,) in before.fetchall()), first)
         after = work.execute(NEXT_GAP, (part_id, last)).fetchone()
@@ -21,13 +23,6 @@ def vacate(work: SqliteWork, part_id: int, places: Iterable[int]) -> None:
             work.execute("UPDATE gap SET seq = ? WHERE part_id = ? AND last = ?", (low, part_id, after[1]))
         else:
             work.execute("INSERT INTO gap (part_id, seq, last) VALUES (?, ?, ?)", (part_id, low, last))
-
-
-def ranges(places: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Numbers in rising order, as ranges."""
-    for _, run in groupby(enumerate(places), lambda each: each[1] - each[0]):
-        found = [place for _, place in run]
-        yield found[0], found[-1]
 
 
 NEXT_GAP: Final = "SELECT seq, last FROM gap WHERE part_id = ? AND last > ? ORDER BY last LIMIT 1"

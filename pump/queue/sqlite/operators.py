@@ -41,11 +41,9 @@ def change_mode(work: SqliteWork, queue: Queue, *, ordered: bool) -> None:
     """Lease partitions from now on, or messages; Conflict while there are leases of either kind."""
     if work.exists(LIVE, queue.id, work.now):
         raise Conflict(f"queue {queue.name!r} has open leases: its mode cannot be changed now")
-    for group in work.groups_of(queue.id):
-        work.execute(
-            "UPDATE delivery SET visible_at = ? WHERE group_id = ? AND visible_at IS NULL", (work.now, group.id)
-        )
-        work.execute("UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE group_id = ?", (group.id,))
+    groups = "group_id IN (SELECT id FROM consumer_group WHERE queue_id = ?)"
+    work.execute(f"UPDATE delivery SET visible_at = ? WHERE visible_at IS NULL AND {groups}", (work.now, queue.id))  # noqa: S608 - of a constant
+    work.execute(f"UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE {groups}", (queue.id,))  # noqa: S608 - the same
     log.info("queue %s is now %s", queue.name, "ordered" if ordered else "not ordered")
 
 
@@ -79,7 +77,7 @@ def remove_queue(work: SqliteWork, name: str) -> bool:
         for table in ("message", "gap", "scheduled", "progress"):
             work.execute(f"DELETE FROM {table} WHERE part_id = ?", (partition.id,))  # noqa: S608 - four words
     for group in work.groups_of(queue.id):
-        remove_rows_of(work, group)
+        _remove(work, group)
     work.execute("DELETE FROM partition WHERE queue_id = ?", (queue.id,))
     work.execute("DELETE FROM queue WHERE id = ?", (queue.id,))
     work.forget_queue(queue)
@@ -87,8 +85,7 @@ def remove_queue(work: SqliteWork, name: str) -> bool:
     return True
 
 
-def remove_rows_of(work: SqliteWork, group: ConsumerGroup) -> None:
-    """Remove all rows of a group."""
+def _remove(work: SqliteWork, group: ConsumerGroup) -> None:
     for table in ("delivery", "progress", "lease", "passed"):
         work.execute(f"DELETE FROM {table} WHERE group_id = ?", (group.id,))  # noqa: S608 - four words
     work.execute("DELETE FROM consumer_group WHERE id = ?", (group.id,))
@@ -102,7 +99,7 @@ def remove_group(work: SqliteWork, name: str, queue_name: str | None) -> bool:
         (name, queue_name),
     ).fetchall()
     for (deleted_from,) in rows:
-        remove_rows_of(work, work.required_group(work.required_queue(deleted_from), name))
+        _remove(work, work.required_group(work.required_queue(deleted_from), name))
         log.info("group %s of queue %s was deleted", name, deleted_from)
     return bool(rows)
 

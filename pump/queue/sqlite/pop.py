@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from pump.queue.errors import Conflict, NotFound
+from pump.queue.errors import Conflict
 from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS, MOST_POPPED
 from pump.queue.options import QueueOptions
@@ -110,11 +110,10 @@ def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
 def pop_messages(work: SqliteWork, request: PopRequest) -> PopResult:
     """Lease what is ready."""
     queue = queue_for(work, request)
-    group = work.group(queue.id, request.group)
-    if group is None:
-        if not request.create_group:
-            raise NotFound(f"queue {request.queue!r} has no group {request.group!r}")
-        group = make_group(work, queue, request.group, request.subscribe_from)
+    if request.create_group:
+        group = work.group(queue.id, request.group) or make_group(work, queue, request.group, request.subscribe_from)
+    else:
+        group = work.required_group(queue, request.group)
     number_all_due(work, queue)
     state = PopState(work, request, queue, group)
     why = from_one(state, request.partition) if request.partition is not None else from_any(state)
@@ -130,11 +129,9 @@ def pop_messages(work: SqliteWork, request: PopRequest) -> PopResult:
 
 def queue_for(work: SqliteWork, request: PopRequest) -> Queue:
     """The queue, created if it is missing; its first consumer decides its mode."""
-    queue = work.queue(request.queue)
+    queue = work.queue(request.queue) if request.create_group else work.required_queue(request.queue)
     ordered = request.ordered is not False
     if queue is None:
-        if not request.create_group:
-            raise NotFound(f"there is no queue {request.queue!r}")
         return work.make_queue(request.queue, ordered, QueueOptions(ordered=ordered))
     if queue.mode is None:
         return work.set_mode(queue, ordered)

@@ -100,7 +100,7 @@ class PartitionSettler:
         """Carry one out, if its lease allows."""
         row = self._delivery(settlement.transaction_id)
         if row is None:
-            return self._invalid(settlement) if self._is_scheduled(settlement) else refused(settlement)
+            return refused(settlement)
         if not self._allows(row, settlement.lease_id, leases):
             if benign and settlement.status is Status.COMPLETED and self._is_completed(row):
                 return self._result(settlement, ALREADY_ACKNOWLEDGED)
@@ -133,12 +133,6 @@ class PartitionSettler:
         elif self._gave_back or not has_open(work, progress):
             self.released = True
             release(work, self._queue, progress)
-
-    def _is_scheduled(self, settlement: Settlement) -> bool:
-        """Whether the message is scheduled: nobody can have it."""
-        statement = "SELECT 1 FROM scheduled WHERE part_id = ? AND transaction_id = ?"
-        transaction_id = settlement.transaction_id
-        return is_text(transaction_id) and self._work.exists(statement, self._partition.id, transaction_id)
 
     def _delivery(self, transaction_id: str) -> DeliveryRow | None:
         if not is_text(transaction_id):
@@ -210,7 +204,10 @@ DELIVERY: Final = """
 SELECT m.seq, d.seq, d.lease_id, d.visible_at, d.deliveries, d.retries, d.crashes, d.budget FROM message AS m
 LEFT JOIN delivery AS d ON d.group_id = ?1 AND d.part_id = m.part_id AND d.seq = m.seq
 WHERE m.part_id = ?2 AND m.transaction_id = ?3
+UNION ALL SELECT 9223372036854775807, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM scheduled
+WHERE part_id = ?2 AND transaction_id = ?3
 """
+"""A scheduled message has no place: it counts as the last one, which nobody can have."""
 
 
 def extend_lease(work: SqliteWork, lease_id: str, seconds: float | None) -> Extended:

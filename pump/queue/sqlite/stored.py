@@ -92,16 +92,11 @@ WHERE pr.group_id = ?4 AND pr.part_id = ?5
 
 def list_stored(work: SqliteWork, which: Filter) -> list[Stored]:
     """Messages, newest first, without their payloads."""
-    found = (each for each in newest_first(work, which) if which.state in {None, *each.states.values()})
-    return list(islice(found, which.offset, which.offset + which.limit))
-
-
-def newest_first(work: SqliteWork, which: Filter) -> Iterator[Stored]:
-    """All messages of the queues and partitions that the filter names."""
-    views = views_of(work, which)
-    rows = [zip(repeat(view), view.rows(which.since, which.until), strict=False) for view in views]
-    for view, row in heapq.merge(*rows, key=lambda each: each[1][1], reverse=True):
-        yield view.stored(row)
+    rows = [zip(repeat(view), view.rows(which.since, which.until), strict=False) for view in views_of(work, which)]
+    newest_first = heapq.merge(*rows, key=lambda each: each[1][1], reverse=True)
+    found = (view.stored(row) for view, row in newest_first)
+    wanted = (each for each in found if which.state in {None, *each.states.values()})
+    return list(islice(wanted, which.offset, which.offset + which.limit))
 
 
 def views_of(work: SqliteWork, which: Filter) -> Iterator[PartitionView]:
