@@ -211,16 +211,12 @@ def begin(connection: sqlite3.Connection, clock: Clock) -> None:
                 connection.execute("BEGIN IMMEDIATE")
                 break
             except sqlite3.OperationalError as error:
-                if not is_busy(error) or clock.monotonic() > until:
+                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+                if not busy or clock.monotonic() > until:
                     raise
             clock.wait(Signal(), random.uniform(*RETRY_SECONDS))  # noqa: S311 - it keeps no secret
     finally:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another process held the file for too long."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 @contextlib.contextmanager

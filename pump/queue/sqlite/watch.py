@@ -132,14 +132,8 @@ class Watch:
         log_file = self._connections.path.with_name(self._connections.path.name + "-wal")
         with contextlib.suppress(FileNotFoundError):
             if log_file.stat().st_size > LONG_LOG_BYTES and self._election.won():
-                checkpoint(connection)
-
-
-def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Move all changes from the log into the file; False if readers prevented it."""
-    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
-    busy: int = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-    return not busy
+                connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # readers may prevent it: later then
 
 
 class Election:
