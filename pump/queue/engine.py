@@ -19,7 +19,6 @@ from pump.queue.limits import (
     check_filter,
     check_name,
     check_pop,
-    check_pushes,
     check_seconds,
     check_start,
     check_steps,
@@ -77,7 +76,7 @@ class Engine(ABC):
 
         A duplicate is not stored again. An item that its queue refuses does not stop the others.
         """
-        check_pushes(items)
+        check_steps(items)
         ids = ids_for(items)
         return self._write(lambda work: work.push(items, ids)) if items else []
 

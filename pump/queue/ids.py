@@ -35,17 +35,12 @@ def as_uuid(stamp: int, tail: str) -> str:
     return f"{head[:8]}-{head[8:]}-7{stamp & 0xFFF:03x}-{variant}{tail[1:4]}-{tail[4:]}"
 
 
-_generator = IdGenerator()
+mint_many: Final = IdGenerator().many
 
 
 def mint() -> str:
     """A new id."""
-    return _generator.many(1)[0]
-
-
-def mint_many(count: int) -> list[str]:
-    """`count` new ids, in rising order."""
-    return _generator.many(count)
+    return mint_many(1)[0]
 
 
 def ids_for(items: Sequence[Push]) -> list[str]:

@@ -63,13 +63,6 @@ def check_transaction_id(transaction_id: str) -> str:
     return transaction_id
 
 
-def check_trace_id(trace_id: str) -> str:
-    """The trace id; BadRequest if it is no UUID."""
-    if uuid_or_none(trace_id) is None:
-        raise BadRequest("TraceId must be a UUID")
-    return trace_id
-
-
 def is_text(text: str) -> bool:
     """Whether the text can be encoded: it has no lone surrogates."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
@@ -101,8 +94,8 @@ def check_push(item: Push) -> None:
     check_name("Partition", item.partition)
     if item.transaction_id:
         check_transaction_id(item.transaction_id)
-    if item.trace_id is not None:
-        check_trace_id(item.trace_id)
+    if item.trace_id is not None and uuid_or_none(item.trace_id) is None:
+        raise BadRequest("TraceId must be a UUID")
     if item.producer is not None:
         check_name("Producer", item.producer)
     if not isinstance(item.payload, bytes):
@@ -127,35 +120,15 @@ def check_count(what: str, number: int, least: int = 0) -> int:
     return number
 
 
-def check_pushes(items: Sequence[Push]) -> None:
-    """Refuse the whole call if one item is wrong; the error says which."""
-    check_number(items)
-    for index, item in enumerate(items):
-        check_indexed(index, item)
-
-
 def check_steps(steps: Sequence[Step]) -> None:
-    """The same for a transaction."""
-    check_number(steps)
-    for index, step in enumerate(steps):
-        check_indexed(index, step)
-
-
-def check_number(items: Sequence[object]) -> None:
-    """Refuse more items than one transaction should have."""
-    if len(items) > MOST_ITEMS:
+    """Refuse the whole call if it has too many items, or if one is wrong; the error says which."""
+    if len(steps) > MOST_ITEMS:
         raise BadRequest(f"at most {MOST_ITEMS} items at once")
-
-
-def check_indexed(index: int, step: Step) -> None:
-    """Refuse a step that is wrong; the error has its index."""
-    try:
-        if isinstance(step, Push):
-            check_push(step)
-        else:
-            check_settlement(step)
-    except BadRequest as wrong:
-        raise BadRequest(f"item {index}: {wrong}") from None
+    for index, step in enumerate(steps):
+        try:
+            check_push(step) if isinstance(step, Push) else check_settlement(step)
+        except BadRequest as wrong:
+            raise BadRequest(f"item {index}: {wrong}") from None
 
 
 def check_settlement(settlement: Settlement) -> None:

@@ -24,7 +24,7 @@ class Sealing:
         self._use = next(reversed(list(keys))) if use is None else use
         if self._use not in keys:
             raise ConfigurationError(f"there is no key {self._use!r} to seal with")
-        self._ciphers = {key_id: cipher_of(key_id, key) for key_id, key in keys.items()}
+        self._ciphers = {key_id: _cipher(key_id, key) for key_id, key in keys.items()}
 
     @property
     def key_ids(self) -> list[bytes]:
@@ -35,7 +35,7 @@ class Sealing:
         """The payload for the database."""
         key_id = self._use.encode()
         nonce = os.urandom(NONCE_BYTES)
-        sealed: bytes = self._ciphers[self._use].encrypt(nonce, payload, bound_to(partition_id, transaction_id))
+        sealed: bytes = self._ciphers[self._use].encrypt(nonce, payload, _bound_to(partition_id, transaction_id))
         return bytes([len(key_id)]) + key_id + nonce + sealed
 
     def open(self, sealed: bytes, partition_id: str, transaction_id: str) -> bytes | None:
@@ -44,27 +44,22 @@ class Sealing:
         key_id, rest = sealed[1 : 1 + length].decode(), sealed[1 + length :]
         if key_id not in self._ciphers:
             return None
-        return decrypted(self._ciphers[key_id], rest, bound_to(partition_id, transaction_id))
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
+
+        nonce, text = rest[:NONCE_BYTES], rest[NONCE_BYTES:]
+        try:
+            payload: bytes = self._ciphers[key_id].decrypt(nonce, text, _bound_to(partition_id, transaction_id))
+        except InvalidTag:
+            return None
+        return payload
 
 
-def decrypted(cipher: Any, rest: bytes, bound: bytes) -> bytes | None:  # noqa: ANN401 - a vendor's class, imported lazily
-    """The decrypted text; None if it was changed."""
-    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
-
-    try:
-        payload: bytes = cipher.decrypt(rest[:NONCE_BYTES], rest[NONCE_BYTES:], bound)
-    except InvalidTag:
-        return None
-    return payload
-
-
-def bound_to(partition_id: str, transaction_id: str) -> bytes:
+def _bound_to(partition_id: str, transaction_id: str) -> bytes:
     """The associated data of a sealed payload; partition ids all have one length."""
     return f"{partition_id}{transaction_id}".encode()
 
 
-def cipher_of(key_id: str, key: bytes) -> Any:  # noqa: ANN401 - a vendor's class, imported lazily
-    """The cipher of a key, after checking both its id and the key."""
+def _cipher(key_id: str, key: bytes) -> Any:  # noqa: ANN401 - a vendor's class, imported lazily
     if not 0 < len(key_id.encode()) <= LONGEST_KEY_ID:
         raise ConfigurationError(f"a key's id has 1 to {LONGEST_KEY_ID} bytes")
     if len(key) != KEY_BYTES:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeAlias, TypeVar
 
 from pump.clock import Clock, SystemClock
 from pump.errors import PumpError
@@ -25,19 +25,12 @@ MOST_LISTENED: Final = 256
 """So many queues are listened to even while nobody waits for their messages."""
 
 
-class LineKey(NamedTuple):
-    """What must be equal in two requests whose callers may wait in one line."""
-
-    partition: str | None
-    group: str
-    ordered: bool | None
-    create_group: bool
-    subscribe_from: float | str
+LineKey: TypeAlias = tuple[str | None, str, bool | None, bool, float | str]
 
 
 def line_key(request: PopRequest) -> LineKey:
-    """The line for a request."""
-    return LineKey(request.partition, request.group, request.ordered, request.create_group, request.subscribe_from)
+    """What must be equal in two requests whose callers may wait in one line."""
+    return request.partition, request.group, request.ordered, request.create_group, request.subscribe_from
 
 
 class QueueWaiters:
@@ -194,7 +187,7 @@ class BatchedEngine:
                 return False
             on_ready = partial(self._on_loop, waiters.wake)
             try:
-                waiters.end_listening = await self._or_undo(_call, self._engine.listen, queue, on_ready)
+                waiters.end_listening = await self._or_undo(lambda end: end(), self._engine.listen, queue, on_ready)
             except PumpError as error:
                 log.warning("queue %s is polled once a second, as listening failed: %s", queue, error)
                 return False
@@ -257,7 +250,3 @@ class BatchedEngine:
                 waiters.end_listening()
         self._batch_threads.shutdown()
         self._threads.shutdown()
-
-
-def _call(end: Callable[[], None]) -> None:
-    end()

@@ -5,30 +5,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from pump.queue.batching.waiting_call import LARGE, next_batch, share_answers, share_error
+from pump.queue.batching.waiting_call import LARGE, WaitingCall, next_batch, share_answers, share_error
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-class TaskCall(Generic[Item, Answer]):
-    """A `WaitingCall` of one task."""
-
-    def __init__(self, items: Sequence[Item], weight: int) -> None:
-        self.items = items
-        self.weight = weight
-        self.answer: Final[asyncio.Future[Sequence[Answer]]] = asyncio.get_running_loop().create_future()
-        self.is_cancelled = self.answer.cancelled
-
-    def done(self, answers: Sequence[Answer]) -> None:
-        """Wake the task, unless it was cancelled."""
-        if not self.answer.done():
-            self.answer.set_result(answers)
-
-    def failed(self, error: Exception) -> None:
-        """Wake the task with an error, unless it was cancelled."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
 
 
 class TaskBatcher(Generic[Item, Answer]):
@@ -43,7 +23,7 @@ class TaskBatcher(Generic[Item, Answer]):
         self._run: Final = run
         self._run_alone: Final = run_alone
         self._weigh: Final = weigh
-        self._waiting: Final[deque[TaskCall[Item, Answer]]] = deque()
+        self._waiting: Final[deque[WaitingCall[asyncio.Future[Sequence[Answer]]]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def do(self, items: Sequence[Item]) -> Sequence[Answer]:
@@ -52,11 +32,12 @@ class TaskBatcher(Generic[Item, Answer]):
             return ()
         if len(items) >= LARGE:
             return await self._run_alone(items)
-        call = TaskCall[Item, Answer](items, sum(map(self._weigh, items)))
-        self._waiting.append(call)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sequence[Answer]] = loop.create_future()
+        self._waiting.append(WaitingCall(items, sum(map(self._weigh, items)), future))
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run_all(), name="queue-batcher")
-        return await call.answer
+            self._task = loop.create_task(self._run_all(), name="queue-batcher")
+        return await future
 
     async def finish(self) -> None:
         """Wait until everything that has arrived is done."""
@@ -70,9 +51,9 @@ class TaskBatcher(Generic[Item, Answer]):
         finally:
             self._task = None
             for call in self._waiting:  # only if the loop itself ends
-                call.answer.cancel()
+                call.future.cancel()
 
-    async def _carry_out(self, batch: Sequence[TaskCall[Item, Answer]]) -> None:
+    async def _carry_out(self, batch: Sequence[WaitingCall[asyncio.Future[Sequence[Answer]]]]) -> None:
         try:
             share_answers(batch, await self._run([item for call in batch for item in call.items]))
         except Exception as error:

@@ -8,43 +8,43 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from pump.queue.batching.waiting_call import LARGE, next_batch, share_answers, share_error
+from pump.queue.batching.waiting_call import LARGE, WaitingCall, next_batch, share_answers, share_error
 from pump.queue.errors import QueueUnavailable
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class ThreadCall(Generic[Item, Answer]):
-    """A `WaitingCall` of one thread."""
+class ThreadFuture(Generic[Answer]):
+    """The result for one thread."""
 
-    def __init__(self, items: Sequence[Item], weight: int) -> None:
-        self.items = items
-        self.weight = weight
-        self.is_cancelled: Final[Callable[[], bool]] = bool  # False: a thread cannot stop waiting
+    def __init__(self) -> None:
         self.answers: Sequence[Answer] | None = None
         self.error: Exception | None = None
         self.leads = False
         """Whether its thread has to carry out the next batch."""
         self.woken: Final = threading.Lock()
-        """Held until the call leads, or is over."""
+        """Held until the thread leads, or there is a result."""
         self.woken.acquire()
 
-    @property
-    def is_over(self) -> bool:
+    def cancelled(self) -> bool:
+        """Never: a thread cannot stop waiting."""
+        return False
+
+    def done(self) -> bool:
         """Whether there is a result."""
         return self.answers is not None or self.error is not None
 
-    def done(self, answers: Sequence[Answer]) -> None:
+    def set_result(self, answers: Sequence[Answer]) -> None:
         """Store the results; the leader wakes the thread."""
         self.answers = answers
 
-    def failed(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         """Store the error; the leader wakes the thread."""
         self.error = error
 
     def result(self) -> Sequence[Answer]:
-        """The results of a call that is over."""
+        """The results, once they are there."""
         if self.error is not None:
             raise self.error
         assert self.answers is not None  # noqa: S101 - its leader stores one of the two
@@ -60,31 +60,28 @@ class ThreadBatcher(Generic[Item, Answer]):
         self._run: Final = run
         self._weigh: Final = weigh
         self._lock: Final = threading.Lock()
-        self._waiting: Final[deque[ThreadCall[Item, Answer]]] = deque()
+        self._waiting: Final[deque[WaitingCall[ThreadFuture[Answer]]]] = deque()
         self._busy = False
 
     def do(self, items: Sequence[Item]) -> Sequence[Answer]:
         """The answers to these items, in order."""
         if len(items) >= LARGE:
             return self._run(items)
-        call = ThreadCall[Item, Answer](items, sum(map(self._weigh, items)))
+        future = ThreadFuture[Answer]()
+        call = WaitingCall(items, sum(map(self._weigh, items)), future)
         try:
-            if not self._leads(call):
-                call.woken.acquire()
-            if not call.is_over:
+            with self._lock:
+                self._waiting.append(call)
+                if not self._busy:
+                    self._busy = future.leads = True
+            if not future.leads:
+                future.woken.acquire()
+            if not future.done():
                 self._lead()
         except BaseException:  # such as KeyboardInterrupt: the others go on without this thread
             self._abandon(call)
             raise
-        return call.result()
-
-    def _leads(self, call: ThreadCall[Item, Answer]) -> bool:
-        """Whether nothing is running, so that the call need not wait for others."""
-        with self._lock:
-            self._waiting.append(call)
-            if not self._busy:
-                self._busy = call.leads = True
-        return call.leads
+        return future.result()
 
     def _lead(self) -> None:
         """Carry out what has arrived; the first call that arrived meanwhile leads next."""
@@ -93,28 +90,28 @@ class ThreadBatcher(Generic[Item, Answer]):
         try:
             self._carry_out(batch)
         finally:
-            for call in batch:
-                if not call.is_over:
-                    call.error = QueueUnavailable("the call was interrupted: nobody knows whether it was carried out")
-                call.leads = False
-                call.woken.release()
+            for _, _, future in batch:
+                if not future.done():
+                    future.error = QueueUnavailable("the call was interrupted: nobody knows whether it was carried out")
+                future.leads = False
+                future.woken.release()
             with self._lock:
                 self._hand_over()
 
     def _hand_over(self) -> None:
         self._busy = bool(self._waiting)
         if self._waiting:
-            self._waiting[0].leads = True
-            self._waiting[0].woken.release()
+            self._waiting[0].future.leads = True
+            self._waiting[0].future.woken.release()
 
-    def _abandon(self, call: ThreadCall[Item, Answer]) -> None:
+    def _abandon(self, call: WaitingCall[ThreadFuture[Answer]]) -> None:
         with self._lock:
             if call in self._waiting:
                 self._waiting.remove(call)
-            if call.leads:
+            if call.future.leads:
                 self._hand_over()
 
-    def _carry_out(self, batch: Sequence[ThreadCall[Item, Answer]]) -> None:
+    def _carry_out(self, batch: Sequence[WaitingCall[ThreadFuture[Answer]]]) -> None:
         try:
             share_answers(batch, self._run([item for call in batch for item in call.items]))
         except Exception as error:

@@ -4,20 +4,14 @@ from bisect import insort
 from collections.abc import Callable
 from itertools import count
 from math import inf
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final
 
 from pump.clock import Clock, Signal
 
 POLL_SECONDS: Final = 1.0
 """How often somebody looks even without a notification."""
 SOONEST_SECONDS: Final = 0.005
-
-
-class Waiter(NamedTuple):
-    """A task that waits in line."""
-
-    ticket: int
-    signal: Signal
 
 
 class WaitLine:
@@ -33,7 +27,7 @@ class WaitLine:
         self._clock: Final = clock
         self._on_loop: Final = on_loop
         self._tickets: Final = count()
-        self._waiting: Final[list[Waiter]] = []
+        self._waiting: Final[list[tuple[int, Signal]]] = []
         self._missed_wake = False
         """A notification came while everybody was looking, perhaps too early: a task that finds nothing looks again."""
         self._look_at = inf
@@ -51,7 +45,7 @@ class WaitLine:
     def wake(self) -> None:
         """Something may have become ready: the first task looks."""
         if self._waiting:
-            self._waiting.pop(0).signal.set()
+            self._waiting.pop(0)[1].set()
         else:
             self._missed_wake = True
 
@@ -70,15 +64,17 @@ class WaitLine:
 
     async def wait_turn(self, ticket: int, until: float) -> bool:
         """Wait to be woken; False when the time is over."""
-        waiter = Waiter(ticket, Signal())
-        insort(self._waiting, waiter, key=lambda each: each.ticket)
+        signal = Signal()
+        insort(self._waiting, (ticket, signal), key=itemgetter(0))
         self._look_in(POLL_SECONDS)
         woken = False
         try:
-            woken = await self._clock.wait_async(waiter.signal, until - self._clock.monotonic())
+            woken = await self._clock.wait_async(signal, until - self._clock.monotonic())
         finally:
-            if not woken:
-                self._leave(waiter)
+            if signal.is_set() and not woken:
+                self.wake()  # it was woken too late: another looks
+            elif not woken:
+                self._waiting.remove((ticket, signal))
         return woken
 
     def dismiss(self) -> None:
@@ -91,12 +87,6 @@ class WaitLine:
         """The last task has left."""
         self._look_at = inf
         self._cancel_alarm()
-
-    def _leave(self, waiter: Waiter) -> None:
-        if waiter.signal.is_set():
-            self.wake()  # it was woken too late: another looks
-        else:
-            self._waiting.remove(waiter)
 
     def _look_in(self, delay: float) -> None:
         """Let a task look after the delay, or before."""

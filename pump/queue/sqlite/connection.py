@@ -21,11 +21,10 @@ from pump.errors import SetupError
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.forks import fork_gate
 from pump.queue.sqlite.schema import prepare
+from pump.queue.sqlite.warnings import too_old
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
-SAFE_SQLITE: Final = (3, 51, 3)
-"""Older ones can, very rarely, corrupt a file that several connections write and checkpoint at the same time."""
 BUSY_MS: Final = 10_000
 RETRY_SECONDS: Final = (0.0002, 0.001)
 """Between attempts to become the writer: a random time from this range."""
@@ -38,12 +37,13 @@ NETWORK_FILE_SYSTEMS: Final = frozenset({
 class FileConnection:
     """One connection; closed with the thread that used it, or before a fork."""
 
-    def __init__(self, path: Path, synchronous: str) -> None:
+    def __init__(self, path: Path, synchronous: str, *, create: bool) -> None:
         self.closed = False
         self._path = path
         self.connection = sqlite3.connect(
-            path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=512
-        )
+            f"{path.as_uri()}?mode={'rwc' if create else 'rw'}", uri=True, timeout=BUSY_MS / 1000,
+            isolation_level=None, check_same_thread=False, cached_statements=512,
+        )  # fmt: skip
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {synchronous}",
@@ -91,7 +91,9 @@ class Connections:
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL") -> None:
         self._clock = clock
         self.path = checked_path(path)
-        self._synchronous = checked_synchronous(synchronous)
+        self._synchronous = synchronous.upper()
+        if self._synchronous not in {"FULL", "NORMAL", "EXTRA"}:
+            raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
         self._process = ProcessState()
         self.closed = False
         self._prepared = False
@@ -143,7 +145,7 @@ class Connections:
         with our_errors(self.path):
             if self._prepared and file_at(self.path) is None:
                 raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
-            opened = FileConnection(self.path, self._synchronous)
+            opened = FileConnection(self.path, self._synchronous, create=not self._prepared)
         self._process.connections.add(opened)
         return opened
 
@@ -209,16 +211,12 @@ def begin(connection: sqlite3.Connection, clock: Clock) -> None:
                 connection.execute("BEGIN IMMEDIATE")
                 break
             except sqlite3.OperationalError as error:
-                if not is_busy(error) or clock.monotonic() > until:
+                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+                if not busy or clock.monotonic() > until:
                     raise
             clock.wait(Signal(), random.uniform(*RETRY_SECONDS))  # noqa: S311 - it keeps no secret
     finally:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another process held the file for too long."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 @contextlib.contextmanager
@@ -239,13 +237,6 @@ def file_at(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def checked_synchronous(synchronous: str) -> str:
-    """FULL keeps every confirmed commit through a power cut; NORMAL may lose the last ones then, never at a crash."""
-    if synchronous.upper() not in {"FULL", "NORMAL", "EXTRA"}:
-        raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
-    return synchronous.upper()
 
 
 def checked_path(path: str | Path) -> Path:
@@ -278,10 +269,6 @@ def unescaped(mount: str) -> str:
 
 @lru_cache
 def warn_of_old_sqlite(version: tuple[int, ...]) -> None:
-    """Warn once in each process that this SQLite has a defect which the queue can only make unlikely."""
-    if version < SAFE_SQLITE:
-        log.warning(
-            "SQLite %s has a defect that can corrupt a file written by several processes; %s fixes it",
-            ".".join(map(str, version)),
-            ".".join(map(str, SAFE_SQLITE)),
-        )
+    """Log the same, once in each process."""
+    for each in too_old(version):
+        log.warning("%s", each)

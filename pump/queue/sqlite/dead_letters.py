@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from pump.queue.ids import ids_for, mint
 from pump.queue.limits import is_text
 from pump.queue.results import push_of
-from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.progress import is_leased, progress_of, update_ready
 from pump.queue.sqlite.push import push_messages
-from pump.queue.sqlite.work import Queue, SqliteWork
+from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import DeadLetter, Filter, Pushed
 
 log: Final = logging.getLogger("pump.queue")
@@ -33,20 +33,26 @@ class Cause(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A stored message; it has no place while it is scheduled."""
+    """Where a stored message is."""
 
+    queue: Queue
+    partition: Partition
     message_id: str
     seq: int | None
+    """None while it is scheduled."""
 
 
-def position_of(work: SqliteWork, part_id: int, transaction_id: str) -> Position | None:
-    """Where the message of that transaction id is."""
+def position_of(work: SqliteWork, partition_uid: str, transaction_id: str) -> Position | None:
+    """Where the message is; None if there is none."""
+    partition = work.partition_by_uid(partition_uid) if is_text(partition_uid) else None
+    if partition is None or not is_text(transaction_id):
+        return None
     row = work.execute(
         "SELECT id, seq FROM message WHERE part_id = ?1 AND transaction_id = ?2"
         " UNION ALL SELECT id, NULL FROM scheduled WHERE part_id = ?1 AND transaction_id = ?2",
-        (part_id, transaction_id),
+        (partition.id, transaction_id),
     ).fetchone()
-    return row and Position(*row)
+    return row and Position(work.queue_of(partition.queue_id), partition, *row)
 
 
 def insert_dead(work: SqliteWork, group_id: int, part_id: int, seq: int, cause: Cause) -> None:
@@ -55,18 +61,17 @@ def insert_dead(work: SqliteWork, group_id: int, part_id: int, seq: int, cause: 
     work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?", (group_id, part_id, seq))
 
 
-def insert_dead_ahead(work: SqliteWork, group_id: int, part_id: int, position: Position, cause: Cause) -> bool:
+def insert_dead_ahead(work: SqliteWork, group_id: int, position: Position, cause: Cause) -> bool:
     """The same for a message that the group was not given yet; False if it has settled that already."""
+    _, partition, message_id, seq = position
     passed = work.execute(
         "INSERT OR IGNORE INTO passed (message_id, group_id, part_id, seq, dead) VALUES (?, ?, ?, ?, 1)",
-        (position.message_id, group_id, part_id, position.seq),
+        (message_id, group_id, partition.id, seq),
     )
     if passed.rowcount < 1:
         return False
-    if position.seq is None:
-        work.execute(INSERT_DEAD_SCHEDULED, (mint(), group_id, *cause, work.now, part_id, position.message_id))
-    else:
-        work.execute(INSERT_DEAD, (mint(), group_id, *cause, work.now, part_id, position.seq))
+    statement, last = (INSERT_DEAD_SCHEDULED, message_id) if seq is None else (INSERT_DEAD, seq)
+    work.execute(statement, (mint(), group_id, *cause, work.now, partition.id, last))
     return True
 
 
@@ -123,11 +128,10 @@ def letter(work: SqliteWork, row: tuple[Any, ...]) -> DeadLetter:
 
 def redrive_letters(work: SqliteWork, ids: Sequence[str]) -> list[Pushed | None]:
     """Push each again, once; None for one that is unknown or was redriven before."""
-    return [redrive_one(work, dead_id) if is_text(dead_id) else None for dead_id in ids]
+    return [_redrive(work, dead_id) if is_text(dead_id) else None for dead_id in ids]
 
 
-def redrive_one(work: SqliteWork, dead_id: str) -> Pushed | None:
-    """Push one again and record that it was done, together."""
+def _redrive(work: SqliteWork, dead_id: str) -> Pushed | None:
     row = work.execute(LETTER + "id = ? AND redriven_at IS NULL", (dead_id,)).fetchone()
     if row is None:
         return None
@@ -140,34 +144,29 @@ def redrive_one(work: SqliteWork, dead_id: str) -> Pushed | None:
 
 def retry_message(work: SqliteWork, partition_uid: str, transaction_id: str) -> int:
     """Make a dead message pending again in its old place, for every group that gave it up."""
-    partition = work.partition_by_uid(partition_uid) if is_text(partition_uid) else None
-    position = partition and is_text(transaction_id) and position_of(work, partition.id, transaction_id)
-    if not partition or not position:
+    position = position_of(work, partition_uid, transaction_id)
+    if position is None:
         return 0
-    queue = work.queue_of(partition.queue_id)
-    count = sum(
-        retry_for(work, queue, progress_of(work, each.id, partition.id), position) for each in work.groups_of(queue.id)
-    )
+    count = sum(_retry_for(work, group.id, position) for group in work.groups_of(position.queue.id))
     if count:
         log.info("message %s of partition %s was made pending again", transaction_id, partition_uid)
     return count
 
 
-def retry_for(work: SqliteWork, queue: Queue, progress: Progress, position: Position) -> bool:
+def _retry_for(work: SqliteWork, group_id: int, position: Position) -> bool:
     """The same for one group; whether it had given the message up."""
-    key = (progress.group_id, progress.part_id, position.seq)
-    if position.seq is None or position.seq > progress.claimed:
-        passed = work.execute(
-            "DELETE FROM passed WHERE message_id = ? AND group_id = ? AND dead",
-            (position.message_id, progress.group_id),
-        )
-        if passed.rowcount < 1:
+    queue, partition, message_id, seq = position
+    progress = progress_of(work, group_id, partition.id)
+    key = (*progress.key, seq)
+    if seq is None or seq > progress.claimed:
+        forget = "DELETE FROM passed WHERE message_id = ? AND group_id = ? AND dead"
+        if work.execute(forget, (message_id, group_id)).rowcount < 1:
             return False
     elif not work.exists("SELECT 1 FROM dead WHERE group_id = ? AND part_id = ? AND seq = ?", *key):
         return False
     else:
         work.execute(PENDING_AGAIN, (*key, work.now))
-    work.execute("DELETE FROM dead WHERE message_id = ? AND group_id = ?", (position.message_id, progress.group_id))
+    work.execute("DELETE FROM dead WHERE message_id = ? AND group_id = ?", (message_id, group_id))
     if not is_leased(work, queue, progress):
         update_ready(work, queue, progress)
     return True

@@ -179,4 +179,4 @@ class SqliteEngine(Engine):
             return act(self._work(connection))
 
     def _work(self, connection: sqlite3.Connection) -> SqliteOperations:
-        return SqliteOperations(connection, time.time() + self.clock_offset, self._keys, lenient=self._lenient)
+        return SqliteOperations(connection, self.now(), self._keys, lenient=self._lenient)

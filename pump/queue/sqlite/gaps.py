@@ -4,7 +4,8 @@ Messages are counted by subtracting places, which both of these keep correct. A 
 touch, so there is at most one more gap than there are messages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 from pump.queue.sqlite.work import SqliteWork
@@ -12,32 +13,16 @@ from pump.queue.sqlite.work import SqliteWork
 
 def vacate(work: SqliteWork, part_id: int, places: Iterable[int]) -> None:
     """Record that places, in rising order, are empty now; ranges that touch become one."""
-    for first, last in ranges(places):
-        low = first
-        row = work.execute(
-            "DELETE FROM gap WHERE part_id = ? AND last = ? RETURNING seq", (part_id, first - 1)
-        ).fetchall()
-        if row:
-            low = row[0][0]
+    for _, run in groupby(enumerate(places), lambda each: each[1] - each[0]):
+        found = [place for _, place in run]
+        first, last = found[0], found[-1]
+        before = work.execute("DELETE FROM gap WHERE part_id = ? AND last = ? RETURNING seq", (part_id, first - 1))
+        low = next((seq for (seq,) in before.fetchall()), first)
         after = work.execute(NEXT_GAP, (part_id, last)).fetchone()
         if after is not None and after[0] == last + 1:
             work.execute("UPDATE gap SET seq = ? WHERE part_id = ? AND last = ?", (low, part_id, after[1]))
         else:
             work.execute("INSERT INTO gap (part_id, seq, last) VALUES (?, ?, ?)", (part_id, low, last))
-
-
-def ranges(places: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Numbers in rising order, as ranges."""
-    first = last = None
-    for place in places:
-        if last is not None and place == last + 1:
-            last = place
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = place
-    if first is not None and last is not None:
-        yield first, last
 
 
 NEXT_GAP: Final = "SELECT seq, last FROM gap WHERE part_id = ? AND last > ? ORDER BY last LIMIT 1"
@@ -50,24 +35,20 @@ def forget_gaps(work: SqliteWork, part_id: int, claimed: int) -> None:
     work.execute("DELETE FROM gap WHERE part_id = ? AND last <= ?", (part_id, end))
 
 
-def nothing_after(work: SqliteWork, group_id: int, part_id: int, claimed: int) -> int:
-    """How many places after a claim hold nothing for the group: they are empty, or it has settled their message."""
-    empty = work.number(EMPTY_AFTER, claimed, part_id)
-    return empty + work.number(PASSED_AFTER, group_id, part_id, claimed)
-
-
-EMPTY_AFTER: Final = (
-    "SELECT coalesce(sum(gap.last - max(gap.seq - 1, ?1)), 0) FROM gap WHERE gap.part_id = ?2 AND gap.last > ?1"
-)
-PASSED_AFTER: Final = "SELECT count(*) FROM passed WHERE group_id = ? AND part_id = ? AND seq > ?"
-
-NOTHING_AFTER: Final = (
-    "(SELECT coalesce(sum(gap.last - max(gap.seq - 1, pr.claimed)), 0) FROM gap"
+NEW: Final = (
+    "part.last_seq - pr.claimed"
+    " - (SELECT coalesce(sum(gap.last - max(gap.seq - 1, pr.claimed)), 0) FROM gap"
     " WHERE gap.part_id = part.id AND gap.last > pr.claimed)"
-    " + (SELECT count(*) FROM passed AS x"
+    " - (SELECT count(*) FROM passed AS x"
     " WHERE x.group_id = pr.group_id AND x.part_id = part.id AND x.seq > pr.claimed)"
 )
-"""`nothing_after` for a progress `pr` in a partition `part`, inside a larger statement."""
+"""How many messages a group was never given and has not settled: of its progress `pr` in a partition `part`."""
+OPEN: Final = f"{NEW} + (SELECT count(*) FROM delivery AS d WHERE d.group_id = pr.group_id AND d.part_id = part.id)"  # noqa: S608 - of constants
+"""The same with those that were handed out and are not settled."""
+NEW_IN: Final = (
+    f"SELECT {NEW} FROM progress AS pr CROSS JOIN partition AS part ON part.id = pr.part_id"  # noqa: S608 - of constants
+    " WHERE pr.group_id = ? AND pr.part_id = ?"
+)
 
 
 # -- what a group has settled ahead of its claim

@@ -7,7 +7,7 @@ from typing import Final
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
 from pump.queue.sqlite.groups import last_before, make_group
-from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.progress import Progress, is_leased, progress_of, release, update_ready
 from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork, options_as_text
 from pump.queue.work import NO_KEY
 
@@ -29,12 +29,8 @@ def configure_queue(
         (options.ordered, options_as_text(options), namespace, task, queue.id),
     )
     work.forget_queue(queue)
-    update_all_ready(work, queue._replace(mode=options.ordered, ordered=options.ordered, options=options))
-
-
-def update_all_ready(work: SqliteWork, queue: Queue) -> None:
-    """Compute again when each partition is ready: the delays of the queue may have changed."""
-    for group in work.groups_of(queue.id):
+    queue = queue._replace(mode=options.ordered, ordered=options.ordered, options=options)
+    for group in work.groups_of(queue.id):  # the delays may have changed, and with them when something is ready
         for partition in work.partitions(queue.id):
             progress = progress_of(work, group.id, partition.id)
             if progress.ready_at is not None and not is_leased(work, queue, progress):
@@ -45,11 +41,9 @@ def change_mode(work: SqliteWork, queue: Queue, *, ordered: bool) -> None:
     """Lease partitions from now on, or messages; Conflict while there are leases of either kind."""
     if work.exists(LIVE, queue.id, work.now):
         raise Conflict(f"queue {queue.name!r} has open leases: its mode cannot be changed now")
-    for group in work.groups_of(queue.id):
-        work.execute(
-            "UPDATE delivery SET visible_at = ? WHERE group_id = ? AND visible_at IS NULL", (work.now, group.id)
-        )
-        work.execute("UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE group_id = ?", (group.id,))
+    groups = "group_id IN (SELECT id FROM consumer_group WHERE queue_id = ?)"
+    work.execute(f"UPDATE delivery SET visible_at = ? WHERE visible_at IS NULL AND {groups}", (work.now, queue.id))  # noqa: S608 - of a constant
+    work.execute(f"UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE {groups}", (queue.id,))  # noqa: S608 - the same
     log.info("queue %s is now %s", queue.name, "ordered" if ordered else "not ordered")
 
 
@@ -83,7 +77,7 @@ def remove_queue(work: SqliteWork, name: str) -> bool:
         for table in ("message", "gap", "scheduled", "progress"):
             work.execute(f"DELETE FROM {table} WHERE part_id = ?", (partition.id,))  # noqa: S608 - four words
     for group in work.groups_of(queue.id):
-        remove_rows_of(work, group)
+        _remove(work, group)
     work.execute("DELETE FROM partition WHERE queue_id = ?", (queue.id,))
     work.execute("DELETE FROM queue WHERE id = ?", (queue.id,))
     work.forget_queue(queue)
@@ -91,8 +85,7 @@ def remove_queue(work: SqliteWork, name: str) -> bool:
     return True
 
 
-def remove_rows_of(work: SqliteWork, group: ConsumerGroup) -> None:
-    """Remove all rows of a group."""
+def _remove(work: SqliteWork, group: ConsumerGroup) -> None:
     for table in ("delivery", "progress", "lease", "passed"):
         work.execute(f"DELETE FROM {table} WHERE group_id = ?", (group.id,))  # noqa: S608 - four words
     work.execute("DELETE FROM consumer_group WHERE id = ?", (group.id,))
@@ -106,7 +99,7 @@ def remove_group(work: SqliteWork, name: str, queue_name: str | None) -> bool:
         (name, queue_name),
     ).fetchall()
     for (deleted_from,) in rows:
-        remove_rows_of(work, work.required_group(work.required_queue(deleted_from), name))
+        _remove(work, work.required_group(work.required_queue(deleted_from), name))
         log.info("group %s of queue %s was deleted", name, deleted_from)
     return bool(rows)
 
@@ -125,13 +118,7 @@ def clear_partition(work: SqliteWork, queue: Queue, partition: Partition) -> int
     count += work.execute("DELETE FROM scheduled WHERE part_id = ?", (partition.id,)).rowcount
     work.execute("DELETE FROM gap WHERE part_id = ?", (partition.id,))
     for group in work.groups_of(queue.id):
-        for table in ("delivery", "passed"):
-            where = (group.id, partition.id)
-            work.execute(f"DELETE FROM {table} WHERE group_id = ? AND part_id = ?", where)  # noqa: S608 - two words
-    work.execute(
-        "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL, ready_at = NULL WHERE part_id = ?",
-        (partition.last_seq, partition.id),
-    )
+        _move_to(work, queue, progress_of(work, group.id, partition.id), partition.last_seq)
     return int(count)
 
 
@@ -144,22 +131,18 @@ def seek_group(
     partitions = chosen(work, queue, partition_name)
     for partition in partitions:
         claimed = partition.last_seq if moment is None else last_before(work, partition, moment)
-        move_to(work, queue, progress_of(work, group.id, partition.id), claimed)
+        _move_to(work, queue, progress_of(work, group.id, partition.id), claimed)
     log.info("group %s of queue %s was moved to %s", group_name, queue_name, "the end" if moment is None else moment)
     return len(partitions)
 
 
-def move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -> None:
+def _move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -> None:
     """Everything up to the claim is settled, everything after it is new; dead letters after it stay dead letters."""
-    where = (progress.group_id, progress.part_id)
-    work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", where)
-    work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", where)
-    work.execute("UPDATE dead SET seq = NULL WHERE group_id = ? AND part_id = ? AND seq > ?", (*where, claimed))
-    work.execute(
-        "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?",
-        (claimed, *where),
-    )
-    update_ready(work, queue, progress._replace(claimed=claimed))
+    work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", progress.key)
+    work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", progress.key)
+    work.execute("UPDATE dead SET seq = NULL WHERE group_id = ? AND part_id = ? AND seq > ?", (*progress.key, claimed))
+    work.execute("UPDATE progress SET claimed = ? WHERE group_id = ? AND part_id = ?", (claimed, *progress.key))
+    release(work, queue, progress._replace(claimed=claimed))
 
 
 def chosen(work: SqliteWork, queue: Queue, name: str | None) -> list[Partition]:

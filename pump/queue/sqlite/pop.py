@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from pump.queue.errors import Conflict, NotFound
+from pump.queue.errors import Conflict
 from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS, MOST_POPPED
 from pump.queue.options import QueueOptions
@@ -58,8 +58,6 @@ class PopState:
         self.lease_id: Final = "" if request.auto_ack else mint()
         lease_time = queue.options.lease_time if request.lease_time is None else request.lease_time
         self.until: Final = work.now + min(lease_time, LONGEST_LEASE_SECONDS)
-        own_limit = request.retry_limit == LIMIT_OF_QUEUE
-        self.limit: Final = queue.options.retry_limit if own_limit else request.retry_limit
         self.messages: Final[list[Leased]] = []
         self.parts: Final[list[int]] = []
         self.room = min(request.limit, MOST_POPPED)
@@ -90,13 +88,20 @@ class PopState:
         )  # fmt: skip
         return row
 
+    def candidates(self, statement: str, values: tuple[object, ...]) -> list[Candidate]:
+        """What a statement finds."""
+        return list(map(Candidate._make, self.work.execute(statement, values)))
+
     def is_spent(self, row: Candidate) -> bool:
         """Whether the message's lease has expired, and its attempts are used up."""
-        return row.lease_id is not None and exceeds(row.retries + row.crashes, self.limit, self.queue.options)
+        return row.lease_id is not None and exceeds(
+            row.retries + row.crashes, self.request.retry_limit, self.queue.options
+        )
 
 
 def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
     """Whether so many retries and crashes make a dead letter of a message."""
+    limit = options.retry_limit if limit == LIMIT_OF_QUEUE else limit
     return (
         limit is not None and attempts > limit and options.dead_letter_queue and options.dead_letter_after_max_retries
     )
@@ -105,11 +110,10 @@ def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
 def pop_messages(work: SqliteWork, request: PopRequest) -> PopResult:
     """Lease what is ready."""
     queue = queue_for(work, request)
-    group = work.group(queue.id, request.group)
-    if group is None:
-        if not request.create_group:
-            raise NotFound(f"queue {request.queue!r} has no group {request.group!r}")
-        group = make_group(work, queue, request.group, request.subscribe_from)
+    if request.create_group:
+        group = work.group(queue.id, request.group) or make_group(work, queue, request.group, request.subscribe_from)
+    else:
+        group = work.required_group(queue, request.group)
     number_all_due(work, queue)
     state = PopState(work, request, queue, group)
     why = from_one(state, request.partition) if request.partition is not None else from_any(state)
@@ -125,11 +129,9 @@ def pop_messages(work: SqliteWork, request: PopRequest) -> PopResult:
 
 def queue_for(work: SqliteWork, request: PopRequest) -> Queue:
     """The queue, created if it is missing; its first consumer decides its mode."""
-    queue = work.queue(request.queue)
+    queue = work.queue(request.queue) if request.create_group else work.required_queue(request.queue)
     ordered = request.ordered is not False
     if queue is None:
-        if not request.create_group:
-            raise NotFound(f"there is no queue {request.queue!r}")
         return work.make_queue(request.queue, ordered, QueueOptions(ordered=ordered))
     if queue.mode is None:
         return work.set_mode(queue, ordered)
@@ -218,8 +220,7 @@ def take_from(state: PopState, partition: Partition, progress: Progress) -> str:
     new = [] if blocked else take_new(state, partition, progress.claimed)
     claimed = new[-1].seq if new else progress.claimed
     claimed = skip_passed(state.work, state.group.id, partition.id, claimed, partition.last_seq)
-    write = complete_at_once if state.request.auto_ack else lease_all
-    write(state, partition, claimed, again, new)
+    store_taken(state, partition, claimed, again, new)
     if len(state.messages) > had:
         state.parts.append(partition.id)
     elif state.too_large:  # it keeps its turn, or others that fill each reply would hold it back for ever
@@ -247,7 +248,7 @@ def take_redeliveries(state: PopState, partition: Partition) -> tuple[list[Candi
 def redeliveries_in_order(state: PopState, partition: Partition) -> Iterator[Candidate]:
     """In an ordered partition: all that is not settled, in order."""
     after = 0
-    while found := candidates(state, IN_ORDER, (state.group.id, partition.id, after, state.room + 1)):
+    while found := state.candidates(IN_ORDER, (state.group.id, partition.id, after, state.room + 1)):
         yield from found
         after = found[-1].seq
 
@@ -255,8 +256,8 @@ def redeliveries_in_order(state: PopState, partition: Partition) -> Iterator[Can
 def redeliveries_due(state: PopState, partition: Partition) -> Iterator[Candidate]:
     """Where each message has a lease of its own: those whose lease or delay has ended."""
     after = (-1.0, 0)
-    while found := candidates(
-        state, WHEN_DUE, (state.group.id, partition.id, *after, state.work.now, max(state.room, 1))
+    while found := state.candidates(
+        WHEN_DUE, (state.group.id, partition.id, *after, state.work.now, max(state.room, 1))
     ):
         yield from found
         after = (found[-1].visible_at or 0.0, found[-1].seq)
@@ -268,61 +269,42 @@ def take_new(state: PopState, partition: Partition, claimed: int) -> list[Candid
     newest = state.work.now - delay if delay else math.inf
     taken: list[Candidate] = []
     values = (partition.id, claimed, state.room, state.group.id)
-    for row in candidates(state, NEW, values) if state.room else ():
+    for row in state.candidates(NEW, values) if state.room else ():
         if row.at > newest or not state.fits(row):
             break
         taken.append(state.take(row, partition))
     return taken
 
 
-def candidates(state: PopState, statement: str, values: tuple[object, ...]) -> list[Candidate]:
-    """What a statement finds."""
-    return list(map(Candidate._make, state.work.execute(statement, values)))
-
-
-def complete_at_once(
+def store_taken(
     state: PopState, partition: Partition, claimed: int, again: list[Candidate], new: list[Candidate]
 ) -> None:
-    """With `auto_ack`, messages are completed as they are handed out."""
-    work = state.work
-    work.executemany(
-        "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?",
-        [(state.group.id, partition.id, row.seq) for row in again],
-    )
-    work.execute(
-        "UPDATE progress SET claimed = ?, lease_id = NULL, lease_until = NULL, ready_at = ?, total = total + ?,"
-        " last_consumed_at = ? WHERE group_id = ? AND part_id = ?",
-        (
-            claimed, next_ready(work, state.queue, state.group.id, partition.id, claimed), len(again) + len(new),
-            work.now, state.group.id, partition.id,
-        ),
-    )  # fmt: skip
-
-
-def lease_all(
-    state: PopState, partition: Partition, claimed: int, again: list[Candidate], new: list[Candidate]
-) -> None:
-    """Lease the messages: as one partition, or each by itself."""
-    work, queue, rows = state.work, state.queue, [*again, *new]
-    lease_ends = None if queue.ordered else state.until
-    work.executemany(
-        "INSERT OR REPLACE INTO delivery (group_id, part_id, seq, lease_id, deliveries, retries, crashes, budget,"
-        " visible_at, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                state.group.id, partition.id, row.seq, state.lease_id, row.deliveries, row.retries, row.crashes,
-                state.request.retry_limit, lease_ends, row.error,
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
-    leased = queue.ordered and bool(rows)
-    ready_at = state.until if leased else next_ready(work, queue, state.group.id, partition.id, claimed)
+    """Lease the messages, as one partition or each by itself; with `auto_ack`, complete them."""
+    work, queue, key, rows = state.work, state.queue, (state.group.id, partition.id), [*again, *new]
+    completed = len(rows) if state.request.auto_ack else 0
+    if completed:
+        statement = "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?"
+        work.executemany(statement, [(*key, row.seq) for row in again])
+    else:
+        lease_ends = None if queue.ordered else state.until
+        work.executemany(
+            "INSERT OR REPLACE INTO delivery (group_id, part_id, seq, lease_id, deliveries, retries, crashes, budget,"
+            " visible_at, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    *key, row.seq, state.lease_id, row.deliveries, row.retries, row.crashes,
+                    state.request.retry_limit, lease_ends, row.error,
+                )
+                for row in rows
+            ],
+        )  # fmt: skip
+    leased = queue.ordered and len(rows) > completed
+    ready_at = state.until if leased else next_ready(work, queue, *key, claimed)
     lease = (state.lease_id, state.until) if leased else (None, None)
     work.execute(
-        "UPDATE progress SET claimed = ?, lease_id = ?, lease_until = ?, ready_at = ?, last_consumed_at = ?"
-        " WHERE group_id = ? AND part_id = ?",
-        (claimed, *lease, ready_at, work.now, state.group.id, partition.id),
+        "UPDATE progress SET claimed = ?, lease_id = ?, lease_until = ?, ready_at = ?, total = total + ?,"
+        " last_consumed_at = ? WHERE group_id = ? AND part_id = ?",
+        (claimed, *lease, ready_at, completed, work.now, *key),
     )
 
 

@@ -1,6 +1,6 @@
 """How far a group is in a partition, and when something is ready for it there."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pump.queue.sqlite.gaps import NEXT
 from pump.queue.sqlite.work import Queue, SqliteWork
@@ -16,6 +16,11 @@ class Progress(NamedTuple):
     lease_id: str | None
     lease_until: float | None
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which group and which partition."""
+        return self.group_id, self.part_id
+
 
 def progress_of(work: SqliteWork, group_id: int, part_id: int) -> Progress:
     """The row, which exists for every group and partition of a queue."""
@@ -30,47 +35,39 @@ def progress_of(work: SqliteWork, group_id: int, part_id: int) -> Progress:
 
 def next_ready(work: SqliteWork, queue: Queue, group_id: int, part_id: int, claimed: int) -> float | None:
     """When something is ready in a partition that nobody has leased; None for never."""
-    moments = [moment for moment in (next_redelivery(work, queue, group_id, part_id),) if moment is not None]
-    if not (queue.ordered and moments):
+    row = work.execute(FIRST_IN_ORDER if queue.ordered else FIRST_DUE, (group_id, part_id)).fetchone()
+    moments: list[float] = [row[0]] if row else []
+    if not (queue.ordered and moments):  # in order, the first one holds back all others
         row = work.execute(NEXT, (group_id, part_id, claimed)).fetchone()
         delay = queue.options.delayed_processing
         moments += [row[1] + delay if delay else work.now] if row else []
     return max(work.now, min(moments)) if moments else None
 
 
-def next_redelivery(work: SqliteWork, queue: Queue, group_id: int, part_id: int) -> float | None:
-    """When the next message is due that was delivered before; in order, the first one holds back all others."""
-    if queue.ordered:
-        row = work.execute(
-            "SELECT coalesce(visible_at, 0) FROM delivery WHERE group_id = ? AND part_id = ? ORDER BY seq LIMIT 1",
-            (group_id, part_id),
-        ).fetchone()
-        return row and float(row[0])
-    row = work.execute(
-        "SELECT min(visible_at) FROM delivery INDEXED BY delivery_by_visible"
-        " WHERE group_id = ? AND part_id = ? AND visible_at IS NOT NULL",
-        (group_id, part_id),
-    ).fetchone()
-    moment: float | None = row[0]
-    return moment
+FIRST_IN_ORDER: Final = (
+    "SELECT coalesce(visible_at, 0) FROM delivery WHERE group_id = ? AND part_id = ? ORDER BY seq LIMIT 1"
+)
+FIRST_DUE: Final = (
+    "SELECT visible_at FROM delivery INDEXED BY delivery_by_visible"
+    " WHERE group_id = ? AND part_id = ? AND visible_at IS NOT NULL ORDER BY visible_at LIMIT 1"
+)
 
 
 def release(work: SqliteWork, queue: Queue, progress: Progress) -> None:
     """End the lease of an ordered partition: its messages that are not settled are pending again, uncounted."""
     work.execute(
         "UPDATE delivery SET lease_id = NULL WHERE group_id = ? AND part_id = ? AND lease_id = ?",
-        (progress.group_id, progress.part_id, progress.lease_id),
+        (*progress.key, progress.lease_id),
     )
     work.execute(
-        "UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?",
-        (progress.group_id, progress.part_id),
+        "UPDATE progress SET lease_id = NULL, lease_until = NULL WHERE group_id = ? AND part_id = ?", progress.key
     )
     update_ready(work, queue, progress)
 
 
 def update_ready(work: SqliteWork, queue: Queue, progress: Progress) -> None:
     """Compute again when something is ready in a partition that nobody has leased, and notify the listeners."""
-    ready_at = next_ready(work, queue, progress.group_id, progress.part_id, progress.claimed)
+    ready_at = next_ready(work, queue, *progress.key, progress.claimed)
     set_ready(work, progress, ready_at)
     if ready_at is not None:
         work.changed.add(queue.name)
@@ -79,10 +76,7 @@ def update_ready(work: SqliteWork, queue: Queue, progress: Progress) -> None:
 def set_ready(work: SqliteWork, progress: Progress, ready_at: float | None) -> None:
     """Store when to look at the partition next."""
     if ready_at != progress.ready_at:
-        work.execute(
-            "UPDATE progress SET ready_at = ? WHERE group_id = ? AND part_id = ?",
-            (ready_at, progress.group_id, progress.part_id),
-        )
+        work.execute("UPDATE progress SET ready_at = ? WHERE group_id = ? AND part_id = ?", (ready_at, *progress.key))
 
 
 def after_removal(work: SqliteWork, queue: Queue, progress: Progress) -> None:
@@ -100,9 +94,15 @@ def is_leased(work: SqliteWork, queue: Queue, progress: Progress) -> bool:
 
 def has_open(work: SqliteWork, progress: Progress) -> bool:
     """Whether a lease has messages that are not settled."""
-    return work.exists(
-        "SELECT 1 FROM delivery WHERE group_id = ? AND part_id = ? AND lease_id = ? LIMIT 1",
-        progress.group_id,
-        progress.part_id,
-        progress.lease_id,
-    )
+    statement = "SELECT 1 FROM delivery WHERE group_id = ? AND part_id = ? AND lease_id = ? LIMIT 1"
+    return work.exists(statement, *progress.key, progress.lease_id)
+
+
+PENDING: Final = "(lease_id IS NULL OR CASE WHEN ?3 THEN lease_id <> ?4 ELSE visible_at <= ?5 END)"
+"""Whether a delivery is leased to nobody, for a statement that begins with the values of `pending_in`."""
+
+
+def pending_in(work: SqliteWork, queue: Queue, progress: Progress) -> tuple[int, int, bool, str | None, float]:
+    """The values for PENDING: group, partition, mode, the lease of the partition, time."""
+    lease_id = progress.lease_id if is_leased(work, queue, progress) else ""
+    return *progress.key, queue.ordered, lease_id, work.now

@@ -1,14 +1,14 @@
 """Storing messages: each gets the next place of its partition, or waits without one until it is due."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pump.queue.ids import mint
 from pump.queue.limits import MOST_PARTITIONS
 from pump.queue.options import QueueOptions
 from pump.queue.results import FULL, TOO_MANY_PARTITIONS, push_refused
-from pump.queue.sqlite.gaps import NOTHING_AFTER, number_passed
+from pump.queue.sqlite.gaps import OPEN, number_passed
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import Push, Pushed
 from pump.queue.work import NO_KEY
@@ -28,7 +28,8 @@ def push_messages(work: SqliteWork, items: Sequence[Push], ids: Sequence[str]) -
         batch = batches.get(key)
         if batch is None:
             batch = batches[key] = PartitionBatch(work, *key)
-        places.append((batch, batch.add(item, message_id, item.transaction_id or next(minted))))
+        places.append((batch, len(batch.items)))
+        batch.items.append((item, message_id, item.transaction_id or next(minted)))
     room_left: dict[int, float] = {}
     for batch in batches.values():
         batch.store(room_left)
@@ -42,20 +43,16 @@ class PartitionBatch:
         self._work = work
         self._queue = work.queue(queue_name) or work.make_queue(queue_name, None, QueueOptions())
         self._name = name
-        self._items: list[tuple[Push, str, str]] = []
+        self.items: list[tuple[Push, str, str]] = []
         self._rows: list[Row] = []
+        self._scheduled: list[tuple[object, ...]] = []
         self.results: list[Pushed] = []
-
-    def add(self, item: Push, message_id: str, transaction_id: str) -> int:
-        """Add an item; returns its number in this batch."""
-        self._items.append((item, message_id, transaction_id))
-        return len(self._items) - 1
 
     def store(self, room_left: dict[int, float]) -> None:
         """Store what may be stored. `room_left` is, for each queue, how many more messages it takes in this call."""
         reason, partition = self._opened()
         if partition is None:
-            self.results = [push_refused(item, transaction_id, "", reason) for item, _, transaction_id in self._items]
+            self.results = [push_refused(item, transaction_id, "", reason) for item, _, transaction_id in self.items]
             return
         queue_id, known = self._queue.id, self._known(partition)
         if queue_id not in room_left:
@@ -63,7 +60,7 @@ class PartitionBatch:
         now, seq = self._work.now, partition.last_seq
         at = max(now, partition.last_at)
         head = (self._queue.name, self._name, partition.uid)
-        for item, message_id, transaction_id in self._items:
+        for item, message_id, transaction_id in self.items:
             if transaction_id in known:
                 result = Pushed(*head, known[transaction_id], transaction_id, duplicate=True, trace_id=item.trace_id)
                 self.results.append(result)
@@ -74,17 +71,28 @@ class PartitionBatch:
             room_left[queue_id] -= 1
             known[transaction_id] = message_id
             due = max(item.not_before, now + item.delay)
+            sealed, payload = self._sealed(item, partition, transaction_id)
             if due > now:
-                self._schedule(item, message_id, transaction_id, partition, due)
+                self._scheduled.append((
+                    partition.id, transaction_id, queue_id, due, message_id, item.trace_id, item.producer, now, sealed,
+                    payload,
+                ))  # fmt: skip
             else:
                 seq += 1
-                sealed, payload = self._sealed(item, partition, transaction_id)
                 self._rows.append((
                     partition.id, seq, message_id, transaction_id, item.trace_id, item.producer, at, sealed, payload
                 ))  # fmt: skip
             result = Pushed(*head, message_id, transaction_id, False, "", due > now, item.trace_id)  # noqa: FBT003 - in order
             self.results.append(result)
         insert_messages(self._work, self._queue, partition.id, self._rows)
+        if self._scheduled:
+            self._work.executemany(
+                "INSERT INTO scheduled"
+                " (part_id, transaction_id, queue_id, due_at, id, trace_id, producer, at, sealed, payload)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                self._scheduled,
+            )
+            self._work.changed.add(self._queue.name)
 
     def _opened(self) -> tuple[str, Partition | None]:
         """The partition, or why nothing can be stored in it."""
@@ -99,8 +107,9 @@ class PartitionBatch:
 
     def _known(self, partition: Partition) -> dict[str, str]:
         """The transaction ids that are in the partition already, each with the id of its message."""
-        given = json.dumps([item.transaction_id for item, _, _ in self._items if item.transaction_id])
-        if given == "[]" or not (partition.last_seq or self._has_scheduled(partition)):
+        given = json.dumps([item.transaction_id for item, _, _ in self.items if item.transaction_id])
+        scheduled = "SELECT 1 FROM scheduled WHERE part_id = ? LIMIT 1"
+        if given == "[]" or not (partition.last_seq or self._work.exists(scheduled, partition.id)):
             return {}
         return dict(
             self._work.execute(
@@ -112,28 +121,11 @@ class PartitionBatch:
             )
         )
 
-    def _has_scheduled(self, partition: Partition) -> bool:
-        return self._work.exists("SELECT 1 FROM scheduled WHERE part_id = ? LIMIT 1", partition.id)
-
     def _sealed(self, item: Push, partition: Partition, transaction_id: str) -> tuple[int, bytes]:
         """Whether the payload is sealed, and the payload as it is stored."""
         if not self._queue.options.encryption or self._work.sealing is None:
             return 0, item.payload
         return 1, self._work.sealing.seal(item.payload, partition.uid, transaction_id)
-
-    def _schedule(self, item: Push, message_id: str, transaction_id: str, partition: Partition, due: float) -> None:
-        """Keep it until it is due."""
-        sealed, payload = self._sealed(item, partition, transaction_id)
-        self._work.execute(
-            "INSERT INTO scheduled"
-            " (part_id, transaction_id, queue_id, due_at, id, trace_id, producer, at, sealed, payload)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                partition.id, transaction_id, self._queue.id, due, message_id, item.trace_id, item.producer,
-                self._work.now, sealed, payload,
-            ),
-        )  # fmt: skip
-        self._work.changed.add(self._queue.name)
 
 
 def insert_messages(work: SqliteWork, queue: Queue, part_id: int, rows: Sequence[Row]) -> None:
@@ -187,8 +179,7 @@ SCHEDULED: Final = "SELECT count(*) FROM scheduled WHERE queue_id = ?"
 UNSETTLED: Final = f"""
 SELECT max(n) FROM (
     SELECT (
-        SELECT sum(part.last_seq - pr.claimed - ({NOTHING_AFTER})
-            + (SELECT count(*) FROM delivery AS d WHERE d.group_id = g.id AND d.part_id = part.id))
+        SELECT sum({OPEN})
         FROM partition AS part CROSS JOIN progress AS pr ON pr.group_id = g.id AND pr.part_id = part.id
         WHERE part.queue_id = g.queue_id) AS n
     FROM consumer_group AS g WHERE g.queue_id = ?)
@@ -206,7 +197,21 @@ def number_due(work: SqliteWork, queue: Queue) -> bool:
         (queue.id, work.now, NUMBERED_AT_ONCE),
     ).fetchall()
     for part_id in dict.fromkeys(row[0] for row in due):
-        number_in(work, queue, part_id, [row for row in due if row[0] == part_id])
+        partition = work.partition_of(part_id)
+        rows: list[Row] = [
+            (
+                part_id, partition.last_seq + index, message_id, transaction_id, trace_id, producer,
+                max(due_at, partition.last_at), sealed, payload,
+            )
+            for index, (_, transaction_id, message_id, trace_id, producer, sealed, payload, due_at) in enumerate(
+                (row for row in due if row[0] == part_id), 1
+            )
+        ]  # fmt: skip
+        work.executemany(
+            "DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", [(part_id, row[3]) for row in rows]
+        )
+        number_passed(work, [(row[2], row[1]) for row in rows])
+        insert_messages(work, queue, part_id, rows)
     return len(due) == NUMBERED_AT_ONCE
 
 
@@ -214,25 +219,3 @@ def number_all_due(work: SqliteWork, queue: Queue) -> None:
     """The same for all of them: what is pushed now comes after what was due before."""
     while number_due(work, queue):
         pass
-
-
-def number_in(
-    work: SqliteWork,
-    queue: Queue,
-    part_id: int,
-    due: Iterable[tuple[int, str, str, str | None, str | None, int, bytes, float]],
-) -> None:
-    """Give the due messages of one partition its next places."""
-    partition = work.partition_of(part_id)
-    rows: list[Row] = [
-        (
-            part_id, partition.last_seq + index, message_id, transaction_id, trace_id, producer,
-            max(due_at, partition.last_at), sealed, payload,
-        )
-        for index, (_, transaction_id, message_id, trace_id, producer, sealed, payload, due_at) in enumerate(due, 1)
-    ]  # fmt: skip
-    work.executemany(
-        "DELETE FROM scheduled WHERE part_id = ? AND transaction_id = ?", [(part_id, row[3]) for row in rows]
-    )
-    number_passed(work, [(row[2], row[1]) for row in rows])
-    insert_messages(work, queue, part_id, rows)

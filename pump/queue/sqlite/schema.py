@@ -83,7 +83,7 @@ CREATE TABLE trace_name (name TEXT NOT NULL, trace_id TEXT NOT NULL, PRIMARY KEY
 
 def prepare(connection: sqlite3.Connection) -> None:
     """Create the tables where there are none; refuse a file that a newer version of this code has changed."""
-    found = version_of(connection)
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if found == VERSION:
         return
     if found > VERSION:
@@ -92,9 +92,3 @@ def prepare(connection: sqlite3.Connection) -> None:
         if statement.strip():
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def version_of(connection: sqlite3.Connection) -> int:
-    """The version of the tables in the file; 0 if it has none."""
-    row: tuple[int] = connection.execute("PRAGMA user_version").fetchone()
-    return row[0]

@@ -17,7 +17,7 @@ from pump.queue.results import (
     RELEASED,
 )
 from pump.queue.sqlite.dead_letters import BY_CONSUMER, MAX_RETRIES, Cause, insert_dead
-from pump.queue.sqlite.pop import LIMIT_OF_QUEUE, exceeds
+from pump.queue.sqlite.pop import exceeds
 from pump.queue.sqlite.progress import Progress, has_open, is_leased, progress_of, release, update_ready
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import Extended, Settled, Settlement, Status
@@ -50,12 +50,8 @@ def settle_messages(
         if key not in settlers:
             settlers[key] = settler_for(work, settlement)
         settler = settlers[key]
-        outcomes.append(
-            (
-                settler,
-                settler.settle(settlement, leases, benign=benign) if settler else refused(settlement, NOT_FOUND),
-            )
-        )
+        settled = settler.settle(settlement, leases, benign=benign) if settler else refused(settlement)
+        outcomes.append((settler, settled))
     for each in settlers.values():
         if each:
             each.finish()
@@ -68,9 +64,9 @@ def settle_messages(
     return results
 
 
-def refused(settlement: Settlement, why: str) -> Settled:
+def refused(settlement: Settlement) -> Settled:
     """The result of a settlement of a message that does not exist."""
-    return Settled(settlement.transaction_id, success=False, message=why, error=ERRORS[why])
+    return Settled(settlement.transaction_id, success=False, message=NOT_FOUND, error=ERRORS[NOT_FOUND])
 
 
 def settler_for(work: SqliteWork, settlement: Settlement) -> "PartitionSettler | None":
@@ -97,19 +93,19 @@ class PartitionSettler:
         self._is_leased = is_leased(work, queue, progress)
         self._completed = 0
         self._gave_back = False
-        self._settled = 0
+        self._settled = False
         self.released = False
 
     def settle(self, settlement: Settlement, leases: frozenset[str], *, benign: bool) -> Settled:
         """Carry one out, if its lease allows."""
         row = self._delivery(settlement.transaction_id)
         if row is None:
-            return self._invalid(settlement) if self._is_scheduled(settlement) else refused(settlement, NOT_FOUND)
+            return refused(settlement)
         if not self._allows(row, settlement.lease_id, leases):
             if benign and settlement.status is Status.COMPLETED and self._is_completed(row):
                 return self._result(settlement, ALREADY_ACKNOWLEDGED)
             return self._invalid(settlement)
-        self._settled += 1
+        self._settled = True
         return self._carry_out(settlement, row)
 
     def _carry_out(self, settlement: Settlement, row: DeliveryRow) -> Settled:
@@ -129,26 +125,14 @@ class PartitionSettler:
             return
         work, progress = self._work, self._progress
         if self._completed:
-            work.execute(
-                "UPDATE progress SET total = total + ? WHERE group_id = ? AND part_id = ?",
-                (self._completed, progress.group_id, progress.part_id),
-            )
-        if not self._queue.ordered:
-            if self._gave_back:
+            statement = "UPDATE progress SET total = total + ? WHERE group_id = ? AND part_id = ?"
+            work.execute(statement, (self._completed, *progress.key))
+        if not self._is_leased:
+            if self._queue.ordered or self._gave_back:
                 update_ready(work, self._queue, progress)
-        elif not self._is_leased:
-            update_ready(work, self._queue, progress)
-        elif self._gave_back or not has_open(work, self._progress):
+        elif self._gave_back or not has_open(work, progress):
             self.released = True
             release(work, self._queue, progress)
-
-    def _is_scheduled(self, settlement: Settlement) -> bool:
-        """Whether the message is scheduled: nobody can have it."""
-        return is_text(settlement.transaction_id) and self._work.exists(
-            "SELECT 1 FROM scheduled WHERE part_id = ? AND transaction_id = ?",
-            self._partition.id,
-            settlement.transaction_id,
-        )
 
     def _delivery(self, transaction_id: str) -> DeliveryRow | None:
         if not is_text(transaction_id):
@@ -177,18 +161,15 @@ class PartitionSettler:
 
     def _complete(self, settlement: Settlement, row: DeliveryRow) -> Settled:
         self._completed += 1
-        self._work.execute(
-            "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?",
-            (self._progress.group_id, self._partition.id, row.seq),
-        )
+        statement = "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?"
+        self._work.execute(statement, (*self._progress.key, row.seq))
         return self._result(settlement, ACKNOWLEDGED)
 
     def _fail(self, settlement: Settlement, row: DeliveryRow) -> Settled:
         """It counts as a retry, and may have been the last attempt."""
         options = self._queue.options
         retries = row.retries + 1 if settlement.retries is None else settlement.retries
-        limit = options.retry_limit if row.budget == LIMIT_OF_QUEUE else row.budget
-        if exceeds(retries + row.crashes, limit, options):
+        if exceeds(retries + row.crashes, row.budget, options):
             return self._give_up(settlement, row, retries, settlement.reason or MAX_RETRIES)
         delay = options.retry_delay if settlement.delay is None else settlement.delay
         return self._give_back(settlement, row, retries, delay, FAILED_RETRY)
@@ -199,14 +180,13 @@ class PartitionSettler:
         self._work.execute(
             "UPDATE delivery SET lease_id = NULL, retries = ?, visible_at = ?, error = coalesce(?, error)"
             " WHERE group_id = ? AND part_id = ? AND seq = ?",
-            (retries, due, checked_text(settlement.error), self._progress.group_id, self._partition.id, row.seq),
+            (retries, due, checked_text(settlement.error), *self._progress.key, row.seq),
         )
         return self._result(settlement, message)
 
     def _give_up(self, settlement: Settlement, row: DeliveryRow, retries: int, reason: str) -> Settled:
-        error = checked_text(settlement.error) or ""
-        cause = Cause(reason, error, retries, row.crashes, row.deliveries)
-        insert_dead(self._work, self._progress.group_id, self._partition.id, row.seq, cause)
+        cause = Cause(reason, checked_text(settlement.error) or "", retries, row.crashes, row.deliveries)
+        insert_dead(self._work, *self._progress.key, row.seq, cause)
         return self._result(settlement, FAILED_DEAD)
 
     def _invalid(self, settlement: Settlement) -> Settled:
@@ -224,7 +204,10 @@ DELIVERY: Final = """
 SELECT m.seq, d.seq, d.lease_id, d.visible_at, d.deliveries, d.retries, d.crashes, d.budget FROM message AS m
 LEFT JOIN delivery AS d ON d.group_id = ?1 AND d.part_id = m.part_id AND d.seq = m.seq
 WHERE m.part_id = ?2 AND m.transaction_id = ?3
+UNION ALL SELECT 9223372036854775807, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM scheduled
+WHERE part_id = ?2 AND transaction_id = ?3
 """
+"""A scheduled message has no place: it counts as the last one, which nobody can have."""
 
 
 def extend_lease(work: SqliteWork, lease_id: str, seconds: float | None) -> Extended:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple
 
-from pump.queue.sqlite.progress import Progress, is_leased, progress_of
 from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, State, Stored
 
@@ -16,19 +15,19 @@ class GroupView(NamedTuple):
     """One message as one group sees it."""
 
     state: State
-    retries: int = 0
-    error: str | None = None
-    lease_until: float | None = None
+    retries: int
+    error: str | None
+    lease_until: float | None
 
 
 class PartitionView:
-    """One partition and the progress of every group in it."""
+    """One partition, and the groups whose view of it matters."""
 
     def __init__(self, work: SqliteWork, queue: Queue, partition: Partition, groups: Sequence[ConsumerGroup]) -> None:
         self._work = work
         self._queue = queue
         self._partition = partition
-        self._progress = {group.name: progress_of(work, group.id, partition.id) for group in groups}
+        self._groups = groups
 
     def rows(self, since: float | None, until: float | None) -> Iterator[tuple[Any, ...]]:
         """Its messages within those times, newest first: the scheduled ones, then the others."""
@@ -46,54 +45,25 @@ class PartitionView:
     def stored(self, row: tuple[Any, ...], payload: bytes | None = None) -> Stored:
         """A row, with its state for every group."""
         seq, at, message_id, transaction_id, trace_id, producer = row
-        views = {name: self._seen_by(progress, message_id, seq) for name, progress in self._progress.items()}
+        views = {group.name: self._seen_by(group, message_id, seq) for group in self._groups}
         failed = [view for view in views.values() if view.error is not None]
         return Stored(
-            message_id,
-            transaction_id,
-            self._partition.uid,
-            self._partition.name,
-            self._queue.name,
-            payload,
-            at,
-            seq,
-            trace_id,
-            producer,
+            message_id, transaction_id, self._partition.uid, self._partition.name, self._queue.name, payload, at, seq,
+            trace_id, producer,
             {name: view.state for name, view in views.items()} or {DEFAULT_GROUP: State.PENDING},
             max((view.retries for view in views.values()), default=0),
             failed[0].error if failed else None,
             max((view.lease_until for view in views.values() if view.lease_until is not None), default=None),
-        )
+        )  # fmt: skip
 
-    def _seen_by(self, progress: Progress, message_id: str, seq: int | None) -> GroupView:
+    def _seen_by(self, group: ConsumerGroup, message_id: str, seq: int | None) -> GroupView:
         """A message as a group sees it."""
-        if seq is None or seq > progress.claimed:
-            return self._ahead(progress, message_id)
-        where = (progress.group_id, progress.part_id, seq)
-        delivery = self._work.execute(DELIVERY, where).fetchone()
-        if delivery is not None:
-            return self._delivered(progress, *delivery)
-        dead = self._work.execute(DEAD, where).fetchone()
-        return GroupView(State.COMPLETED) if dead is None else GroupView(State.DEAD, *dead)
-
-    def _ahead(self, progress: Progress, message_id: str) -> GroupView:
-        """A message that the group was not given yet."""
-        passed = self._work.execute(PASSED, (message_id, progress.group_id)).fetchone()
-        if passed is None:
-            return GroupView(State.PENDING)
-        return GroupView(State.DEAD, 0, passed[1]) if passed[0] else GroupView(State.COMPLETED)
-
-    def _delivered(
-        self, progress: Progress, lease_id: str | None, visible_at: float | None, retries: int, error: str | None
-    ) -> GroupView:
-        """A message that was handed out and is not settled."""
-        until = visible_at
-        if self._queue.ordered:
-            live = is_leased(self._work, self._queue, progress) and lease_id == progress.lease_id
-            until = progress.lease_until if live else None
-        if lease_id is not None and self._work.lease_lives(until):
-            return GroupView(State.LEASED, retries, error, until)
-        return GroupView(State.PENDING, retries, error)
+        values = (message_id, seq, self._queue.ordered, group.id, self._partition.id)
+        name, until, retries, error = self._work.execute(SEEN, values).fetchone()
+        state = State(name)
+        if state is State.LEASED and not self._work.lease_lives(until):
+            state, until = State.PENDING, None
+        return GroupView(state, retries, error, until)
 
 
 PLACED: Final = (
@@ -103,28 +73,30 @@ PLACED: Final = (
 SCHEDULED: Final = (
     "SELECT NULL, at, id, transaction_id, trace_id, producer FROM scheduled WHERE part_id = ? ORDER BY at DESC, id DESC"
 )
-DELIVERY: Final = (
-    "SELECT lease_id, visible_at, retries, error FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?"
-)
-PASSED: Final = (
-    "SELECT p.dead, d.error FROM passed AS p LEFT JOIN dead AS d ON d.message_id = p.message_id"
-    " AND d.group_id = p.group_id WHERE p.message_id = ? AND p.group_id = ?"
-)
-DEAD: Final = "SELECT retries, error FROM dead WHERE group_id = ? AND part_id = ? AND seq = ?"
+SEEN: Final = """
+SELECT CASE WHEN d.seq IS NOT NULL THEN 'processing'
+        WHEN ?2 > pr.claimed OR ?2 IS NULL
+            THEN CASE passed.dead WHEN 1 THEN 'dead_letter' WHEN 0 THEN 'completed' ELSE 'pending' END
+        WHEN dead.seq IS NOT NULL THEN 'dead_letter' ELSE 'completed' END AS state,
+    CASE WHEN NOT ?3 AND d.lease_id IS NOT NULL THEN d.visible_at WHEN d.lease_id = pr.lease_id THEN pr.lease_until END,
+    iif(d.seq IS NULL, iif(passed.dead OR dead.seq IS NOT NULL, dead.retries, 0), d.retries),
+    iif(d.seq IS NULL, iif(passed.dead OR dead.seq IS NOT NULL, dead.error, NULL), d.error)
+FROM progress AS pr
+LEFT JOIN delivery AS d ON d.group_id = pr.group_id AND d.part_id = pr.part_id AND d.seq = ?2
+LEFT JOIN passed ON passed.message_id = ?1 AND passed.group_id = pr.group_id
+LEFT JOIN dead ON dead.message_id = ?1 AND dead.group_id = pr.group_id
+WHERE pr.group_id = ?4 AND pr.part_id = ?5
+"""
+"""One message for one group: its state, where "processing" is right only until its lease ends; retries and error."""
 
 
 def list_stored(work: SqliteWork, which: Filter) -> list[Stored]:
     """Messages, newest first, without their payloads."""
-    found = (each for each in newest_first(work, which) if is_wanted(each, which))
-    return list(islice(found, which.offset, which.offset + which.limit))
-
-
-def newest_first(work: SqliteWork, which: Filter) -> Iterator[Stored]:
-    """All messages of the queues and partitions that the filter names."""
-    views = views_of(work, which)
-    rows = [zip(repeat(view), view.rows(which.since, which.until), strict=False) for view in views]
-    for view, row in heapq.merge(*rows, key=lambda each: each[1][1], reverse=True):
-        yield view.stored(row)
+    rows = [zip(repeat(view), view.rows(which.since, which.until), strict=False) for view in views_of(work, which)]
+    newest_first = heapq.merge(*rows, key=lambda each: each[1][1], reverse=True)
+    found = (view.stored(row) for view, row in newest_first)
+    wanted = (each for each in found if which.state in {None, *each.states.values()})
+    return list(islice(wanted, which.offset, which.offset + which.limit))
 
 
 def views_of(work: SqliteWork, which: Filter) -> Iterator[PartitionView]:
@@ -135,11 +107,6 @@ def views_of(work: SqliteWork, which: Filter) -> Iterator[PartitionView]:
         for partition in work.partitions(queue.id):
             if which.partition in {None, partition.name}:
                 yield PartitionView(work, queue, partition, groups)
-
-
-def is_wanted(each: Stored, which: Filter) -> bool:
-    """Whether the message is in the state that the filter names, for any group that it names."""
-    return which.state is None or which.state in each.states.values()
 
 
 def find_message(work: SqliteWork, partition_uid: str, transaction_id: str) -> Stored | None:

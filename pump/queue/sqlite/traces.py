@@ -1,7 +1,6 @@
 """Notes about messages."""
 
 import json
-from typing import Any
 
 from pump.queue.ids import mint
 from pump.queue.sqlite.work import SqliteWork
@@ -41,16 +40,13 @@ def list_traces(
         " ORDER BY t.id LIMIT ?4 OFFSET ?5",
         (partition_uid, transaction_id, name, limit, offset),
     )
-    return [note(row) for row in rows.fetchall()]
-
-
-def note(row: tuple[Any, ...]) -> Trace:
-    """A row as a note."""
-    transaction_id, partition_uid, data, group, event, names, trace_id, created_at = row
-    return Trace(
-        transaction_id=transaction_id, partition_id=partition_uid, data=data, group=group, event=event,
-        names=tuple(json.loads(names)), id=trace_id, created_at=created_at,
-    )  # fmt: skip
+    return [
+        Trace(
+            transaction_id=transaction_id, partition_id=partition_uid, data=data, group=group, event=event,
+            names=tuple(json.loads(names)), id=trace_id, created_at=created_at,
+        )
+        for transaction_id, partition_uid, data, group, event, names, trace_id, created_at in rows.fetchall()
+    ]  # fmt: skip
 
 
 def list_trace_names(work: SqliteWork) -> list[str]:

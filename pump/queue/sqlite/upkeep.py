@@ -10,7 +10,7 @@ from pump.queue.sqlite.dead_letters import MAX_WAIT, RETENTION, Cause, insert_de
 from pump.queue.sqlite.gaps import forget_gaps, forget_passed, vacate
 from pump.queue.sqlite.groups import groups_or_default, last_before
 from pump.queue.sqlite.infos import cursor
-from pump.queue.sqlite.progress import Progress, is_leased, progress_of, update_ready
+from pump.queue.sqlite.progress import PENDING, Progress, is_leased, pending_in, progress_of, update_ready
 from pump.queue.sqlite.push import number_due
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 
@@ -36,14 +36,14 @@ def maintain_queue(work: SqliteWork, queue: Queue) -> bool:
     """Do what is due in one queue; whether there is more at once."""
     more = [number_due(work, queue)]
     options = queue.options
-    retention = options.retention if options.retention_enabled else 0.0
-    completed = options.completed_retention if options.retention_enabled else 0.0
-    if options.max_wait_time:
-        cause = Cause(MAX_WAIT, "nobody settled it in time")
-        more.append(give_up_older(work, queue, options.max_wait_time, cause))
-    if retention:
-        cause = Cause(RETENTION, "it was kept as long as the queue keeps messages")
-        more.append(give_up_older(work, queue, retention, cause))
+    keeps = options.retention_enabled
+    retention, completed = (options.retention, options.completed_retention) if keeps else (0.0, 0.0)
+    for seconds, cause in (
+        (options.max_wait_time, Cause(MAX_WAIT, "nobody settled it in time")),
+        (retention, Cause(RETENTION, "it was kept as long as the queue keeps messages")),
+    ):
+        if seconds:
+            more.append(give_up_older(work, queue, seconds, cause))
     if kept := [seconds for seconds in (retention, completed) if seconds]:
         more += [sweep(work, queue, each, min(kept)) for each in work.partitions(queue.id)]
     return any(more)
@@ -62,11 +62,8 @@ def give_up_older(work: SqliteWork, queue: Queue, seconds: float, cause: Cause) 
 
 def give_up_to(work: SqliteWork, queue: Queue, progress: Progress, last: int, cause: Cause) -> bool:
     """Make dead letters of what a group has pending up to a place, not of what is leased; whether there may be more."""
-    leased = is_leased(work, queue, progress)
-    where = (progress.group_id, progress.part_id)
-    again = work.execute(
-        PENDING_AGAIN, (*where, last, progress.lease_id if leased else "", work.now, queue.ordered, AT_ONCE)
-    ).fetchall()
+    where = progress.key
+    again = work.execute(PENDING_AGAIN, (*pending_in(work, queue, progress), AT_ONCE, last)).fetchall()
     new = work.execute(NEW, (progress.part_id, progress.claimed, last, AT_ONCE, progress.group_id)).fetchall()
     for seq, *counts in again:
         insert_dead(work, *where, seq, Cause(cause.reason, cause.error, *counts))
@@ -78,7 +75,7 @@ def give_up_to(work: SqliteWork, queue: Queue, progress: Progress, last: int, ca
     claimed = new[-1][0] if new else progress.claimed
     work.execute("UPDATE progress SET claimed = ? WHERE group_id = ? AND part_id = ?", (claimed, *where))
     forget_passed(work, *where, claimed)
-    if not leased:
+    if not is_leased(work, queue, progress):
         update_ready(work, queue, progress._replace(claimed=claimed))
     return AT_ONCE in {len(again), len(new)}
 
@@ -87,10 +84,10 @@ NEW: Final = """
 SELECT m.seq, EXISTS (SELECT 1 FROM passed AS x WHERE x.group_id = ?5 AND x.part_id = ?1 AND x.seq = m.seq)
 FROM message AS m WHERE m.part_id = ?1 AND m.seq > ?2 AND m.seq <= ?3 ORDER BY m.seq LIMIT ?4
 """
-PENDING_AGAIN: Final = """
-SELECT seq, retries, crashes, deliveries FROM delivery WHERE group_id = ?1 AND part_id = ?2 AND seq <= ?3
-AND (lease_id IS NULL OR CASE WHEN ?6 THEN lease_id <> ?4 ELSE visible_at <= ?5 END) ORDER BY seq LIMIT ?7
-"""
+PENDING_AGAIN: Final = f"""
+SELECT seq, retries, crashes, deliveries FROM delivery WHERE group_id = ?1 AND part_id = ?2 AND seq <= ?7
+AND {PENDING} ORDER BY seq LIMIT ?6
+"""  # noqa: S608 - of a constant
 
 
 def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: float) -> bool:

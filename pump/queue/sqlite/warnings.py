@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pump.queue.sqlite.connection import SAFE_SQLITE
-
+SAFE_SQLITE: Final = (3, 51, 3)
+"""Older ones can, very rarely, corrupt a file that several connections write and checkpoint at the same time."""
 LARGE_LOG_BYTES: Final = 64_000_000
 """The log of changes (WAL) is emptied at a sixteenth of this size, unless a reader prevents it."""
 
@@ -14,7 +14,7 @@ def too_old(version: tuple[int, ...]) -> Sequence[str]:
     """A warning if this SQLite has a defect that the queue can only make unlikely."""
     if version >= SAFE_SQLITE:
         return []
-    found, fixed = _dotted(version), _dotted(SAFE_SQLITE)
+    found, fixed = (".".join(map(str, each)) for each in (version, SAFE_SQLITE))
     defect = f"SQLite {found} has a defect that can corrupt a file written by several processes"
     return [f"{defect}: use a Python with SQLite {fixed} or later"]
 
@@ -30,7 +30,3 @@ def log_too_large(path: Path, large: int) -> Sequence[str]:
         return []
     why = f"it cannot be emptied while a process reads an old state of {path.name}"
     return [f"{log.name} has {size / 1e6:.0f} MB, since {why}: let it end its transaction"]
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

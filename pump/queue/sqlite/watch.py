@@ -59,7 +59,10 @@ class Watch:
     def in_child(self) -> None:
         """Replace locks: one that another thread of the parent held would stay locked."""
         self._listeners.in_child()
-        self._awake, self._ended = Signal(), copy_of(self._ended)
+        closed = self._ended.is_set()
+        self._awake, self._ended = Signal(), Signal()
+        if closed:
+            self._ended.set()
 
     def ensure(self) -> None:
         """Start the thread in this process, unless it runs."""
@@ -129,14 +132,8 @@ class Watch:
         log_file = self._connections.path.with_name(self._connections.path.name + "-wal")
         with contextlib.suppress(FileNotFoundError):
             if log_file.stat().st_size > LONG_LOG_BYTES and self._election.won():
-                checkpoint(connection)
-
-
-def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Move all changes from the log into the file; False if readers prevented it."""
-    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
-    busy: int = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-    return not busy
+                connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # readers may prevent it: later then
 
 
 class Election:
@@ -150,8 +147,14 @@ class Election:
     def won(self) -> bool:
         """Whether it is this process; tries again if it was another one."""
         if self._file is None:
-            self._file = locked(self.path)
-        return self._file is not None
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(file)
+                return False
+            self._file = file
+        return True
 
     def leave(self) -> None:
         """Give up the lock, so that another process can take it."""
@@ -165,22 +168,3 @@ class Election:
     def in_child(self) -> None:
         """Close the file: a child shares its parent's lock, and would keep it after the parent has ended."""
         self.leave()
-
-
-def locked(path: Path) -> int | None:
-    """The file, locked, or None if another process has it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
-
-
-def copy_of(signal: Signal) -> Signal:
-    """A new signal in the same state."""
-    made = Signal()
-    if signal.is_set():
-        made.set()
-    return made

@@ -13,7 +13,7 @@ from pump.queue.transport.envelope import read, write
 from pump.queue.transport.held_leases import HeldLeases, Key, Lease, receipt_of
 from pump.queue.transport.routes import DEAD_ROWS, SHARDS, partition_of
 from pump.queue.transport.shared_engine import OpenEngine
-from pump.queue.vocabulary import Committed, Leased, PopRequest, Push, Settled, Settlement, Status
+from pump.queue.vocabulary import Leased, PopRequest, Push, Settled, Settlement, Status
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.ack_batch import MOST, AckBatch
@@ -95,7 +95,8 @@ class QueueConsumer:
             self._clock.wait(self._woken, min(left, LOOK_SECONDS, max(due_in, SOONEST_SECONDS)))
 
     def _look(self, limit: int) -> tuple[Sequence[Message], float]:
-        self._must_be_open()
+        if self._closed:
+            raise TransportError(f"the consumer of {self._destinations.channel!r} is closed")
         asked = self._clock.monotonic()
         try:
             result = self._engine.pop(self._request(limit))
@@ -212,27 +213,21 @@ class QueueConsumer:
             self._push_dead_letter(message, rejection, destination)
 
     def _push_dead_letter(self, message: Message, rejection: Rejection, destination: str) -> None:
-        header = dead_letter(message, rejection)
+        header, channel = dead_letter(message, rejection), self._destinations.channel
         push = Push(destination, write(header, message.body), partition_of(header), transaction_id=mint())
         done = self._held.settlement(message, Status.COMPLETED)
         self._send()
         try:
             committed = self._engine.transaction((push, done))
         except BadRequest as error:  # too large, with its provenance
-            channel = self._destinations.channel
             log.warning("message %s of %s does not fit %s: %s", message.id, channel, destination, error)
             self._settle(message, self._dead(message, rejection))
             return
-        self._must_be_done(message, committed)
+        if not committed.success:
+            if "lease" in committed.error.lower():
+                raise self._lost(message)
+            raise TransportError(f"message {message.id} of {channel} cannot be given up: {committed.error}")
         self._send(self._held.close(message))
-
-    def _must_be_done(self, message: Message, committed: Committed) -> None:
-        if committed.success:
-            return
-        if "lease" in committed.error.lower():
-            raise self._lost(message)
-        channel = self._destinations.channel
-        raise TransportError(f"message {message.id} of {channel} cannot be given up: {committed.error}")
 
     def _dead(self, message: Message, rejection: Rejection) -> Settlement:
         """The settlement that makes a dead letter of it in the queue itself. The error begins with its type."""
@@ -311,10 +306,6 @@ class QueueConsumer:
             self._leftovers.extend(self._acks.take().values())
         finally:
             self.ended()
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise TransportError(f"the consumer of {self._destinations.channel!r} is closed")
 
 
 def _key(settlement: Settlement) -> Key:

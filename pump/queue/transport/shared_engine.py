@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -23,23 +23,17 @@ class OpenEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine: Final = engine
         self.closing: Final = Signal()
-        self._pushes: Final = ThreadBatcher[Push, Pushed](
+        self.push: Final = ThreadBatcher[Push, Pushed](
             lambda items: engine.push(items),  # noqa: PLW0108 - looked up at each call: a test may replace it
             lambda push: len(push.payload),
-        )
-        self._settlements: Final = ThreadBatcher[Settlement, Settled](
+        ).do
+        """As the engine's."""
+        self.settle: Final = ThreadBatcher[Settlement, Settled](
             lambda items: engine.settle(items)  # noqa: PLW0108 - the same
-        )
+        ).do
+        """As the engine's."""
         self._lock: Final = threading.Lock()
         self._wake_ones: Final[dict[tuple[str, str], WakeOne]] = {}
-
-    def push(self, items: Sequence[Push]) -> Sequence[Pushed]:
-        """As the engine's."""
-        return self._pushes.do(items)
-
-    def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled]:
-        """As the engine's."""
-        return self._settlements.do(settlements)
 
     def wake_one(self, topic: str, channel: str) -> WakeOne:
         """The line in which all consumers of a channel wait for the topic's notifications."""

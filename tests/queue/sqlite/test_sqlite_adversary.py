@@ -147,6 +147,19 @@ def test_nothing_is_confirmed_that_goes_into_a_file_that_was_removed(path: Path,
 
 
 @pytest.mark.requirement("Z-14")
+def test_a_file_that_is_removed_just_before_it_is_opened_is_not_made_anew(
+    path: Path, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in path.parent.glob("queue.db*"):
+        each.unlink()
+    monkeypatch.setattr(sqlite_connection, "file_at", lambda _: (0, 0))
+
+    with pytest.raises(QueueUnavailable, match="unable to open"):
+        push(engine, "1")
+    assert not path.exists()
+
+
+@pytest.mark.requirement("Z-14")
 def test_an_engine_goes_on_with_the_file_that_took_the_place_of_its_own(path: Path, engine: SqliteEngine) -> None:
     push(engine, "lost")
     backup = path.with_name("backup.db")

@@ -279,9 +279,8 @@ def test_an_old_sqlite_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
         for version in ((3, 40, 1), (3, 40, 1), (3, 51, 3), (3, 52, 0)):
             warn_of_old_sqlite(version)
 
-    assert [record.getMessage() for record in caplog.records] == [
-        "SQLite 3.40.1 has a defect that can corrupt a file written by several processes; 3.51.3 fixes it"
-    ]
+    defect = "SQLite 3.40.1 has a defect that can corrupt a file written by several processes"
+    assert [record.getMessage() for record in caplog.records] == [f"{defect}: use a Python with SQLite 3.51.3 or later"]
 
 
 def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
