@@ -90,6 +90,7 @@ class PartitionSettler:
         self._queue = queue
         self._partition = partition
         self._progress = progress
+        self._key = progress.key
         self._is_leased = is_leased(work, queue, progress)
         self._completed = 0
         self._gave_back = False
@@ -100,7 +101,7 @@ class PartitionSettler:
         """Carry one out, if its lease allows."""
         row = self._delivery(settlement.transaction_id)
         if row is None:
-            return refused(settlement)
+            return self._invalid(settlement) if self._is_scheduled(settlement) else refused(settlement)
         if not self._allows(row, settlement.lease_id, leases):
             if benign and settlement.status is Status.COMPLETED and self._is_completed(row):
                 return self._result(settlement, ALREADY_ACKNOWLEDGED)
@@ -134,6 +135,12 @@ class PartitionSettler:
             self.released = True
             release(work, self._queue, progress)
 
+    def _is_scheduled(self, settlement: Settlement) -> bool:
+        """Whether the message is scheduled: nobody can have it."""
+        statement = "SELECT 1 FROM scheduled WHERE part_id = ? AND transaction_id = ?"
+        transaction_id = settlement.transaction_id
+        return is_text(transaction_id) and self._work.exists(statement, self._partition.id, transaction_id)
+
     def _delivery(self, transaction_id: str) -> DeliveryRow | None:
         if not is_text(transaction_id):
             return None
@@ -162,7 +169,7 @@ class PartitionSettler:
     def _complete(self, settlement: Settlement, row: DeliveryRow) -> Settled:
         self._completed += 1
         statement = "DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?"
-        self._work.execute(statement, (*self._progress.key, row.seq))
+        self._work.execute(statement, (*self._key, row.seq))
         return self._result(settlement, ACKNOWLEDGED)
 
     def _fail(self, settlement: Settlement, row: DeliveryRow) -> Settled:
@@ -180,13 +187,13 @@ class PartitionSettler:
         self._work.execute(
             "UPDATE delivery SET lease_id = NULL, retries = ?, visible_at = ?, error = coalesce(?, error)"
             " WHERE group_id = ? AND part_id = ? AND seq = ?",
-            (retries, due, checked_text(settlement.error), *self._progress.key, row.seq),
+            (retries, due, checked_text(settlement.error), *self._key, row.seq),
         )
         return self._result(settlement, message)
 
     def _give_up(self, settlement: Settlement, row: DeliveryRow, retries: int, reason: str) -> Settled:
         cause = Cause(reason, checked_text(settlement.error) or "", retries, row.crashes, row.deliveries)
-        insert_dead(self._work, *self._progress.key, row.seq, cause)
+        insert_dead(self._work, *self._key, row.seq, cause)
         return self._result(settlement, FAILED_DEAD)
 
     def _invalid(self, settlement: Settlement) -> Settled:
@@ -204,10 +211,7 @@ DELIVERY: Final = """
 SELECT m.seq, d.seq, d.lease_id, d.visible_at, d.deliveries, d.retries, d.crashes, d.budget FROM message AS m
 LEFT JOIN delivery AS d ON d.group_id = ?1 AND d.part_id = m.part_id AND d.seq = m.seq
 WHERE m.part_id = ?2 AND m.transaction_id = ?3
-UNION ALL SELECT 9223372036854775807, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM scheduled
-WHERE part_id = ?2 AND transaction_id = ?3
 """
-"""A scheduled message has no place: it counts as the last one, which nobody can have."""
 
 
 def extend_lease(work: SqliteWork, lease_id: str, seconds: float | None) -> Extended:
