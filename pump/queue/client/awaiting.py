@@ -10,25 +10,17 @@ import httpx
 
 from pump.clock import Clock
 from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, awaiting, consumer_of, headers_of, no_answer
-from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
+from pump.queue.client.base import TIMEOUT, ClientBase, ConsumerBase, awaiting, consumer_of, no_answer
+from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class AsyncClientConsumer:
+class AsyncClientConsumer(ConsumerBase[Awaitable[object]]):
     """Consumes as ClientConsumer does; each function it is given may be `async def`.
 
     Cancelled, it settles nothing: its messages come again when their lease ends.
     """
-
-    def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], Awaitable[object]]) -> None:
-        self.calls: Final = consuming
-        self.perform: Final = perform
-
-    def stop(self) -> None:
-        """End after the message that is being handled, or after the current long poll; from any thread."""
-        self.calls.stopping.set()
 
     each = awaiting(Consuming.each)
     batch = awaiting(Consuming.batch)
@@ -46,8 +38,8 @@ class AsyncQueueClient(ClientBase):
         timeout: Duration = TIMEOUT,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        super().__init__(url, clock=clock, timeout=timeout)
-        self._http: Final = httpx.AsyncClient(headers=headers_of(token), timeout=self._timeout, transport=transport)
+        super().__init__(url, token=token, clock=clock, timeout=timeout)
+        self._http: Final = httpx.AsyncClient(transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,7 +83,8 @@ class AsyncQueueClient(ClientBase):
         """Do what a conversation asks for."""
         if isinstance(effect, Ask):
             with no_answer(effect):
-                return answer_of(await self._http.request(**self._request(effect)))
+                response = await self._http.request(**self._request(effect))
+            return Answer(response.status_code, response.content)
         if isinstance(effect, Pause):
             return await self.clock.wait_async(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):

@@ -9,22 +9,14 @@ import httpx
 
 from pump.clock import Clock
 from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, blocking, consumer_of, headers_of, no_answer
-from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
+from pump.queue.client.base import TIMEOUT, ClientBase, ConsumerBase, blocking, consumer_of, no_answer
+from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class ClientConsumer:
+class ClientConsumer(ConsumerBase[object]):
     """Consumes a queue through every outage of the server, until it is stopped."""
-
-    def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], object]) -> None:
-        self.calls: Final = consuming
-        self.perform: Final = perform
-
-    def stop(self) -> None:
-        """End after the message that is being handled, or after the current long poll; from any thread."""
-        self.calls.stopping.set()
 
     each = blocking(Consuming.each)
     batch = blocking(Consuming.batch)
@@ -47,8 +39,8 @@ class QueueClient(ClientBase):
         timeout: Duration = TIMEOUT,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        super().__init__(url, clock=clock, timeout=timeout)
-        self._http: Final = httpx.Client(headers=headers_of(token), timeout=self._timeout, transport=transport)
+        super().__init__(url, token=token, clock=clock, timeout=timeout)
+        self._http: Final = httpx.Client(transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +84,8 @@ class QueueClient(ClientBase):
         """Do what a conversation asks for."""
         if isinstance(effect, Ask):
             with no_answer(effect):
-                return answer_of(self._http.request(**self._request(effect)))
+                response = self._http.request(**self._request(effect))
+            return Answer(response.status_code, response.content)
         if isinstance(effect, Pause):
             return self.clock.wait(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):

@@ -8,16 +8,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
-from pump.queue.vocabulary import (
-    DEFAULT_GROUP,
-    DEFAULT_PARTITION,
-    Push,
-    Settled,
-    Settlement,
-    Status,
-    Step,
-    Trace,
-)
+from pump.queue.vocabulary import DEFAULT_GROUP, DEFAULT_PARTITION, Push, Settled, Settlement, Status, Step, Trace
 from pump.queue.wire.json_body import ABSENT, NULL, Reader, payload_of
 from pump.queue.wire.times import Time
 
