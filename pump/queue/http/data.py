@@ -10,9 +10,8 @@ from typing import Final, TypeVar
 from starlette.responses import Response
 
 from pump.queue.errors import QueueFull
-from pump.queue.http.request import QueueRequest, log
+from pump.queue.http.request import ClientDisconnected, QueueRequest, log
 from pump.queue.http.responses import PopResponse, nothing, reply
-from pump.queue.http.state import ClientDisconnected
 from pump.queue.vocabulary import PopRequest, PopResult, Pushed, Settled, Settlement
 from pump.queue.wire import options, replies, requests
 from pump.queue.wire.queries import PopQuery
@@ -107,12 +106,9 @@ async def configure(request: QueueRequest) -> object:
 async def _pop(request: QueueRequest, pop_request: PopRequest, wait_seconds: float) -> PopResult:
     if wait_seconds <= 0 or request.state.closing:
         return await request.batched.pop(pop_request)
-    request.metrics.park(pop_request.queue)
-    try:
+    with request.metrics.parked(pop_request.queue):
         popping = request.batched.pop(pop_request, wait_seconds)
         return await request.state.wait_for(popping, request.wait_until_disconnected()) or PopResult()
-    finally:
-        request.metrics.unpark(pop_request.queue)
 
 
 async def _take_back(request: QueueRequest, pop_request: PopRequest, popped: PopResult) -> None:

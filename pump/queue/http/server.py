@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
@@ -23,10 +23,9 @@ from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull
 from pump.queue.http.guard import Forbidden, Guard
 from pump.queue.http.openapi import RouteSpec
-from pump.queue.http.request import BodyTooLarge, BodyTooSlow, QueueRequest, log
+from pump.queue.http.request import ClientDisconnected, QueueRequest, ServerState, log
 from pump.queue.http.responses import nothing, refusal, reply
 from pump.queue.http.routes import ROUTES
-from pump.queue.http.state import ClientDisconnected, ServerState
 from pump.queue.wire.queries import path_part
 
 UNAVAILABLE: Final = "database connection unavailable"
@@ -41,15 +40,9 @@ _STATUSES: Final[Mapping[type[Exception], int]] = {
     NotFound: 404,
     Conflict: 409,
     SetupError: 409,
-    BodyTooLarge: 413,
-    BodyTooSlow: 408,
     QueueFull: 429,
 }
 _TRY_LATER: Final[Mapping[str, str]] = {"Retry-After": "1"}
-_HEADERS: Final[Mapping[type[Exception], Mapping[str, str]]] = {
-    QueueFull: _TRY_LATER,
-    BodyTooSlow: {"Connection": "close"},
-}
 _LOG_IN: Final[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 _POP: Final = "/api/v1/pop/"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
@@ -88,7 +81,7 @@ class QueueServer:
                 for spec in ROUTES
             ],
             exception_handlers={HTTPException: _no_route, BadRequest: _bad_path},
-            lifespan=self._lifespan,
+            lifespan=lambda _app: self.opened(),
         )
         app.router.redirect_slashes = False
         if not origins:
@@ -96,9 +89,6 @@ class QueueServer:
         return CORSMiddleware(
             app, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["authorization"]
         )
-
-    def _lifespan(self, _app: Starlette) -> AbstractAsyncContextManager[None]:
-        return self.opened()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -187,17 +177,17 @@ class _Endpoint:
         """The reply for an error; it never shows what the database says."""
         if isinstance(error, ClientDisconnected):
             return nothing()
-        if isinstance(error, TransportError):
-            return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
         if isinstance(error, Forbidden):
             return refusal(str(error), error.status, _LOG_IN if error.status == HTTPStatus.UNAUTHORIZED else None)
+        if isinstance(error, HTTPException):
+            return refusal(error.detail, error.status_code, error.headers)
         for kind, status in _STATUSES.items():
             if isinstance(error, kind):
-                return refusal(str(error), status, _HEADERS.get(kind))
-        log.error("%s %s failed", self._spec.method, self._spec.path, exc_info=error)
-        if self._spec.path.startswith(
-            _POP
-        ):  # a consumer of the original client ends at a 500; the next try may succeed
+                return refusal(str(error), status, _TRY_LATER if kind is QueueFull else None)
+        unavailable = isinstance(error, TransportError)
+        if not unavailable:
+            log.error("%s %s failed", self._spec.method, self._spec.path, exc_info=error)
+        if unavailable or self._spec.path.startswith(_POP):  # consumers of the original client end at a 500
             return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
         return refusal("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
 
