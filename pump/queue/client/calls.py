@@ -23,7 +23,6 @@ from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions
 from pump.queue.vocabulary import DEFAULT_GROUP, DEFAULT_PARTITION, DeadLetter, GroupInfo, Pushed, Settled, Status
 from pump.queue.wire.json_body import Reader, encode
-from pump.queue.wire.options import options_written
 from pump.queue.wire.queries import MOST_LISTED
 from pump.queue.wire.replies import carried, copied
 from pump.queue.wire.requests import (
@@ -34,6 +33,7 @@ from pump.queue.wire.requests import (
     PushOperation,
     PushRequest,
     TransactionRequest,
+    options_written,
 )
 from pump.queue.wire.times import time_text
 

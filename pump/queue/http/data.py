@@ -13,7 +13,7 @@ from pump.queue.errors import QueueFull
 from pump.queue.http.request import ClientDisconnected, QueueRequest, log
 from pump.queue.http.responses import PopResponse, nothing, reply
 from pump.queue.vocabulary import PopRequest, PopResult, Pushed, Settled, Settlement
-from pump.queue.wire import options, replies, requests
+from pump.queue.wire import replies, requests
 from pump.queue.wire.queries import PopQuery
 
 Result = TypeVar("Result")
@@ -88,10 +88,9 @@ async def extend(request: QueueRequest) -> Response:
 
 async def configure(request: QueueRequest) -> object:
     """Create a queue, or replace all of its options."""
-    asked = options.configuration(await request.body())
-    info = await request.call(
-        request.engine.configure, asked.queue, asked.options, namespace=asked.namespace, task=asked.task
-    )
+    asked, options = requests.configuration(await request.body())
+    namespace, task = asked.namespace or None, asked.task or None
+    info = await request.call(request.engine.configure, asked.queue, options, namespace=namespace, task=task)
     return {
         "configured": True,
         "queueId": info.id,
@@ -99,7 +98,7 @@ async def configure(request: QueueRequest) -> object:
         "queue": info.name,
         "namespace": info.namespace,
         "task": info.task,
-        "options": options.options_written(asked.options),
+        "options": requests.options_written(options),
     }
 
 

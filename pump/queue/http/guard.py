@@ -66,12 +66,8 @@ def _token(words: Sequence[str], where: str) -> Token:
         case [name, ("read" | "write" | "admin") as level, secret] if _NAME.fullmatch(name):
             if len(secret) < SHORTEST_SECRET:
                 raise ConfigurationError(f"{where}: a token has at least {SHORTEST_SECRET} characters")
-            return Token(name, Level[level.upper()], _digest(secret.encode()))
+            return Token(name, Level[level.upper()], sha256(secret.encode()).digest())
     raise ConfigurationError(f"{where}: write `name level token`, where the level is read, write or admin")
-
-
-def _digest(secret: bytes) -> bytes:
-    return sha256(secret).digest()
 
 
 def is_loopback(host: str) -> bool:
@@ -148,7 +144,7 @@ class Guard:
 
     def _presented(self, authorization: str | None) -> Token | None:
         scheme, _, secret = (authorization or "").partition(" ")
-        digest = _digest(secret.strip().encode("utf-8", "replace"))
+        digest = sha256(secret.strip().encode("utf-8", "replace")).digest()
         found = None
         for token in self._tokens:  # all of them, so that the time taken says nothing
             if hmac.compare_digest(token.digest, digest):

@@ -80,7 +80,7 @@ class QueueServer:
                 for loose in (False, True)
                 for spec in ROUTES
             ],
-            exception_handlers={HTTPException: _no_route, BadRequest: _bad_path},
+            exception_handlers={HTTPException: _path_refused, BadRequest: _path_refused},
             lifespan=lambda _app: self.opened(),
         )
         app.router.redirect_slashes = False
@@ -198,16 +198,9 @@ def _refuse_two_hosts(request: Request) -> None:
         raise BadRequest("a request has one Host")
 
 
-async def _no_route(_request: Request, error: Exception) -> Response:
-    status, headers = HTTPStatus.NOT_FOUND, None
-    if isinstance(error, HTTPException):
-        status, headers = HTTPStatus(error.status_code), error.headers
-    known = status == HTTPStatus.METHOD_NOT_ALLOWED
-    return refusal("this route has another method" if known else "there is no such route", status, headers)
-
-
-async def _bad_path(_request: Request, error: Exception) -> Response:
-    return refusal(str(error), 400)
-
-
-__all__ = ["QueueServer"]
+async def _path_refused(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return refusal(str(error), HTTPStatus.BAD_REQUEST)
+    known = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    text = "this route has another method" if known else "there is no such route"
+    return refusal(text, error.status_code, error.headers)
