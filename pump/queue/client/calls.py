@@ -153,9 +153,7 @@ class Calls:
 
         It is tried once: a second try would not get what the first one may have leased.
         """
-        path = f"/api/v1/pop/queue/{_quoted(queue)}"
-        if partition is not None:
-            path += f"/partition/{_quoted(partition)}"
+        path = _path({"pop/queue": queue, "partition": partition})
         query: dict[str, object] = {"consumerGroup": group, "batch": limit, "partitions": partitions}
         if seconds(wait) > 0:
             query |= {"wait": "true", "timeout": round(seconds(wait) * 1000)}
@@ -208,7 +206,7 @@ class Calls:
 
         Raises LeaseLost where it has ended already.
         """
-        path = f"/api/v1/lease/{_quoted(message.lease_id)}/extend"
+        path = f"{_path({'lease': message.lease_id})}/extend"
         body = None if lease is None else {"seconds": seconds(lease)}
         try:
             reply = yield from self._ask(messages.EXTENDED, "POST", path, body, tries=1)
@@ -296,17 +294,13 @@ class Calls:
 
     def delete_group(self, group: str, queue: str | None = None) -> Steps[bool]:
         """Forget a group's progress, in one queue or in all."""
-        path = f"/api/v1/consumer-groups/{_quoted(group)}"
-        if queue is not None:
-            path += f"/queues/{_quoted(queue)}"
+        path = _path({"consumer-groups": group, "queues": queue})
         reply = yield from self._ask(messages.MEMBERS, "DELETE", path)
         return reply.get("deleted") is True
 
     def seek(self, group: str, queue: str, to: datetime | None, *, partition: str | None = None) -> Steps[int]:
         """Move a group to a time, or with None to the end; returns the number of partitions."""
-        path = f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}"
-        if partition is not None:
-            path += f"/partitions/{_quoted(partition)}"
+        path = _path({"consumer-groups": group, "queues": queue, "partitions": partition})
         body = {"toEnd": True} if to is None else {"timestamp": time_text(to.timestamp())}
         reply = yield from self._ask(messages.MEMBERS, "POST", f"{path}/seek", body)
         moved: int = reply.get("partitionsUpdated") or 0
@@ -357,5 +351,7 @@ def _push_items(items: Sequence[Item], minted: Sequence[str]) -> list[PushItem]:
     return [item.request(item.transaction_id or new) for item, new in zip(items, minted, strict=True)]
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
+def _path(names: Mapping[str, str | None]) -> str:
+    """The path of what has these names, each after its kind."""
+    given = {kind: quote(name, safe="") for kind, name in names.items() if name is not None}
+    return "".join(["/api/v1", *(f"/{kind}/{name}" for kind, name in given.items())])

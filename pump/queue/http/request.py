@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,7 +19,6 @@ from pump.queue.wire.queries import Query
 
 log: Final = logging.getLogger("pump.queue")
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
@@ -79,6 +78,8 @@ class QueueRequest:
     def __init__(self, state: ServerState, request: Request, producer: str | None) -> None:
         self.state: Final = state
         self.batched: Final = state.batched
+        self.call: Final = state.batched.call
+        """Calls a function of the engine, on a thread."""
         self.engine: Final = state.engine
         self.metrics: Final = state.metrics
         self.producer: Final = producer
@@ -96,12 +97,6 @@ class QueueRequest:
         """The parameters behind the question mark."""
         return queries.read_query(self._request.scope["query_string"], kind)
 
-    async def call(
-        self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
-        """The result of a function of the engine, called on a thread."""
-        return await self.batched.call(function, *args, **options)
-
     async def body(self) -> bytes:
         """The whole body; HTTPException as early as possible where it is too large or too slow."""
         length = self._request.headers.get("content-length", "")
@@ -109,7 +104,7 @@ class QueueRequest:
             raise HTTPException(413, _TOO_LARGE)
         arrived = self._arrived()  # most bodies have arrived together with their head
         if arrived is None or not self._is_last(arrived):
-            await _within(BODY_SECONDS, self.state.clock, self._receive_rest())
+            await self._receive_rest()
         return b"".join(self._pieces)
 
     def is_disconnected(self) -> bool:
@@ -134,6 +129,18 @@ class QueueRequest:
         return None
 
     async def _receive_rest(self) -> None:
+        """Cancelled, with status 408, when the clock says that the time is over."""
+        task, ended = asyncio.ensure_future(self._receive_all()), Signal()
+        task.add_done_callback(lambda _: ended.set())
+        try:
+            if not await self.state.clock.wait_async(ended, BODY_SECONDS):
+                text = f"the body of a request comes within {BODY_SECONDS:g} seconds"
+                raise HTTPException(408, text, {"Connection": "close"})
+            await task
+        finally:
+            task.cancel()
+
+    async def _receive_all(self) -> None:
         while not self._is_last(await self._request.receive()):
             pass
 
@@ -147,16 +154,3 @@ class QueueRequest:
             raise HTTPException(413, _TOO_LARGE)
         self._pieces.append(piece)
         return not message.get("more_body", False)
-
-
-async def _within(seconds: float, clock: Clock, work: Coroutine[object, object, None]) -> None:
-    """Wait for the work; it is cancelled, with status 408, when the clock says that the time is over."""
-    task, ended = asyncio.ensure_future(work), Signal()
-    task.add_done_callback(lambda _: ended.set())
-    try:
-        if not await clock.wait_async(ended, seconds):
-            text = f"the body of a request comes within {seconds:g} seconds"
-            raise HTTPException(408, text, {"Connection": "close"})
-        await task
-    finally:
-        task.cancel()

@@ -108,15 +108,14 @@ class QueueServer:
         """Let the engine do what time alone makes necessary; if that fails nothing is lost, and it is tried again."""
         pause = SHORTEST_PAUSE_SECONDS
         while not await self._clock.wait_async(closing, pause):
+            pause = _AFTER_FAILURE_SECONDS
             try:
                 due = await self._state.batched.call(self._state.engine.maintain)
                 pause = min(max(due, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             except TransportError as error:
                 log.warning("maintenance has to wait: %s", type(error).__name__)
-                pause = _AFTER_FAILURE_SECONDS
             except Exception:
                 log.exception("maintenance failed and is tried again")
-                pause = _AFTER_FAILURE_SECONDS
 
 
 class _QueueRoute(Route):

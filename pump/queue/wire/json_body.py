@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
@@ -174,19 +174,13 @@ def _refuse_repeated_names(body: bytes) -> None:
     while waiting:
         value = waiting.pop()
         if isinstance(value, _Members):
-            members = _without_repetition(value)
-            waiting += [inner for name, inner in members.items() if name not in _PAYLOADS]
+            names = [name for name, _ in value]
+            if len(set(names)) < len(names):
+                repeated = next(name for name in names if names.count(name) > 1)
+                raise BadRequest(f"Invalid JSON: {repeated!r} stands twice in one object")
+            waiting += [inner for name, inner in value if name not in _PAYLOADS]
         elif isinstance(value, list):
             waiting += value
-
-
-def _without_repetition(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"Invalid JSON: {repeated!r} stands twice in one object")
-    return members
 
 
 def _must_be_readable(payload: bytes) -> None:
