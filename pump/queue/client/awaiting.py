@@ -4,13 +4,11 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import httpx
 
-from pump.clock import Clock
-from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, ConsumerBase, awaiting, consumer_of, no_answer
+from pump.queue.client.base import ClientBase, ConsumerBase, awaiting, consumer_of, no_answer
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
@@ -26,20 +24,11 @@ class AsyncClientConsumer(ConsumerBase[Awaitable[object]]):
     batch = awaiting(Consuming.batch)
 
 
-class AsyncQueueClient(ClientBase):
+class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     """As QueueClient, awaiting, on one loop."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        clock: Clock | None = None,
-        timeout: Duration = TIMEOUT,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        super().__init__(url, token=token, clock=clock, timeout=timeout)
-        self._http: Final = httpx.AsyncClient(transport=transport)
+    def _open(self, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=transport)
 
     async def __aenter__(self) -> Self:
         return self

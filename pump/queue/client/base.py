@@ -1,6 +1,7 @@
 """What the blocking and the awaiting client share: their set-up, and how conversations become their methods."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -25,6 +26,8 @@ SourceOf_co = TypeVar("SourceOf_co", covariant=True)
 Performed = TypeVar("Performed")
 Performed_co = TypeVar("Performed_co", covariant=True)
 Consumer = TypeVar("Consumer")
+Http = TypeVar("Http")
+Transport = TypeVar("Transport")
 
 
 class Runner(Protocol[SourceOf_co, Performed_co]):
@@ -96,15 +99,27 @@ class ConsumerBase(Generic[Performed]):
         self.calls.stopping.set()
 
 
-class ClientBase:
+class ClientBase(ABC, Generic[Http, Transport]):
     """What both clients are made with."""
 
-    def __init__(self, url: str, *, token: str | None, clock: Clock | None, timeout: Duration) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        clock: Clock | None = None,
+        timeout: Duration = TIMEOUT,
+        transport: Transport | None = None,
+    ) -> None:
         self.clock: Final[Clock] = SystemClock() if clock is None else clock
         self.calls: Final = Calls(self.clock)
         self._base: Final = url.rstrip("/")
         self._timeout: Final = seconds(timeout)
         self._headers: Final = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http: Final = self._open(transport)
+
+    @abstractmethod
+    def _open(self, transport: Transport | None) -> Http: ...
 
     def _request(self, ask: Ask) -> dict[str, Any]:
         """The arguments of the HTTP client. The path goes out as it is: a name in it may hold an encoded slash."""

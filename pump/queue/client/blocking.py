@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import httpx
 
-from pump.clock import Clock
-from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, ConsumerBase, blocking, consumer_of, no_answer
+from pump.queue.client.base import ClientBase, ConsumerBase, blocking, consumer_of, no_answer
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
@@ -22,7 +20,7 @@ class ClientConsumer(ConsumerBase[object]):
     batch = blocking(Consuming.batch)
 
 
-class QueueClient(ClientBase):
+class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
     """A blocking client, for any number of threads.
 
     A request without an answer is tried three times, 1 s and 2 s later; after five failures in a row nothing is sent
@@ -30,17 +28,8 @@ class QueueClient(ClientBase):
     Conflict, QueueFull, and LeaseLost where a message is not ours any more and comes again by itself.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        clock: Clock | None = None,
-        timeout: Duration = TIMEOUT,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        super().__init__(url, token=token, clock=clock, timeout=timeout)
-        self._http: Final = httpx.Client(transport=transport)
+    def _open(self, transport: httpx.BaseTransport | None) -> httpx.Client:
+        return httpx.Client(transport=transport)
 
     def __enter__(self) -> Self:
         return self

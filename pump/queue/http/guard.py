@@ -54,20 +54,17 @@ def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        token = _token(words, f"{origin}, line {number}")
-        if token.name in tokens:
-            raise ConfigurationError(f"{origin}, line {number}: {token.name} is there twice")
-        tokens[token.name] = token
+        where = f"{origin}, line {number}"
+        match words:
+            case [name, ("read" | "write" | "admin") as level, secret] if _NAME.fullmatch(name):
+                if len(secret) < SHORTEST_SECRET:
+                    raise ConfigurationError(f"{where}: a token has at least {SHORTEST_SECRET} characters")
+                if name in tokens:
+                    raise ConfigurationError(f"{where}: {name} is there twice")
+                tokens[name] = Token(name, Level[level.upper()], sha256(secret.encode()).digest())
+            case _:
+                raise ConfigurationError(f"{where}: write `name level token`, where the level is read, write or admin")
     return list(tokens.values())
-
-
-def _token(words: Sequence[str], where: str) -> Token:
-    match words:
-        case [name, ("read" | "write" | "admin") as level, secret] if _NAME.fullmatch(name):
-            if len(secret) < SHORTEST_SECRET:
-                raise ConfigurationError(f"{where}: a token has at least {SHORTEST_SECRET} characters")
-            return Token(name, Level[level.upper()], sha256(secret.encode()).digest())
-    raise ConfigurationError(f"{where}: write `name level token`, where the level is read, write or admin")
 
 
 def is_loopback(host: str) -> bool:

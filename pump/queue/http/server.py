@@ -62,8 +62,7 @@ class QueueServer:
     ) -> None:
         self._clock: Final = SystemClock() if clock is None else clock
         self._state: Final = ServerState(engine, clock=self._clock, create_groups=create_groups)
-        self._guard: Final = Guard() if guard is None else guard
-        self._app: Final = self._application(list(origins))
+        self._app: Final = self._application(Guard() if guard is None else guard, list(origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
@@ -73,10 +72,10 @@ class QueueServer:
         """Answer all consumers that wait: the server is about to close. For the loop's thread."""
         self._state.stop_waiting()
 
-    def _application(self, origins: list[str]) -> ASGIApp:
+    def _application(self, guard: Guard, origins: list[str]) -> ASGIApp:
         app = Starlette(
             routes=[
-                _QueueRoute(spec, _Endpoint(spec, self._state, self._guard), loose=loose)
+                _QueueRoute(spec, _Endpoint(spec, self._state, guard), loose=loose)
                 for loose in (False, True)
                 for spec in ROUTES
             ],

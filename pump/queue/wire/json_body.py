@@ -98,7 +98,9 @@ def payload_of(raw: Raw) -> bytes:
     """The bytes of a payload that has been read, or BadRequest where some reader could not read it."""
     payload = bytes(raw)
     if len(payload) >= _SHORTEST_DEEP:
-        _must_be_readable(payload)
+        if payload.count(b"[") + payload.count(b"{") > DEEPEST:
+            _refuse_deep(payload)
+        _refuse_long_numbers(payload)
     return payload
 
 
@@ -183,14 +185,12 @@ def _refuse_repeated_names(body: bytes) -> None:
             waiting += value
 
 
-def _must_be_readable(payload: bytes) -> None:
-    if payload.count(b"[") + payload.count(b"{") > DEEPEST:
-        depth = 0
-        for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
-            depth += 1 if bracket in b"[{" else -1
-            if depth > DEEPEST:
-                raise BadRequest("Invalid JSON: nested too deeply")
-    _refuse_long_numbers(payload)
+def _refuse_deep(payload: bytes) -> None:
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEEPEST:
+            raise BadRequest("Invalid JSON: nested too deeply")
 
 
 def _refuse_long_numbers(payload: bytes) -> None:
