@@ -8,13 +8,13 @@ from typing import Self
 
 import httpx
 
-from pump.queue.client.base import ClientBase, ConsumerBase, awaiting, consumer_of, no_answer
+from pump.queue.client.base import ClientBase, ClientConsumerBase, awaiting, consumer_of, no_answer
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class AsyncClientConsumer(ConsumerBase[Awaitable[object]]):
+class AsyncClientConsumer(ClientConsumerBase[Awaitable[object]]):
     """Consumes as ClientConsumer does; each function it is given may be `async def`.
 
     Cancelled, it settles nothing: its messages come again when their lease ends.

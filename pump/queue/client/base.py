@@ -87,7 +87,7 @@ def consumer_of(
     return consume
 
 
-class ConsumerBase(Generic[Performed]):
+class ClientConsumerBase(Generic[Performed]):
     """What both consumers are made with."""
 
     def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], Performed]) -> None:

@@ -7,13 +7,13 @@ from typing import Self
 
 import httpx
 
-from pump.queue.client.base import ClientBase, ConsumerBase, blocking, consumer_of, no_answer
+from pump.queue.client.base import ClientBase, ClientConsumerBase, blocking, consumer_of, no_answer
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class ClientConsumer(ConsumerBase[object]):
+class ClientConsumer(ClientConsumerBase[object]):
     """Consumes a queue through every outage of the server, until it is stopped."""
 
     each = blocking(Consuming.each)
