@@ -1,8 +1,9 @@
 """The awaiting client of the queue's HTTP API. What its methods do is in `calls`."""
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -60,6 +61,7 @@ class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     delete_group = awaiting(Calls.delete_group)
     seek = awaiting(Calls.seek)
     _commit = awaiting(Calls.commit)
+    _renew_if_open = awaiting(Calls.renew_if_open)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -77,15 +79,8 @@ class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
         if isinstance(effect, Pause):
             return await self.clock.wait_async(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):
-            return self._keep_renewing(effect)
+            return self.clock.every_async(effect.every, partial(self._renew_if_open, effect.message))
         return await _awaited(effect.function())
-
-    def _keep_renewing(self, effect: KeepRenewing) -> Callable[[], None]:
-        async def renew() -> None:
-            if effect.message.is_open:
-                await self.renew(effect.message)
-
-        return (lambda: None) if effect.every is None else self.clock.every_async(effect.every, renew)
 
 
 async def _awaited(result: object) -> object:

@@ -1,7 +1,8 @@
 """The blocking client of the queue's HTTP API. What its methods do is in `calls`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +62,7 @@ class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
     delete_group = blocking(Calls.delete_group)
     seek = blocking(Calls.seek)
     _commit = blocking(Calls.commit)
+    _renew_if_open = blocking(Calls.renew_if_open)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -78,12 +80,5 @@ class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
         if isinstance(effect, Pause):
             return self.clock.wait(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):
-            return self._keep_renewing(effect)
+            return self.clock.every(effect.every, partial(self._renew_if_open, effect.message))
         return effect.function()
-
-    def _keep_renewing(self, effect: KeepRenewing) -> Callable[[], None]:
-        def renew() -> None:
-            if effect.message.is_open:
-                self.renew(effect.message)
-
-        return (lambda: None) if effect.every is None else self.clock.every(effect.every, renew)

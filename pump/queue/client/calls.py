@@ -87,10 +87,10 @@ class CallHandler(Effect[object]):
 
 @dataclass(frozen=True, slots=True)
 class KeepRenewing(Effect[Callable[[], None]]):
-    """Renew the message's lease every so many seconds, None is never, until the function that comes back is called."""
+    """Renew the message's lease every so many seconds, until the function that comes back is called."""
 
     message: QueueMessage
-    every: float | None
+    every: float
 
 
 ClientEffect: TypeAlias = Ask | Pause | CallHandler | KeepRenewing
@@ -214,6 +214,11 @@ class Calls:
             message.lost = True
             raise LeaseLost(f"message {message.id} of {message.queue} is not ours any more: {error}") from error
         return reply.expires_at or 0.0
+
+    def renew_if_open(self, message: QueueMessage) -> Steps[None]:
+        """Renew the lease, unless the message is settled or lost."""
+        if message.is_open:
+            yield from self.renew(message)
 
     def commit(self, transaction: Transaction) -> Steps[None]:
         """Do all of it or nothing. Where an earlier try was done and only its reply was lost, that counts as done."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pump.queue.errors import QueueFull
 from pump.queue.http.request import ClientDisconnected, QueueRequest, log
-from pump.queue.http.responses import PopResponse, nothing, reply
+from pump.queue.http.responses import PopResponse, reply
 from pump.queue.vocabulary import PopRequest, PopResult, Pushed, Settled, Settlement
 from pump.queue.wire import replies, requests
 from pump.queue.wire.queries import PopQuery
@@ -42,7 +42,7 @@ async def pop(request: QueueRequest) -> Response:
     popped = await _pop(request, pop_request, query.wait_seconds())
     if not popped.messages:
         request.metrics.count("empty_pops")
-        return nothing()
+        return Response(status_code=204)
     size = sum(len(each.payload) for each in popped.messages)
     take_back = partial(_take_back, request, pop_request, popped)
     try:

@@ -22,13 +22,12 @@ from pump.queue.wire.queries import (
     QueueQuery,
     QueuesQuery,
 )
+from pump.queue.wire.replies import Reply
 from pump.queue.wire.requests import OptionsRequest, options_written
 from pump.queue.wire.times import time_text
 
 LARGEST_REPLY_BYTES: Final = 10_000_000
 _AT_ONCE: Final = 20
-
-Tree = Mapping[str, object]
 
 
 # -- queues
@@ -202,7 +201,7 @@ async def lagging_groups(request: QueueRequest) -> object:
 async def group(request: QueueRequest) -> object:
     """How far one group is in every partition of its queues."""
     name = request.names["group"]
-    progress: dict[str, Tree] = {}
+    progress: dict[str, Reply] = {}
     for known in await _known_group(request, name):
         for found in await request.call(request.engine.queues, known.queue):
             every = [(partition.name, each) for partition in found.partitions for each in partition.progress]
@@ -261,15 +260,7 @@ async def add_trace(request: QueueRequest) -> Response:
 async def traces(request: QueueRequest) -> object:
     """Notes about one message, or under one name, oldest first."""
     limit, offset = request.query(PageQuery).page()
-    found = await request.call(
-        request.engine.traces,
-        partition_id=request.names.get("partition_id"),
-        transaction_id=request.names.get("transaction_id"),
-        name=request.names.get("name"),
-        limit=limit,
-        offset=offset,
-    )
-    return replies.traces(found)
+    return replies.traces(await request.call(request.engine.traces, **request.names, limit=limit, offset=offset))
 
 
 async def trace_names(request: QueueRequest) -> object:
@@ -332,14 +323,14 @@ async def _known_group(request: QueueRequest, name: str) -> Sequence[GroupInfo]:
     return known
 
 
-async def _labelled(request: QueueRequest, kind: str) -> Sequence[Tree]:
+async def _labelled(request: QueueRequest, kind: str) -> Sequence[Reply]:
     labelled = defaultdict[str, list[str]](list)
     for each in await request.call(request.engine.queues):
         labelled[getattr(each, kind)].append(each.name)
     return [{kind: label, "queues": names} for label, names in sorted(labelled.items()) if label]
 
 
-def _queue(found: QueueInfo) -> Tree:
+def _queue(found: QueueInfo) -> Reply:
     return {
         "id": found.id,
         "name": found.name,

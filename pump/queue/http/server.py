@@ -24,7 +24,7 @@ from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull
 from pump.queue.http.guard import Forbidden, Guard
 from pump.queue.http.openapi import RouteSpec
 from pump.queue.http.request import ClientDisconnected, QueueRequest, ServerState, log
-from pump.queue.http.responses import nothing, refusal, reply
+from pump.queue.http.responses import refusal, reply
 from pump.queue.http.routes import ROUTES
 from pump.queue.wire.queries import path_part
 
@@ -174,7 +174,7 @@ class _Endpoint:
     def _error_response(self, error: Exception) -> Response:
         """The reply for an error; it never shows what the database says."""
         if isinstance(error, ClientDisconnected):
-            return nothing()
+            return Response(status_code=HTTPStatus.NO_CONTENT)
         if isinstance(error, Forbidden):
             return refusal(str(error), error.status, _LOG_IN if error.status == HTTPStatus.UNAUTHORIZED else None)
         if isinstance(error, HTTPException):
