@@ -1,4 +1,4 @@
-"""One request while it is answered: what it asks, who asks, whether its client is there; and what all of them share."""
+"""What all requests of one server share, and one request while it is answered."""
 
 import asyncio
 import logging
@@ -129,7 +129,7 @@ class QueueRequest:
         return None
 
     async def _receive_rest(self) -> None:
-        """Cancelled, with status 408, when the clock says that the time is over."""
+        """Receive the rest of the body; HTTPException where it takes too long."""
         task, ended = asyncio.ensure_future(self._receive_all()), Signal()
         task.add_done_callback(lambda _: ended.set())
         try:
