@@ -1,53 +1,35 @@
 """The awaiting client of the queue's HTTP API. What its methods do is in `calls`."""
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import httpx
 
-from pump.clock import Clock
-from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, awaiting, consumer_of, headers_of, no_answer
-from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
+from pump.queue.client.base import ClientBase, ClientConsumerBase, awaiting, consumer_of, no_answer
+from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class AsyncClientConsumer:
+class AsyncClientConsumer(ClientConsumerBase[Awaitable[object]]):
     """Consumes as ClientConsumer does; each function it is given may be `async def`.
 
     Cancelled, it settles nothing: its messages come again when their lease ends.
     """
 
-    def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], Awaitable[object]]) -> None:
-        self.calls: Final = consuming
-        self.perform: Final = perform
-
-    def stop(self) -> None:
-        """End after the message that is being handled, or after the current long poll; from any thread."""
-        self.calls.stopping.set()
-
     each = awaiting(Consuming.each)
     batch = awaiting(Consuming.batch)
 
 
-class AsyncQueueClient(ClientBase):
+class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
     """As QueueClient, awaiting, on one loop."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        clock: Clock | None = None,
-        timeout: Duration = TIMEOUT,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        super().__init__(url, clock=clock, timeout=timeout)
-        self._http: Final = httpx.AsyncClient(headers=headers_of(token), timeout=self._timeout, transport=transport)
+    def _open(self, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,6 +61,7 @@ class AsyncQueueClient(ClientBase):
     delete_group = awaiting(Calls.delete_group)
     seek = awaiting(Calls.seek)
     _commit = awaiting(Calls.commit)
+    _renew_if_open = awaiting(Calls.renew_if_open)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -91,19 +74,13 @@ class AsyncQueueClient(ClientBase):
         """Do what a conversation asks for."""
         if isinstance(effect, Ask):
             with no_answer(effect):
-                return answer_of(await self._http.request(**self._request(effect)))
+                response = await self._http.request(**self._request(effect))
+            return Answer(response.status_code, response.content)
         if isinstance(effect, Pause):
             return await self.clock.wait_async(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):
-            return self._keep_renewing(effect)
+            return self.clock.every_async(effect.every, partial(self._renew_if_open, effect.message))
         return await _awaited(effect.function())
-
-    def _keep_renewing(self, effect: KeepRenewing) -> Callable[[], None]:
-        async def renew() -> None:
-            if effect.message.is_open:
-                await self.renew(effect.message)
-
-        return (lambda: None) if effect.every is None else self.clock.every_async(effect.every, renew)
 
 
 async def _awaited(result: object) -> object:

@@ -1,17 +1,18 @@
 """What the blocking and the awaiting client share: their set-up, and how conversations become their methods."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 import httpx
 
 from pump.clock import Clock, SystemClock
 from pump.conversation import run, run_async
 from pump.duration import Duration, seconds
-from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, Steps
+from pump.queue.client.calls import Ask, Calls, ClientEffect, Steps
 from pump.queue.client.consuming import Consuming
 from pump.queue.errors import QueueUnavailable
 
@@ -25,6 +26,8 @@ SourceOf_co = TypeVar("SourceOf_co", covariant=True)
 Performed = TypeVar("Performed")
 Performed_co = TypeVar("Performed_co", covariant=True)
 Consumer = TypeVar("Consumer")
+Http = TypeVar("Http")
+Transport = TypeVar("Transport")
 
 
 class Runner(Protocol[SourceOf_co, Performed_co]):
@@ -84,14 +87,39 @@ def consumer_of(
     return consume
 
 
-class ClientBase:
+class ClientConsumerBase(Generic[Performed]):
+    """What both consumers are made with."""
+
+    def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], Performed]) -> None:
+        self.calls: Final = consuming
+        self.perform: Final = perform
+
+    def stop(self) -> None:
+        """End after the message that is being handled, or after the current long poll; from any thread."""
+        self.calls.stopping.set()
+
+
+class ClientBase(ABC, Generic[Http, Transport]):
     """What both clients are made with."""
 
-    def __init__(self, url: str, *, clock: Clock | None, timeout: Duration) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        clock: Clock | None = None,
+        timeout: Duration = TIMEOUT,
+        transport: Transport | None = None,
+    ) -> None:
         self.clock: Final[Clock] = SystemClock() if clock is None else clock
         self.calls: Final = Calls(self.clock)
         self._base: Final = url.rstrip("/")
         self._timeout: Final = seconds(timeout)
+        self._headers: Final = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http: Final = self._open(transport)
+
+    @abstractmethod
+    def _open(self, transport: Transport | None) -> Http: ...
 
     def _request(self, ask: Ask) -> dict[str, Any]:
         """The arguments of the HTTP client. The path goes out as it is: a name in it may hold an encoded slash."""
@@ -99,19 +127,9 @@ class ClientBase:
             "method": ask.method,
             "url": httpx.URL(self._base + ask.path),
             "content": ask.body,
-            "headers": {} if ask.body is None else {"Content-Type": "application/json"},
+            "headers": self._headers if ask.body is None else {**self._headers, "Content-Type": "application/json"},
             "timeout": self._timeout + ask.wait,
         }
-
-
-def headers_of(token: str | None) -> dict[str, str]:
-    """The headers of every request."""
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def answer_of(response: httpx.Response) -> Answer:
-    """The answer in a response."""
-    return Answer(response.status_code, response.content)
 
 
 @contextmanager

@@ -1,36 +1,27 @@
 """The blocking client of the queue's HTTP API. What its methods do is in `calls`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import httpx
 
-from pump.clock import Clock
-from pump.duration import Duration
-from pump.queue.client.base import TIMEOUT, ClientBase, answer_of, blocking, consumer_of, headers_of, no_answer
-from pump.queue.client.calls import Ask, Calls, ClientEffect, KeepRenewing, Pause
+from pump.queue.client.base import ClientBase, ClientConsumerBase, blocking, consumer_of, no_answer
+from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
 
 
-class ClientConsumer:
+class ClientConsumer(ClientConsumerBase[object]):
     """Consumes a queue through every outage of the server, until it is stopped."""
-
-    def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], object]) -> None:
-        self.calls: Final = consuming
-        self.perform: Final = perform
-
-    def stop(self) -> None:
-        """End after the message that is being handled, or after the current long poll; from any thread."""
-        self.calls.stopping.set()
 
     each = blocking(Consuming.each)
     batch = blocking(Consuming.batch)
 
 
-class QueueClient(ClientBase):
+class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
     """A blocking client, for any number of threads.
 
     A request without an answer is tried three times, 1 s and 2 s later; after five failures in a row nothing is sent
@@ -38,17 +29,8 @@ class QueueClient(ClientBase):
     Conflict, QueueFull, and LeaseLost where a message is not ours any more and comes again by itself.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        clock: Clock | None = None,
-        timeout: Duration = TIMEOUT,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        super().__init__(url, clock=clock, timeout=timeout)
-        self._http: Final = httpx.Client(headers=headers_of(token), timeout=self._timeout, transport=transport)
+    def _open(self, transport: httpx.BaseTransport | None) -> httpx.Client:
+        return httpx.Client(transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -80,6 +62,7 @@ class QueueClient(ClientBase):
     delete_group = blocking(Calls.delete_group)
     seek = blocking(Calls.seek)
     _commit = blocking(Calls.commit)
+    _renew_if_open = blocking(Calls.renew_if_open)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -92,16 +75,10 @@ class QueueClient(ClientBase):
         """Do what a conversation asks for."""
         if isinstance(effect, Ask):
             with no_answer(effect):
-                return answer_of(self._http.request(**self._request(effect)))
+                response = self._http.request(**self._request(effect))
+            return Answer(response.status_code, response.content)
         if isinstance(effect, Pause):
             return self.clock.wait(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):
-            return self._keep_renewing(effect)
+            return self.clock.every(effect.every, partial(self._renew_if_open, effect.message))
         return effect.function()
-
-    def _keep_renewing(self, effect: KeepRenewing) -> Callable[[], None]:
-        def renew() -> None:
-            if effect.message.is_open:
-                self.renew(effect.message)
-
-        return (lambda: None) if effect.every is None else self.clock.every(effect.every, renew)

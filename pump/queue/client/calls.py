@@ -16,23 +16,15 @@ from pump.conversation import Conversation, Effect
 from pump.duration import Duration, seconds
 from pump.errors import LeaseLost, SetupError
 from pump.queue.client import messages
-from pump.queue.client.circuit import ServerCircuit
+from pump.queue.client.circuit import CircuitOpen, ServerCircuit
 from pump.queue.client.messages import DeadLetters, Item, Outcome, QueueMessage, Transaction
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueError, QueueFull, QueueUnavailable
 from pump.queue.ids import mint_many
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import (
-    DEFAULT_GROUP,
-    DEFAULT_PARTITION,
-    DeadLetter,
-    GroupInfo,
-    Pushed,
-    Settled,
-    Status,
-)
-from pump.queue.wire.json_body import encode
-from pump.queue.wire.options import options_written
+from pump.queue.vocabulary import DEFAULT_GROUP, DEFAULT_PARTITION, DeadLetter, GroupInfo, Pushed, Settled, Status
+from pump.queue.wire.json_body import Reader, encode
 from pump.queue.wire.queries import MOST_LISTED
+from pump.queue.wire.replies import carried, copied
 from pump.queue.wire.requests import (
     AckBatchRequest,
     AckOperation,
@@ -41,14 +33,13 @@ from pump.queue.wire.requests import (
     PushOperation,
     PushRequest,
     TransactionRequest,
+    options_written,
 )
 from pump.queue.wire.times import time_text
 
 TRIES: Final = 3
 FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; each further pause is twice as long."""
-FAILURES: Final = 5
-OPEN_SECONDS: Final = 60.0
 
 Result = TypeVar("Result")
 
@@ -96,10 +87,10 @@ class CallHandler(Effect[object]):
 
 @dataclass(frozen=True, slots=True)
 class KeepRenewing(Effect[Callable[[], None]]):
-    """Renew the message's lease every so many seconds, None is never, until the function that comes back is called."""
+    """Renew the message's lease every so many seconds, until the function that comes back is called."""
 
     message: QueueMessage
-    every: float | None
+    every: float
 
 
 ClientEffect: TypeAlias = Ask | Pause | CallHandler | KeepRenewing
@@ -110,7 +101,7 @@ class Calls:
     """Every call of the API of one server."""
 
     def __init__(self, clock: Clock) -> None:
-        self._circuit: Final = ServerCircuit(clock, failures=FAILURES, open_seconds=OPEN_SECONDS)
+        self._circuit: Final = ServerCircuit(clock)
 
     # -- producers
 
@@ -140,9 +131,8 @@ class Calls:
         """Store several; one that its queue refuses does not hold back the others."""
         if not items:
             return []
-        body = encode(PushRequest(_push_items(items, mint_many(len(items)))))
-        answer = yield from self._ask(Ask("POST", "/api/v1/push", body))
-        replies = messages.read(answer.body, messages.PUSHED)
+        body = PushRequest(_push_items(items, mint_many(len(items))))
+        replies = yield from self._ask(messages.PUSHED, "POST", "/api/v1/push", body)
         return [messages.pushed(reply, item) for reply, item in zip(replies, items, strict=True)]
 
     # -- consumers
@@ -163,9 +153,7 @@ class Calls:
 
         It is tried once: a second try would not get what the first one may have leased.
         """
-        path = f"/api/v1/pop/queue/{_quoted(queue)}"
-        if partition is not None:
-            path += f"/partition/{_quoted(partition)}"
+        path = _path({"pop/queue": queue, "partition": partition})
         query: dict[str, object] = {"consumerGroup": group, "batch": limit, "partitions": partitions}
         if seconds(wait) > 0:
             query |= {"wait": "true", "timeout": round(seconds(wait) * 1000)}
@@ -175,7 +163,7 @@ class Calls:
             query["subscriptionFrom"] = time_text(start.timestamp())
         elif start != "all":
             query["subscriptionMode"] = start
-        answer = yield from self._ask(Ask("GET", f"{path}?{urlencode(query)}", wait=seconds(wait)), tries=1)
+        answer, _ = yield from self._send(Ask("GET", f"{path}?{urlencode(query)}", wait=seconds(wait)), tries=1)
         return messages.messages(answer.body, group)
 
     def ack(self, message: QueueMessage) -> Steps[Settled]:
@@ -199,9 +187,8 @@ class Calls:
         if not outcomes:
             return []
         request = AckBatchRequest([each.request(AckRequest) for each in outcomes], outcomes[0].message.group)
-        answer = yield from self._ask(Ask("POST", "/api/v1/ack/batch", encode(request)))
-        replies = messages.read(answer.body, messages.SETTLED)
-        results = [messages.settled(each) for each in replies]
+        replies = yield from self._ask(messages.SETTLED, "POST", "/api/v1/ack/batch", request)
+        results = [copied(Settled, each) for each in replies]
         for outcome, result in zip(outcomes, results, strict=True):
             outcome.message.settled |= result.success
             outcome.message.lost |= result.message == "invalid_lease"
@@ -219,14 +206,19 @@ class Calls:
 
         Raises LeaseLost where it has ended already.
         """
-        path = f"/api/v1/lease/{_quoted(message.lease_id)}/extend"
-        body = None if lease is None else encode({"seconds": seconds(lease)})
+        path = f"{_path({'lease': message.lease_id})}/extend"
+        body = None if lease is None else {"seconds": seconds(lease)}
         try:
-            answer = yield from self._ask(Ask("POST", path, body), tries=1)
+            reply = yield from self._ask(messages.EXTENDED, "POST", path, body, tries=1)
         except (NotFound, Conflict) as error:
             message.lost = True
             raise LeaseLost(f"message {message.id} of {message.queue} is not ours any more: {error}") from error
-        return messages.read(answer.body, messages.EXTENDED).expires_at or 0.0
+        return reply.expires_at or 0.0
+
+    def renew_if_open(self, message: QueueMessage) -> Steps[None]:
+        """Renew the lease, unless the message is settled or lost."""
+        if message.is_open:
+            yield from self.renew(message)
 
     def commit(self, transaction: Transaction) -> Steps[None]:
         """Do all of it or nothing. Where an earlier try was done and only its reply was lost, that counts as done."""
@@ -238,7 +230,7 @@ class Calls:
         pushes = [PushOperation(_push_items(items, minted))] if items else []
         leases = sorted({each.message.lease_id for each in outcomes})
         request = TransactionRequest([*acks, *pushes], leases)
-        answer, tries = yield from self._ask_and_count(Ask("POST", "/api/v1/transaction", encode(request)))
+        answer, tries = yield from self._send(Ask("POST", "/api/v1/transaction", encode(request)))
         reply = messages.read(answer.body, messages.MEMBERS)
         if reply.get("success") is not True:
             done_before = tries > 1 and (yield from self._has_stored(items, minted))
@@ -254,17 +246,16 @@ class Calls:
         for item, transaction_id in zip(items, minted, strict=True):
             if not item.transaction_id:
                 query = urlencode({"queue": item.queue, "partition": item.partition, "limit": MOST_LISTED})
-                answer = yield from self._ask(Ask("GET", f"/api/v1/messages?{query}"))
-                listed = messages.read(answer.body, messages.MEMBERS).get("messages") or ()
-                return any(each.get("transactionId") == transaction_id for each in listed)
+                reply = yield from self._ask(messages.MEMBERS, "GET", f"/api/v1/messages?{query}")
+                return any(each.get("transactionId") == transaction_id for each in reply.get("messages") or ())
         return False
 
     # -- operators
 
     def configure(self, queue: str, options: QueueOptions) -> Steps[None]:
         """Replace all options of a queue, creating it where needed."""
-        body = encode({"queue": queue, "options": options_written(options)})
-        yield from self._ask(Ask("POST", "/api/v1/configure", body))
+        body = {"queue": queue, "options": options_written(options)}
+        yield from self._send(Ask("POST", "/api/v1/configure", encode(body)))
 
     def dead_letters(
         self,
@@ -278,8 +269,9 @@ class Calls:
         """A page of dead letters, newest first."""
         given = {"queue": queue, "consumerGroup": group, "partition": partition, "limit": limit, "offset": offset}
         query = urlencode({name: value for name, value in given.items() if value is not None})
-        answer = yield from self._ask(Ask("GET", f"/api/v1/dlq?{query}"))
-        return messages.dead_letters(answer.body)
+        reply = yield from self._ask(messages.DEAD_LETTERS, "GET", f"/api/v1/dlq?{query}")
+        letters = [copied(DeadLetter, each, payload=carried(each)) for each in reply.messages]
+        return DeadLetters(letters, reply.total)
 
     def reprocess(self, letter: DeadLetter) -> Steps[Pushed]:
         """Push a dead letter again as `reprocess-<transaction id>`; a second time it is only a duplicate."""
@@ -296,62 +288,54 @@ class Calls:
 
     def redrive(self, letters: Iterable[DeadLetter]) -> Steps[int]:
         """Have the server push these again, each only once; returns how many it has pushed now."""
-        body = encode({"ids": [letter.id for letter in letters]})
-        answer = yield from self._ask(Ask("POST", "/api/v1/dlq/redrive", body))
-        results = messages.read(answer.body, messages.MEMBERS).get("results") or ()
-        return sum(each.get("redriven") is True for each in results)
+        body = {"ids": [letter.id for letter in letters]}
+        reply = yield from self._ask(messages.MEMBERS, "POST", "/api/v1/dlq/redrive", body)
+        return sum(each.get("redriven") is True for each in reply.get("results") or ())
 
     def groups(self) -> Steps[list[GroupInfo]]:
         """All consumer groups of all queues."""
-        answer = yield from self._ask(Ask("GET", "/api/v1/consumer-groups"))
-        replies = messages.read(answer.body, messages.GROUPS)
-        return [messages.group(each) for each in replies]
+        replies = yield from self._ask(messages.GROUPS, "GET", "/api/v1/consumer-groups")
+        return [copied(GroupInfo, each) for each in replies]
 
     def delete_group(self, group: str, queue: str | None = None) -> Steps[bool]:
         """Forget a group's progress, in one queue or in all."""
-        path = f"/api/v1/consumer-groups/{_quoted(group)}"
-        if queue is not None:
-            path += f"/queues/{_quoted(queue)}"
-        answer = yield from self._ask(Ask("DELETE", path))
-        return messages.read(answer.body, messages.MEMBERS).get("deleted") is True
+        path = _path({"consumer-groups": group, "queues": queue})
+        reply = yield from self._ask(messages.MEMBERS, "DELETE", path)
+        return reply.get("deleted") is True
 
     def seek(self, group: str, queue: str, to: datetime | None, *, partition: str | None = None) -> Steps[int]:
         """Move a group to a time, or with None to the end; returns the number of partitions."""
-        path = f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}"
-        if partition is not None:
-            path += f"/partitions/{_quoted(partition)}"
+        path = _path({"consumer-groups": group, "queues": queue, "partitions": partition})
         body = {"toEnd": True} if to is None else {"timestamp": time_text(to.timestamp())}
-        answer = yield from self._ask(Ask("POST", f"{path}/seek", encode(body)))
-        moved: int = messages.read(answer.body, messages.MEMBERS).get("partitionsUpdated") or 0
+        reply = yield from self._ask(messages.MEMBERS, "POST", f"{path}/seek", body)
+        moved: int = reply.get("partitionsUpdated") or 0
         return moved
 
     # -- requests and further tries
 
-    def _ask(self, ask: Ask, *, tries: int = TRIES) -> Steps[Answer]:
-        answer, _ = yield from self._ask_and_count(ask, tries=tries)
-        return answer
+    def _ask(
+        self, reader: Reader[Result], method: str, path: str, body: object = None, *, tries: int = TRIES
+    ) -> Steps[Result]:
+        answer, _ = yield from self._send(Ask(method, path, None if body is None else encode(body)), tries=tries)
+        return messages.read(answer.body, reader)
 
-    def _ask_and_count(self, ask: Ask, *, tries: int = TRIES) -> Steps[tuple[Answer, int]]:
+    def _send(self, ask: Ask, *, tries: int = TRIES) -> Steps[tuple[Answer, int]]:
         """The answer, and which try it answers. What the server refuses is not asked again."""
-        for number in range(1, tries + 1):
-            end_try = self._circuit.begin_try()
+        number = 0
+        while True:
+            number += 1
             try:
-                answer = yield from ask
-                if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                    raise QueueUnavailable(f"the server cannot answer now ({answer.status}): {_error(answer)}")  # noqa: TRY301 - it counts as no answer
-            except QueueUnavailable:
-                end_try(succeeded=False)
-                if number == tries:
+                with self._circuit.one_try():
+                    answer = yield from ask
+                    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                        raise QueueUnavailable(f"the server cannot answer now ({answer.status}): {_error(answer)}")  # noqa: TRY301 - it counts as no answer
+            except QueueUnavailable as error:
+                if number == tries or isinstance(error, CircuitOpen):
                     raise
                 yield from Pause(FIRST_PAUSE * 2 ** (number - 1), Signal())
-            except BaseException:  # the caller was cancelled, which says nothing of the server
-                end_try(succeeded=None)
-                raise
             else:
-                end_try(succeeded=True)
                 _raise_refusal(answer)
                 return answer, number
-        raise AssertionError("there is at least one try")
 
 
 def _raise_refusal(answer: Answer) -> None:
@@ -372,5 +356,7 @@ def _push_items(items: Sequence[Item], minted: Sequence[str]) -> list[PushItem]:
     return [item.request(item.transaction_id or new) for item, new in zip(items, minted, strict=True)]
 
 
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
+def _path(names: Mapping[str, str | None]) -> str:
+    """The path of what has these names, each after its kind."""
+    given = {kind: quote(name, safe="") for kind, name in names.items() if name is not None}
+    return "".join(["/api/v1", *(f"/{kind}/{name}" for kind, name in given.items())])

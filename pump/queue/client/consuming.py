@@ -88,7 +88,7 @@ class Consuming:
         handled = 0
         while messages := (yield from self._next(handled)):
             handled += len(messages)
-            end_renewing = yield from KeepRenewing(messages[0], self._renew_every)
+            end_renewing = yield from self._renewing(messages[0])
             try:
                 yield from CallHandler(partial(handle, messages))
             except Exception as error:
@@ -125,7 +125,7 @@ class Consuming:
         on_error: OnError | None,
     ) -> Steps[bool]:
         """Handle the message and settle it; whether the rest went back too, since the failure ended their lease."""
-        end_renewing = yield from KeepRenewing(message, self._renew_every)
+        end_renewing = yield from self._renewing(message)
         try:
             try:
                 yield from CallHandler(partial(handle, message))
@@ -140,6 +140,10 @@ class Consuming:
             return True
         finally:
             end_renewing()
+
+    def _renewing(self, message: QueueMessage) -> Steps[Callable[[], object]]:
+        """Keep the message's lease, where that is asked for; returns what ends it."""
+        return (lambda: None) if self._renew_every is None else (yield from KeepRenewing(message, self._renew_every))
 
     def _settle(self, outcomes: Sequence[Outcome]) -> Steps[None]:
         """Settle those messages that still have to be; one that cannot be settled comes again when its lease ends."""

@@ -10,14 +10,7 @@ from msgspec import Raw
 from pump.duration import Duration, seconds
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.limits import check_seconds
-from pump.queue.vocabulary import (
-    DEFAULT_PARTITION,
-    DeadLetter,
-    GroupInfo,
-    Pushed,
-    Settled,
-    Status,
-)
+from pump.queue.vocabulary import DEFAULT_PARTITION, DeadLetter, Pushed, Status
 from pump.queue.wire.json_body import ABSENT, Reader, encode
 from pump.queue.wire.replies import (
     DeadLettersReply,
@@ -212,19 +205,3 @@ def pushed(reply: PushedReply, item: Item) -> Pushed:
         scheduled=bool(reply.scheduled),
         trace_id=reply.trace_id or None,
     )
-
-
-def settled(reply: SettledReply) -> Settled:
-    """What became of a settlement."""
-    return copied(Settled, reply)
-
-
-def dead_letters(body: bytes) -> DeadLetters:
-    """A page of dead letters."""
-    reply = read(body, DEAD_LETTERS)
-    return DeadLetters([copied(DeadLetter, each, payload=carried(each)) for each in reply.messages], reply.total)
-
-
-def group(reply: GroupReply) -> GroupInfo:
-    """One consumer group of one queue."""
-    return copied(GroupInfo, reply)

@@ -3,18 +3,16 @@
 import argparse
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from pump.errors import ConfigurationError, SetupError
 from pump.queue.engine import Engine
-from pump.queue.http.guard import Guard, Token, read_tokens
-
-if TYPE_CHECKING:
-    from pump.queue.sealing import Sealing
+from pump.queue.http.guard import Guard, read_tokens
+from pump.queue.sealing import Sealing
 
 DEFAULT_DATABASE: Final = "sqlite:///queue.db"
 DEFAULT_PORT: Final = 6632
@@ -32,18 +30,13 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     about = "serve a durable queue over HTTP, until a signal"
     serving = commands.add_parser("serve", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
-    serving.add_argument("--traceback", action="store_true", help="show where an error comes from")
-    _add_serving(serving)
     serving.set_defaults(act=_serve)
-
-
-def _add_serving(parser: argparse.ArgumentParser) -> None:
-    database = os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE)
-    add = parser.add_argument
+    add = serving.add_argument
+    add("--traceback", action="store_true", help="show where an error comes from")
     add(
         "--database",
         metavar="URL",
-        default=database,
+        default=os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE),
         help=f"sqlite:///file.db or postgresql://… (default: ${DATABASE_VARIABLE}, or {DEFAULT_DATABASE})",
     )
     add("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
@@ -75,15 +68,11 @@ def _port(text: str) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    tokens = _tokens(options.tokens)
+    tokens = read_tokens(*_lines(options.tokens, TOKENS_VARIABLE))
     guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens)
-    try:
+    with _extra("server", "the server"):
         from pump.queue.http.server import QueueServer  # noqa: PLC0415 - needs an extra
         from pump.queue.http.serving import serve  # noqa: PLC0415 - needs an extra
-    except ImportError as missing:
-        raise SetupError(
-            f"the server needs the package {missing.name!r}: install the extra, pip install 'message-pump[server]'"
-        ) from missing
     logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
     engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
     try:
@@ -98,42 +87,35 @@ def _serve(options: argparse.Namespace) -> int:
 # -- its options
 
 
-def open_engine(url: str, *, lenient: bool = False, keys: "Sealing | None" = None) -> Engine:
+def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None) -> Engine:
     """The engine for the database of a URL."""
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
-        return _open_sqlite(url, lenient=lenient, keys=keys)
+        from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - loads one engine alone
+
+        parts = urlsplit(url)
+        if parts.netloc or len(parts.path) < len("/f"):
+            raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
+        return SqliteEngine(unquote(parts.path[1:]), lenient=lenient, keys=keys)
     if scheme in {"postgres", "postgresql"}:
-        return _open_postgres(url, lenient=lenient, keys=keys)
+        with _extra("postgres", "PostgreSQL"):
+            from pump.queue.postgres.engine import PostgresEngine  # noqa: PLC0415 - needs an extra
+        return PostgresEngine(url, lenient=lenient, keys=keys)
     raise ConfigurationError("--database takes sqlite:///file.db or postgresql://user@host/database")
 
 
-def _open_sqlite(url: str, *, lenient: bool, keys: "Sealing | None") -> Engine:
-    from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - loads one engine alone
-
-    parts = urlsplit(url)
-    if parts.netloc or len(parts.path) < len("/f"):
-        raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
-    return SqliteEngine(unquote(parts.path[1:]), lenient=lenient, keys=keys)
-
-
-def _open_postgres(url: str, *, lenient: bool, keys: "Sealing | None") -> Engine:
+@contextmanager
+def _extra(extra: str, what: str) -> Iterator[None]:
+    """SetupError names the extra where a package cannot be imported."""
     try:
-        from pump.queue.postgres.engine import PostgresEngine  # noqa: PLC0415 - needs an extra
+        yield
     except ImportError as missing:
         raise SetupError(
-            f"PostgreSQL needs the package {missing.name!r}: install the extra, pip install 'message-pump[postgres]'"
+            f"{what} needs the package {missing.name!r}: install the extra, pip install 'message-pump[{extra}]'"
         ) from missing
-    return PostgresEngine(url, lenient=lenient, keys=keys)
 
 
-def _tokens(file: Path | None) -> Sequence[Token]:
-    return read_tokens(*_lines(file, TOKENS_VARIABLE))
-
-
-def _keys(file: Path | None) -> "Sealing | None":
-    from pump.queue.sealing import Sealing  # noqa: PLC0415 - loads one engine alone
-
+def _keys(file: Path | None) -> Sealing | None:
     lines, origin = _lines(file, KEYS_VARIABLE)
     pairs = [_key(line, f"{origin}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
     return Sealing(dict(pairs)) if pairs else None

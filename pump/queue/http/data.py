@@ -10,11 +10,10 @@ from typing import Final, TypeVar
 from starlette.responses import Response
 
 from pump.queue.errors import QueueFull
-from pump.queue.http.request import QueueRequest, log
-from pump.queue.http.responses import PopResponse, nothing, reply
-from pump.queue.http.state import ClientDisconnected
+from pump.queue.http.request import ClientDisconnected, QueueRequest, log
+from pump.queue.http.responses import PopResponse, reply
 from pump.queue.vocabulary import PopRequest, PopResult, Pushed, Settled, Settlement
-from pump.queue.wire import options, replies, requests
+from pump.queue.wire import replies, requests
 from pump.queue.wire.queries import PopQuery
 
 Result = TypeVar("Result")
@@ -43,7 +42,7 @@ async def pop(request: QueueRequest) -> Response:
     popped = await _pop(request, pop_request, query.wait_seconds())
     if not popped.messages:
         request.metrics.count("empty_pops")
-        return nothing()
+        return Response(status_code=204)
     size = sum(len(each.payload) for each in popped.messages)
     take_back = partial(_take_back, request, pop_request, popped)
     try:
@@ -89,10 +88,9 @@ async def extend(request: QueueRequest) -> Response:
 
 async def configure(request: QueueRequest) -> object:
     """Create a queue, or replace all of its options."""
-    asked = options.configuration(await request.body())
-    info = await request.call(
-        request.engine.configure, asked.queue, asked.options, namespace=asked.namespace, task=asked.task
-    )
+    asked, options = requests.configuration(await request.body())
+    namespace, task = asked.namespace or None, asked.task or None
+    info = await request.call(request.engine.configure, asked.queue, options, namespace=namespace, task=task)
     return {
         "configured": True,
         "queueId": info.id,
@@ -100,19 +98,16 @@ async def configure(request: QueueRequest) -> object:
         "queue": info.name,
         "namespace": info.namespace,
         "task": info.task,
-        "options": options.options_written(asked.options),
+        "options": requests.options_written(options),
     }
 
 
 async def _pop(request: QueueRequest, pop_request: PopRequest, wait_seconds: float) -> PopResult:
     if wait_seconds <= 0 or request.state.closing:
         return await request.batched.pop(pop_request)
-    request.metrics.park(pop_request.queue)
-    try:
+    with request.metrics.parked(pop_request.queue):
         popping = request.batched.pop(pop_request, wait_seconds)
         return await request.state.wait_for(popping, request.wait_until_disconnected()) or PopResult()
-    finally:
-        request.metrics.unpark(pop_request.queue)
 
 
 async def _take_back(request: QueueRequest, pop_request: PopRequest, popped: PopResult) -> None:

@@ -54,24 +54,17 @@ def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        token = _token(words, f"{origin}, line {number}")
-        if token.name in tokens:
-            raise ConfigurationError(f"{origin}, line {number}: {token.name} is there twice")
-        tokens[token.name] = token
+        where = f"{origin}, line {number}"
+        match words:
+            case [name, ("read" | "write" | "admin") as level, secret] if _NAME.fullmatch(name):
+                if len(secret) < SHORTEST_SECRET:
+                    raise ConfigurationError(f"{where}: a token has at least {SHORTEST_SECRET} characters")
+                if name in tokens:
+                    raise ConfigurationError(f"{where}: {name} is there twice")
+                tokens[name] = Token(name, Level[level.upper()], sha256(secret.encode()).digest())
+            case _:
+                raise ConfigurationError(f"{where}: write `name level token`, where the level is read, write or admin")
     return list(tokens.values())
-
-
-def _token(words: Sequence[str], where: str) -> Token:
-    match words:
-        case [name, ("read" | "write" | "admin") as level, secret] if _NAME.fullmatch(name):
-            if len(secret) < SHORTEST_SECRET:
-                raise ConfigurationError(f"{where}: a token has at least {SHORTEST_SECRET} characters")
-            return Token(name, Level[level.upper()], _digest(secret.encode()))
-    raise ConfigurationError(f"{where}: write `name level token`, where the level is read, write or admin")
-
-
-def _digest(secret: bytes) -> bytes:
-    return sha256(secret).digest()
 
 
 def is_loopback(host: str) -> bool:
@@ -148,7 +141,7 @@ class Guard:
 
     def _presented(self, authorization: str | None) -> Token | None:
         scheme, _, secret = (authorization or "").partition(" ")
-        digest = _digest(secret.strip().encode("utf-8", "replace"))
+        digest = sha256(secret.strip().encode("utf-8", "replace")).digest()
         found = None
         for token in self._tokens:  # all of them, so that the time taken says nothing
             if hmac.compare_digest(token.digest, digest):

@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, TypeAlias
@@ -24,14 +25,6 @@ _COUNTERS: Final[Mapping[str, str]] = {
     "pump_queue_settled_messages_total": "Messages settled, by what became of them.",
     "pump_queue_refused_settlements_total": "Settlements refused, by why.",
     "pump_queue_returned_messages_total": "Messages given back since their consumer disconnected before it had them.",
-}
-_GAUGES: Final[Mapping[str, str]] = {
-    "pump_queue_database_up": "Whether the database answered when this was asked for.",
-    "pump_queue_parked_consumers": "Consumers that wait for a message on this server.",
-    "pump_queue_lag_messages": "Messages that a group has not settled.",
-    "pump_queue_lag_seconds": "Age of the oldest message that a group has not settled.",
-    "pump_queue_dead_letters": "Dead letters of a queue.",
-    "pump_queue_warnings": "What an operator should see to; /health says what.",
 }
 _SECONDS: Final = "pump_queue_request_seconds"
 
@@ -73,15 +66,16 @@ class Metrics:
         times.buckets[bisect_left(BUCKETS, seconds)] += 1
         times.total += seconds
 
-    def park(self, queue: str) -> None:
-        """A consumer begins to wait."""
+    @contextmanager
+    def parked(self, queue: str) -> Iterator[None]:
+        """While a consumer waits."""
         self._parked[queue] += 1
-
-    def unpark(self, queue: str) -> None:
-        """A consumer waits no longer."""
-        self._parked[queue] -= 1
-        if not self._parked[queue]:
-            del self._parked[queue]
+        try:
+            yield
+        finally:
+            self._parked[queue] -= 1
+            if not self._parked[queue]:
+                del self._parked[queue]
 
     def totals(self) -> dict[str, int]:
         """All counters without their labels."""
@@ -101,16 +95,17 @@ class Metrics:
             yield from _lines(name, "counter", about, samples)
 
     def _gauge_lines(self, gauges: Gauges) -> Iterable[str]:
-        samples: Mapping[str, Mapping[Labels, float]] = {
-            "pump_queue_database_up": {(): int(gauges.up)},
-            "pump_queue_parked_consumers": {(("queue", queue),): number for queue, number in self._parked.items()},
-            "pump_queue_lag_messages": {_of(each): each.lag for each in gauges.groups},
-            "pump_queue_lag_seconds": {_of(each): each.lag_seconds for each in gauges.groups},
-            "pump_queue_dead_letters": {(("queue", queue),): n for queue, n in gauges.dead_letters.items()},
-            "pump_queue_warnings": {(): gauges.warnings} if gauges.up else {},
-        }
-        for name, about in _GAUGES.items():
-            yield from _lines(name, "gauge", about, samples[name])
+        parked: Mapping[Labels, float] = {(("queue", queue),): number for queue, number in self._parked.items()}
+        dead: Mapping[Labels, float] = {(("queue", queue),): number for queue, number in gauges.dead_letters.items()}
+        warnings: Mapping[Labels, float] = {(): gauges.warnings} if gauges.up else {}
+        lags = {_of(each): each.lag for each in gauges.groups}
+        ages = {_of(each): each.lag_seconds for each in gauges.groups}
+        yield from _gauge("database_up", "Whether the database answered when this was asked for.", {(): int(gauges.up)})
+        yield from _gauge("parked_consumers", "Consumers that wait for a message on this server.", parked)
+        yield from _gauge("lag_messages", "Messages that a group has not settled.", lags)
+        yield from _gauge("lag_seconds", "Age of the oldest message that a group has not settled.", ages)
+        yield from _gauge("dead_letters", "Dead letters of a queue.", dead)
+        yield from _gauge("warnings", "What an operator should see to; /health says what.", warnings)
 
     def _histogram_lines(self) -> Iterable[str]:
         yield from _head(_SECONDS, "histogram", "Time from a request to its answer, waiting included.")
@@ -125,6 +120,10 @@ class Metrics:
 
 def _of(group: GroupInfo) -> Labels:
     return (("queue", group.queue), ("group", group.name))
+
+
+def _gauge(name: str, about: str, samples: Mapping[Labels, float]) -> Iterable[str]:
+    return _lines(f"pump_queue_{name}", "gauge", about, samples)
 
 
 def _lines(name: str, kind: str, about: str, samples: Mapping[Labels, float]) -> Iterable[str]:

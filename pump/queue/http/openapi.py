@@ -88,11 +88,12 @@ def _schema(_: type[Time]) -> dict[str, object]:
 def _operation(route: RouteSpec) -> dict[str, object]:
     path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.parameters]
     public = route.level is Level.PUBLIC
+    statuses = {*route.statuses, 400, 403, 503, *(() if public else (401,)), *((408, 413) if route.body else ())}
     return {
         "summary": (inspect.getdoc(route.respond) or "").split("\n", maxsplit=1)[0],
         "operationId": f"{route.method.lower()}{re.sub(r'[^0-9A-Za-z]+', '_', route.path).rstrip('_')}",
         "parameters": [*path, *_query_parameters(route.query)],
-        "responses": {str(status): _response(status) for status in _statuses(route)},
+        "responses": {str(status): _response(status) for status in sorted(statuses)},
         "security": [] if public else [{"token": []}],
         "x-level": route.level.name.lower(),
     }
@@ -104,15 +105,6 @@ def _query_parameters(query: type[Struct] | None) -> Sequence[Schema]:
     _, components = msgspec.json.schema_components([query], schema_hook=_schema)
     properties = components[query.__name__]["properties"]
     return [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()]
-
-
-def _statuses(route: RouteSpec) -> Sequence[int]:
-    also = [400, 403, 503]
-    if route.level is not Level.PUBLIC:
-        also.append(401)
-    if route.body is not None:
-        also += [408, 413]
-    return sorted({*route.statuses, *also})
 
 
 def _response(status: int) -> Mapping[str, object]:

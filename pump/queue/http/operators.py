@@ -1,17 +1,17 @@
 """The routes of operators: queues, messages, dead letters, consumer groups and notes about messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from starlette.responses import Response
 
-from pump.queue.errors import Conflict, NotFound, QueueError
+from pump.queue.errors import Conflict, NotFound
 from pump.queue.http.request import QueueRequest, log
 from pump.queue.http.responses import reply
-from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, PartitionInfo, QueueInfo
+from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, QueueInfo, Stored
 from pump.queue.wire import replies, requests
-from pump.queue.wire.options import options_written
 from pump.queue.wire.queries import (
     ClearQuery,
     DeadLettersQuery,
@@ -22,13 +22,12 @@ from pump.queue.wire.queries import (
     QueueQuery,
     QueuesQuery,
 )
-from pump.queue.wire.requests import OptionsRequest
+from pump.queue.wire.replies import Reply
+from pump.queue.wire.requests import OptionsRequest, options_written
 from pump.queue.wire.times import time_text
 
 LARGEST_REPLY_BYTES: Final = 10_000_000
 _AT_ONCE: Final = 20
-
-Tree = Mapping[str, object]
 
 
 # -- queues
@@ -42,8 +41,8 @@ async def overview(request: QueueRequest) -> object:
     return {
         "queues": len(found),
         "partitions": sum(len(queue.partitions) for queue in found),
-        "namespaces": len(_labels(found, lambda queue: queue.namespace)),
-        "tasks": len(_labels(found, lambda queue: queue.task)),
+        "namespaces": len({each.namespace for each in found} - {""}),
+        "tasks": len({each.task for each in found} - {""}),
         "messages": {**stats, "deadLetter": dead},
     }
 
@@ -88,12 +87,12 @@ async def clear_queue(request: QueueRequest) -> object:
 
 async def namespaces(request: QueueRequest) -> object:
     """All namespaces, with their queues."""
-    return {"namespaces": await _labelled(request, "namespace", lambda queue: queue.namespace)}
+    return {"namespaces": await _labelled(request, "namespace")}
 
 
 async def tasks(request: QueueRequest) -> object:
     """All tasks, with their queues."""
-    return {"tasks": await _labelled(request, "task", lambda queue: queue.task)}
+    return {"tasks": await _labelled(request, "task")}
 
 
 async def partitions(request: QueueRequest) -> object:
@@ -123,47 +122,39 @@ async def queue_messages(request: QueueRequest) -> object:
 
 async def message(request: QueueRequest) -> object:
     """One message, with its payload."""
-    found = await request.call(request.engine.message, *_message_ids(request))
-    if found is None:
-        raise NotFound("Message not found")
+    found = await _message(request)
     options = await request.call(request.engine.options, found.queue)
     return replies.message(found, None if options is None else options_written(options))
 
 
 async def delete_message(request: QueueRequest) -> object:
     """Remove a message for all groups."""
-    partition_id, transaction_id = _message_ids(request)
-    if not await request.call(request.engine.delete_message, partition_id, transaction_id):
+    ids = _message_ids(request)
+    if not await request.call(request.engine.delete_message, *ids.values()):
         raise NotFound("Message not found")
-    return {"success": True, "deleted": True, "partitionId": partition_id, "transactionId": transaction_id}
+    return {"success": True, "deleted": True, **ids}
 
 
 async def retry_message(request: QueueRequest) -> object:
     """Make a dead message pending again."""
-    partition_id, transaction_id = _message_ids(request)
-    number = await request.call(request.engine.retry, partition_id, transaction_id)
+    ids = _message_ids(request)
+    number = await request.call(request.engine.retry, *ids.values())
     if not number:
         raise NotFound("No dead letter of this message can be retried")
-    return {"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id}
+    return {"success": True, "groups": number, **ids}
 
 
 async def make_dead_letter(request: QueueRequest) -> object:
     """Make a dead letter of a message, for a group or for all that have not settled it."""
-    partition_id, transaction_id = _message_ids(request)
+    ids = _message_ids(request)
     of_group, error = requests.dead_letter(await request.body())
-    number = await request.call(request.engine.give_up, partition_id, transaction_id, group=of_group, error=error)
-    if not number:
-        raise await _why_not_dead(request, of_group)
-    return {"success": True, "groups": number, "partitionId": partition_id, "transactionId": transaction_id}
-
-
-async def _why_not_dead(request: QueueRequest, of_group: str | None) -> QueueError:
-    found = await request.call(request.engine.message, *_message_ids(request))
-    if found is None:
-        return NotFound("Message not found")
+    number = await request.call(request.engine.give_up, *ids.values(), group=of_group, error=error)
+    if number:
+        return {"success": True, "groups": number, **ids}
+    found = await _message(request)
     if of_group is not None and of_group not in found.states:
-        return NotFound(f"queue {found.queue!r} has no group {of_group!r}")
-    return Conflict("The message is settled already")
+        raise NotFound(f"queue {found.queue!r} has no group {of_group!r}")
+    raise Conflict("The message is settled already")
 
 
 async def dead_letters(request: QueueRequest) -> object:
@@ -210,12 +201,13 @@ async def lagging_groups(request: QueueRequest) -> object:
 async def group(request: QueueRequest) -> object:
     """How far one group is in every partition of its queues."""
     name = request.names["group"]
-    found = [
-        info
-        for each in await _known_group(request, name)
-        for info in await request.call(request.engine.queues, each.queue)
-    ]
-    return {queue.name: {"partitions": _progress(queue.partitions, name)} for queue in found}
+    progress: dict[str, Reply] = {}
+    for known in await _known_group(request, name):
+        for found in await request.call(request.engine.queues, known.queue):
+            every = [(partition.name, each) for partition in found.partitions for each in partition.progress]
+            begun = [replies.progress(where, each) for where, each in every if each.group == name]
+            progress[found.name] = {"partitions": begun}
+    return progress
 
 
 async def delete_group(request: QueueRequest) -> object:
@@ -268,15 +260,7 @@ async def add_trace(request: QueueRequest) -> Response:
 async def traces(request: QueueRequest) -> object:
     """Notes about one message, or under one name, oldest first."""
     limit, offset = request.query(PageQuery).page()
-    found = await request.call(
-        request.engine.traces,
-        partition_id=request.names.get("partition_id"),
-        transaction_id=request.names.get("transaction_id"),
-        name=request.names.get("name"),
-        limit=limit,
-        offset=offset,
-    )
-    return replies.traces(found)
+    return replies.traces(await request.call(request.engine.traces, **request.names, limit=limit, offset=offset))
 
 
 async def trace_names(request: QueueRequest) -> object:
@@ -339,19 +323,14 @@ async def _known_group(request: QueueRequest, name: str) -> Sequence[GroupInfo]:
     return known
 
 
-async def _labelled(request: QueueRequest, kind: str, label: Callable[[QueueInfo], str]) -> Sequence[Tree]:
-    found = await request.call(request.engine.queues)
-    return [
-        {kind: each, "queues": [queue.name for queue in found if label(queue) == each]}
-        for each in _labels(found, label)
-    ]
+async def _labelled(request: QueueRequest, kind: str) -> Sequence[Reply]:
+    labelled = defaultdict[str, list[str]](list)
+    for each in await request.call(request.engine.queues):
+        labelled[getattr(each, kind)].append(each.name)
+    return [{kind: label, "queues": names} for label, names in sorted(labelled.items()) if label]
 
 
-def _labels(found: Sequence[QueueInfo], label: Callable[[QueueInfo], str]) -> Sequence[str]:
-    return sorted({label(queue) for queue in found} - {""})
-
-
-def _queue(found: QueueInfo) -> Tree:
+def _queue(found: QueueInfo) -> Reply:
     return {
         "id": found.id,
         "name": found.name,
@@ -362,15 +341,12 @@ def _queue(found: QueueInfo) -> Tree:
     }
 
 
-def _progress(partitions: Sequence[PartitionInfo], group: str) -> Sequence[Tree]:
-    """How far the group is in each partition that it has begun."""
-    return [
-        replies.progress(partition.name, each)
-        for partition in partitions
-        for each in partition.progress
-        if each.group == group
-    ]
+async def _message(request: QueueRequest) -> Stored:
+    found = await request.call(request.engine.message, *_message_ids(request).values())
+    if found is None:
+        raise NotFound("Message not found")
+    return found
 
 
-def _message_ids(request: QueueRequest) -> tuple[str, str]:
-    return request.names["partition_id"], request.names["transaction_id"]
+def _message_ids(request: QueueRequest) -> Mapping[str, str]:
+    return {"partitionId": request.names["partition_id"], "transactionId": request.names["transaction_id"]}

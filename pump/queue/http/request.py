@@ -1,22 +1,24 @@
-"""One request while it is answered: what it asks, who asks, and whether its client is still there."""
+"""What all requests of one server share, and one request while it is answered."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
 from pump.clock import Clock, Signal
-from pump.queue.errors import QueueError
-from pump.queue.http.state import ClientDisconnected, ServerState
+from pump.queue.batching.batched_engine import BatchedEngine
+from pump.queue.engine import Engine
+from pump.queue.http.metrics import Metrics
 from pump.queue.wire import queries
 from pump.queue.wire.queries import Query
 
 log: Final = logging.getLogger("pump.queue")
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
@@ -26,12 +28,48 @@ BODY_SECONDS: Final = 30.0
 _TOO_LARGE: Final = f"a request carries at most {LARGEST_BODY_BYTES} bytes"
 
 
-class BodyTooLarge(QueueError):  # noqa: N818 - it says what is wrong
-    """The body of a request is larger than the server takes."""
+class ClientDisconnected(Exception):  # noqa: N818 - it says what happened
+    """The client has gone: there is nobody to answer."""
 
 
-class BodyTooSlow(QueueError):  # noqa: N818 - it says what is wrong
-    """The body of a request takes longer to arrive than the server waits."""
+class ServerState:
+    """The engine of one server, its metrics, and its consumers that wait. For the loop's thread."""
+
+    def __init__(self, engine: Engine, *, clock: Clock, create_groups: bool = True) -> None:
+        self.engine: Final = engine
+        self.clock: Final = clock
+        self.batched: Final = BatchedEngine(engine)
+        self.metrics: Final = Metrics()
+        self.create_groups: Final = create_groups
+        self.closing = False
+        self._waiting: Final[set[asyncio.Task[Any]]] = set()
+
+    def stop_waiting(self) -> None:
+        """Answer every consumer that waits for messages, and let none wait any longer."""
+        self.closing = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def wait_for(
+        self, work: Coroutine[Any, Any, Result], disconnected: Coroutine[Any, Any, None]
+    ) -> Result | None:
+        """The result of the work; None where the server closes first, ClientDisconnected where `disconnected` ends."""
+        task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected)
+        self._waiting.add(task)
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return None if task.cancelled() else task.result()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                return await task  # it ended before it was cancelled: what it has popped must not be lost
+            raise ClientDisconnected
+        finally:
+            self._waiting.discard(task)
+            task.cancel()
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
 
 
 class QueueRequest:
@@ -40,6 +78,8 @@ class QueueRequest:
     def __init__(self, state: ServerState, request: Request, producer: str | None) -> None:
         self.state: Final = state
         self.batched: Final = state.batched
+        self.call: Final = state.batched.call
+        """Calls a function of the engine, on a thread."""
         self.engine: Final = state.engine
         self.metrics: Final = state.metrics
         self.producer: Final = producer
@@ -57,20 +97,14 @@ class QueueRequest:
         """The parameters behind the question mark."""
         return queries.read_query(self._request.scope["query_string"], kind)
 
-    async def call(
-        self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
-        """The result of a function of the engine, called on a thread."""
-        return await self.batched.call(function, *args, **options)
-
     async def body(self) -> bytes:
-        """The whole body; raises BodyTooLarge or BodyTooSlow as early as possible."""
+        """The whole body; HTTPException as early as possible where it is too large or too slow."""
         length = self._request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > LARGEST_BODY_BYTES:
-            raise BodyTooLarge(_TOO_LARGE)
+            raise HTTPException(413, _TOO_LARGE)
         arrived = self._arrived()  # most bodies have arrived together with their head
         if arrived is None or not self._is_last(arrived):
-            await _within(BODY_SECONDS, self.state.clock, self._receive_rest())
+            await self._receive_rest()
         return b"".join(self._pieces)
 
     def is_disconnected(self) -> bool:
@@ -95,6 +129,18 @@ class QueueRequest:
         return None
 
     async def _receive_rest(self) -> None:
+        """Receive the rest of the body; HTTPException where it takes too long."""
+        task, ended = asyncio.ensure_future(self._receive_all()), Signal()
+        task.add_done_callback(lambda _: ended.set())
+        try:
+            if not await self.state.clock.wait_async(ended, BODY_SECONDS):
+                text = f"the body of a request comes within {BODY_SECONDS:g} seconds"
+                raise HTTPException(408, text, {"Connection": "close"})
+            await task
+        finally:
+            task.cancel()
+
+    async def _receive_all(self) -> None:
         while not self._is_last(await self._request.receive()):
             pass
 
@@ -105,18 +151,6 @@ class QueueRequest:
         piece = message.get("body", b"")
         self._size += len(piece)
         if self._size > LARGEST_BODY_BYTES:
-            raise BodyTooLarge(_TOO_LARGE)
+            raise HTTPException(413, _TOO_LARGE)
         self._pieces.append(piece)
         return not message.get("more_body", False)
-
-
-async def _within(seconds: float, clock: Clock, work: Coroutine[object, object, None]) -> None:
-    """Wait for the work; it is cancelled, with BodyTooSlow, when the clock says that the time is over."""
-    task, ended = asyncio.ensure_future(work), Signal()
-    task.add_done_callback(lambda _: ended.set())
-    try:
-        if not await clock.wait_async(ended, seconds):
-            raise BodyTooSlow(f"the body of a request comes within {seconds:g} seconds")
-        await task
-    finally:
-        task.cancel()

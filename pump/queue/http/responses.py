@@ -24,11 +24,6 @@ def refusal(text: str, status: int, headers: Mapping[str, str] | None = None) ->
     return reply({"success": False, "error": text}, status, headers)
 
 
-def nothing() -> Response:
-    """A reply without a body."""
-    return Response(status_code=204)
-
-
 class PopResponse(Response):
     """Messages that are leased for this client: where they cannot be sent, `take_back` is called."""
 

@@ -15,9 +15,11 @@ _STATUS: Final = "/api/v1/status/queues/{queue}"
 _MESSAGE: Final = "/api/v1/messages/{partition_id}/{transaction_id}"
 _GROUP: Final = "/api/v1/consumer-groups/{group}"
 _GROUP_QUEUE: Final = f"{_GROUP}/queues/{{queue}}"
+_GROUP_PARTITION: Final = f"{_GROUP_QUEUE}/partitions/{{partition}}"
 _POP: Final = "/api/v1/pop/queue/{queue}"
 
 _FOUND: Final = (200, 404)
+_CHANGED: Final = (200, 404, 409)
 _POPPED: Final = (200, 204, 404, 409)
 
 
@@ -26,24 +28,20 @@ async def openapi(_request: QueueRequest) -> object:
     return document(ROUTES)
 
 
-_DATA: Final = (
+ROUTES: Final = (
     RouteSpec("POST", "/api/v1/push", data.push, WRITE, (201, 409, 429), body=requests.PushRequest),
     RouteSpec("POST", "/api/v1/ack", data.acknowledge, WRITE, body=requests.AckRequest),
     RouteSpec("POST", "/api/v1/ack/batch", data.acknowledge_many, WRITE, body=requests.AckBatchRequest),
     RouteSpec("GET", f"{_POP}/partition/{{partition}}", data.pop, WRITE, _POPPED, queries.PopQuery),
     RouteSpec("GET", _POP, data.pop, WRITE, _POPPED, queries.PopQuery),
     RouteSpec("POST", "/api/v1/transaction", data.transaction, WRITE, body=requests.TransactionRequest),
-    RouteSpec("POST", "/api/v1/lease/{lease}/extend", data.extend, WRITE, (200, 404, 409), body=requests.ExtendRequest),
+    RouteSpec("POST", "/api/v1/lease/{lease}/extend", data.extend, WRITE, _CHANGED, body=requests.ExtendRequest),
     RouteSpec("POST", "/api/v1/configure", data.configure, WRITE, (200, 409), body=requests.ConfigureRequest),
     RouteSpec("POST", "/api/v1/traces", operators.add_trace, WRITE, (201, 404), body=requests.TraceRequest),
-)
-_SERVER: Final = (
     RouteSpec("GET", "/health", health.health, PUBLIC),
     RouteSpec("GET", "/metrics", health.metrics, READ),
     RouteSpec("GET", "/metrics/prometheus", health.prometheus, READ),
     RouteSpec("GET", "/openapi.json", openapi, PUBLIC),
-)
-_QUEUES: Final = (
     RouteSpec("GET", "/api/v1/resources/overview", operators.overview, READ),
     RouteSpec("GET", "/api/v1/resources/queues", operators.queues, READ, query=queries.QueuesQuery),
     RouteSpec("GET", _QUEUE, operators.queue, READ, _FOUND),
@@ -52,13 +50,9 @@ _QUEUES: Final = (
     RouteSpec("GET", "/api/v1/resources/tasks", operators.tasks, READ),
     RouteSpec("GET", "/api/v1/resources/partitions", operators.partitions, READ, query=queries.QueueQuery),
     RouteSpec("DELETE", "/api/v1/queues/{queue}/clear", operators.clear_queue, ADMIN, _FOUND, queries.ClearQuery),
-)
-_MESSAGES: Final = (
     RouteSpec("GET", "/api/v1/messages", operators.messages, READ, query=queries.MessagesQuery),
     RouteSpec("POST", f"{_MESSAGE}/retry", operators.retry_message, ADMIN, _FOUND),
-    RouteSpec(
-        "POST", f"{_MESSAGE}/dlq", operators.make_dead_letter, ADMIN, (200, 404, 409), body=requests.DeadLetterRequest
-    ),
+    RouteSpec("POST", f"{_MESSAGE}/dlq", operators.make_dead_letter, ADMIN, _CHANGED, body=requests.DeadLetterRequest),
     RouteSpec("GET", _MESSAGE, operators.message, READ, _FOUND),
     RouteSpec("DELETE", _MESSAGE, operators.delete_message, ADMIN, _FOUND),
     RouteSpec("GET", "/api/v1/dlq", operators.dead_letters, READ, query=queries.DeadLettersQuery),
@@ -66,18 +60,9 @@ _MESSAGES: Final = (
     RouteSpec("GET", "/api/v1/traces/names", operators.trace_names, READ),
     RouteSpec("GET", "/api/v1/traces/by-name/{name}", operators.traces, READ, query=queries.PageQuery),
     RouteSpec("GET", "/api/v1/traces/{partition_id}/{transaction_id}", operators.traces, READ, query=queries.PageQuery),
-)
-_GROUPS: Final = (
     RouteSpec("GET", "/api/v1/consumer-groups", operators.groups, READ),
     RouteSpec("GET", "/api/v1/consumer-groups/lagging", operators.lagging_groups, READ, query=queries.LaggingQuery),
-    RouteSpec(
-        "POST",
-        f"{_GROUP_QUEUE}/partitions/{{partition}}/seek",
-        operators.seek,
-        ADMIN,
-        _FOUND,
-        body=requests.SeekRequest,
-    ),
+    RouteSpec("POST", f"{_GROUP_PARTITION}/seek", operators.seek, ADMIN, _FOUND, body=requests.SeekRequest),
     RouteSpec("POST", f"{_GROUP_QUEUE}/seek", operators.seek, ADMIN, _FOUND, body=requests.SeekRequest),
     RouteSpec("DELETE", _GROUP_QUEUE, operators.delete_group, ADMIN, query=queries.DeleteGroupQuery),
     RouteSpec(
@@ -85,14 +70,10 @@ _GROUPS: Final = (
     ),
     RouteSpec("GET", _GROUP, operators.group, READ, _FOUND),
     RouteSpec("DELETE", _GROUP, operators.delete_group, ADMIN, query=queries.DeleteGroupQuery),
-)
-_NUMBERS: Final = (
     RouteSpec("GET", "/api/v1/status", operators.status, READ, query=queries.QueueQuery),
     RouteSpec("GET", "/api/v1/status/queues", operators.status_of_queues, READ, query=queries.QueueQuery),
     RouteSpec("GET", f"{_STATUS}/messages", operators.queue_messages, READ, _FOUND, queries.MessagesQuery),
     RouteSpec("GET", _STATUS, operators.queue, READ, _FOUND),
     RouteSpec("POST", "/api/v1/stats/refresh", operators.refresh, READ),
 )
-
-ROUTES: Final = (*_DATA, *_SERVER, *_QUEUES, *_MESSAGES, *_GROUPS, *_NUMBERS)
 """The busiest routes come first, and a more specific route comes before a less specific one."""

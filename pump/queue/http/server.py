@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
@@ -23,10 +23,9 @@ from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull
 from pump.queue.http.guard import Forbidden, Guard
 from pump.queue.http.openapi import RouteSpec
-from pump.queue.http.request import BodyTooLarge, BodyTooSlow, QueueRequest, log
-from pump.queue.http.responses import nothing, refusal, reply
+from pump.queue.http.request import ClientDisconnected, QueueRequest, ServerState, log
+from pump.queue.http.responses import refusal, reply
 from pump.queue.http.routes import ROUTES
-from pump.queue.http.state import ClientDisconnected, ServerState
 from pump.queue.wire.queries import path_part
 
 UNAVAILABLE: Final = "database connection unavailable"
@@ -41,15 +40,9 @@ _STATUSES: Final[Mapping[type[Exception], int]] = {
     NotFound: 404,
     Conflict: 409,
     SetupError: 409,
-    BodyTooLarge: 413,
-    BodyTooSlow: 408,
     QueueFull: 429,
 }
 _TRY_LATER: Final[Mapping[str, str]] = {"Retry-After": "1"}
-_HEADERS: Final[Mapping[type[Exception], Mapping[str, str]]] = {
-    QueueFull: _TRY_LATER,
-    BodyTooSlow: {"Connection": "close"},
-}
 _LOG_IN: Final[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 _POP: Final = "/api/v1/pop/"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
@@ -69,8 +62,7 @@ class QueueServer:
     ) -> None:
         self._clock: Final = SystemClock() if clock is None else clock
         self._state: Final = ServerState(engine, clock=self._clock, create_groups=create_groups)
-        self._guard: Final = Guard() if guard is None else guard
-        self._app: Final = self._application(list(origins))
+        self._app: Final = self._application(Guard() if guard is None else guard, list(origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
@@ -80,15 +72,15 @@ class QueueServer:
         """Answer all consumers that wait: the server is about to close. For the loop's thread."""
         self._state.stop_waiting()
 
-    def _application(self, origins: list[str]) -> ASGIApp:
+    def _application(self, guard: Guard, origins: list[str]) -> ASGIApp:
         app = Starlette(
             routes=[
-                _QueueRoute(spec, _Endpoint(spec, self._state, self._guard), loose=loose)
+                _QueueRoute(spec, _Endpoint(spec, self._state, guard), loose=loose)
                 for loose in (False, True)
                 for spec in ROUTES
             ],
-            exception_handlers={HTTPException: _no_route, BadRequest: _bad_path},
-            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _path_refused, BadRequest: _path_refused},
+            lifespan=lambda _app: self.opened(),
         )
         app.router.redirect_slashes = False
         if not origins:
@@ -96,9 +88,6 @@ class QueueServer:
         return CORSMiddleware(
             app, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["authorization"]
         )
-
-    def _lifespan(self, _app: Starlette) -> AbstractAsyncContextManager[None]:
-        return self.opened()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -118,15 +107,14 @@ class QueueServer:
         """Let the engine do what time alone makes necessary; if that fails nothing is lost, and it is tried again."""
         pause = SHORTEST_PAUSE_SECONDS
         while not await self._clock.wait_async(closing, pause):
+            pause = _AFTER_FAILURE_SECONDS
             try:
                 due = await self._state.batched.call(self._state.engine.maintain)
                 pause = min(max(due, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             except TransportError as error:
                 log.warning("maintenance has to wait: %s", type(error).__name__)
-                pause = _AFTER_FAILURE_SECONDS
             except Exception:
                 log.exception("maintenance failed and is tried again")
-                pause = _AFTER_FAILURE_SECONDS
 
 
 class _QueueRoute(Route):
@@ -186,18 +174,18 @@ class _Endpoint:
     def _error_response(self, error: Exception) -> Response:
         """The reply for an error; it never shows what the database says."""
         if isinstance(error, ClientDisconnected):
-            return nothing()
-        if isinstance(error, TransportError):
-            return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
+            return Response(status_code=HTTPStatus.NO_CONTENT)
         if isinstance(error, Forbidden):
             return refusal(str(error), error.status, _LOG_IN if error.status == HTTPStatus.UNAUTHORIZED else None)
+        if isinstance(error, HTTPException):
+            return refusal(error.detail, error.status_code, error.headers)
         for kind, status in _STATUSES.items():
             if isinstance(error, kind):
-                return refusal(str(error), status, _HEADERS.get(kind))
-        log.error("%s %s failed", self._spec.method, self._spec.path, exc_info=error)
-        if self._spec.path.startswith(
-            _POP
-        ):  # a consumer of the original client ends at a 500; the next try may succeed
+                return refusal(str(error), status, _TRY_LATER if kind is QueueFull else None)
+        unavailable = isinstance(error, TransportError)
+        if not unavailable:
+            log.error("%s %s failed", self._spec.method, self._spec.path, exc_info=error)
+        if unavailable or self._spec.path.startswith(_POP):  # consumers of the original client end at a 500
             return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
         return refusal("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -208,16 +196,9 @@ def _refuse_two_hosts(request: Request) -> None:
         raise BadRequest("a request has one Host")
 
 
-async def _no_route(_request: Request, error: Exception) -> Response:
-    status, headers = HTTPStatus.NOT_FOUND, None
-    if isinstance(error, HTTPException):
-        status, headers = HTTPStatus(error.status_code), error.headers
-    known = status == HTTPStatus.METHOD_NOT_ALLOWED
-    return refusal("this route has another method" if known else "there is no such route", status, headers)
-
-
-async def _bad_path(_request: Request, error: Exception) -> Response:
-    return refusal(str(error), 400)
-
-
-__all__ = ["QueueServer"]
+async def _path_refused(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return refusal(str(error), HTTPStatus.BAD_REQUEST)
+    known = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    text = "this route has another method" if known else "there is no such route"
+    return refusal(text, error.status_code, error.headers)

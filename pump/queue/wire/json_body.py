@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
@@ -98,7 +98,9 @@ def payload_of(raw: Raw) -> bytes:
     """The bytes of a payload that has been read, or BadRequest where some reader could not read it."""
     payload = bytes(raw)
     if len(payload) >= _SHORTEST_DEEP:
-        _must_be_readable(payload)
+        if payload.count(b"[") + payload.count(b"{") > DEEPEST:
+            _refuse_deep(payload)
+        _refuse_long_numbers(payload)
     return payload
 
 
@@ -174,29 +176,21 @@ def _refuse_repeated_names(body: bytes) -> None:
     while waiting:
         value = waiting.pop()
         if isinstance(value, _Members):
-            members = _without_repetition(value)
-            waiting += [inner for name, inner in members.items() if name not in _PAYLOADS]
+            names = [name for name, _ in value]
+            if len(set(names)) < len(names):
+                repeated = next(name for name in names if names.count(name) > 1)
+                raise BadRequest(f"Invalid JSON: {repeated!r} stands twice in one object")
+            waiting += [inner for name, inner in value if name not in _PAYLOADS]
         elif isinstance(value, list):
             waiting += value
 
 
-def _without_repetition(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"Invalid JSON: {repeated!r} stands twice in one object")
-    return members
-
-
-def _must_be_readable(payload: bytes) -> None:
-    if payload.count(b"[") + payload.count(b"{") > DEEPEST:
-        depth = 0
-        for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
-            depth += 1 if bracket in b"[{" else -1
-            if depth > DEEPEST:
-                raise BadRequest("Invalid JSON: nested too deeply")
-    _refuse_long_numbers(payload)
+def _refuse_deep(payload: bytes) -> None:
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEEPEST:
+            raise BadRequest("Invalid JSON: nested too deeply")
 
 
 def _refuse_long_numbers(payload: bytes) -> None:

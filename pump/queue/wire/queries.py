@@ -14,7 +14,6 @@ from pump.queue.wire.json_body import read_members
 from pump.queue.wire.times import A_TIME, Time
 
 LONGEST_WAIT_SECONDS: Final = 3600.0
-DEFAULT_WAIT_SECONDS: Final = 30.0
 MOST_LISTED: Final = 1000
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
@@ -34,7 +33,7 @@ class PopQuery(Struct, rename="camel"):
 
     batch: Count = 1
     wait: bool = False
-    timeout: Number = int(DEFAULT_WAIT_SECONDS * 1000)
+    timeout: Number = 30_000
     auto_ack: bool = False
     consumer_group: str = DEFAULT_GROUP
     subscription_mode: Literal["all", "new", "new-only"] = "all"

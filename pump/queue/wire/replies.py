@@ -36,10 +36,7 @@ Reply: TypeAlias = Mapping[str, object]
 
 LAGGING_SECONDS: Final = 300.0
 
-_ERRORS: Final[Mapping[str, str]] = {
-    "invalid_lease": "Invalid or expired lease",
-    "not_found": "Message not found",
-}
+_ERRORS: Final[Mapping[str, str]] = {"invalid_lease": "Invalid or expired lease", "not_found": "Message not found"}
 
 
 class PushedReply(Struct, gc=False):

@@ -2,22 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 from msgspec import Meta, Raw, Struct, field
+from msgspec.structs import asdict
 
 from pump.queue import limits
 from pump.queue.errors import BadRequest
-from pump.queue.vocabulary import (
-    DEFAULT_GROUP,
-    DEFAULT_PARTITION,
-    Push,
-    Settled,
-    Settlement,
-    Status,
-    Step,
-    Trace,
-)
+from pump.queue.options import QueueOptions
+from pump.queue.vocabulary import DEFAULT_GROUP, DEFAULT_PARTITION, Push, Settled, Settlement, Status, Step, Trace
 from pump.queue.wire.json_body import ABSENT, NULL, Reader, payload_of
 from pump.queue.wire.times import Time
 
@@ -165,6 +158,8 @@ class TraceRequest(Struct, rename="camel"):
     trace_names: str | list[str] | None = ABSENT
 
 
+_MILLISECONDS: Final = 1000
+_LEASE_TIME_OF_ZERO: Final = 60.0
 _NO_QUEUE: Final = "Queue must be a string"
 _NO_ITEMS: Final = "items array is required"
 _NO_TARGET: Final = "Must specify either 'toEnd': true or 'timestamp'"
@@ -200,6 +195,10 @@ _TRANSACTION: Final = Reader(
         "queue": _NO_QUEUE,
         **_ONE_ACK,
     },
+)
+_CONFIGURE: Final = Reader(
+    ConfigureRequest,
+    {"queue": "queue is required", "retryDelay": "retryDelay must be a number of milliseconds, 0 or more"},
 )
 _EXTEND: Final = Reader(ExtendRequest, may_be_empty=True)
 _SEEK: Final = Reader(SeekRequest, {"toEnd": _NO_TARGET}, may_be_empty=True)
@@ -242,16 +241,8 @@ def acknowledgements(body: bytes) -> list[SettlementOrResult]:
     return found
 
 
-class TransactionSteps(NamedTuple):
-    """The steps of a transaction; `places` are the indexes of their operations."""
-
-    steps: Sequence[Step]
-    places: Sequence[int]
-    leases: frozenset[str]
-
-
-def transaction(body: bytes, producer: str | None) -> TransactionSteps:
-    """All operations of a transaction."""
+def transaction(body: bytes, producer: str | None) -> tuple[Sequence[Step], Sequence[int], frozenset[str]]:
+    """The steps of a transaction, the indexes of their operations, and the leases that it requires."""
     request = _TRANSACTION.read(body)
     if not request.operations:
         raise BadRequest("operations array cannot be empty")
@@ -261,7 +252,33 @@ def transaction(body: bytes, producer: str | None) -> TransactionSteps:
         for step in _steps(operation, f"operations[{place}]", producer)
     ]
     leases = _texts("requiredLeases", request.required_leases or [])
-    return TransactionSteps([step for _, step in placed], [place for place, _ in placed], frozenset(leases))
+    return [step for _, step in placed], [place for place, _ in placed], frozenset(leases)
+
+
+def configuration(body: bytes) -> tuple[ConfigureRequest, QueueOptions]:
+    """A request to configure a queue, and all of its options; one that it leaves out returns to its default."""
+    request = _CONFIGURE.read(body)
+    for what, label in (("namespace", request.namespace), ("task", request.task)):
+        if label:
+            limits.check_name(what, label)
+    return request, _options(request.options or OptionsRequest())
+
+
+def _options(request: OptionsRequest) -> QueueOptions:
+    given = {name: value for name, value in asdict(request).items() if value is not ABSENT and value is not None}
+    if "lease_time" in given:
+        given["lease_time"] = lease_seconds("leaseTime", given["lease_time"] or _LEASE_TIME_OF_ZERO)
+    if "retry_delay" in given:
+        given["retry_delay"] /= _MILLISECONDS
+    return QueueOptions(**given)
+
+
+def options_written(options: QueueOptions) -> OptionsRequest:
+    """All options as HTTP has them."""
+    values = {name: getattr(options, name) for name in OptionsRequest.__struct_fields__}
+    values["retry_delay"] *= _MILLISECONDS
+    whole = {name: int(value) for name, value in values.items() if isinstance(value, float) and value.is_integer()}
+    return OptionsRequest(**{**values, **whole})
 
 
 def seconds_to_extend(body: bytes) -> float | None:
@@ -315,7 +332,6 @@ def trace(body: bytes) -> Trace:
         event=request.event_type or "info",
         names=[names] if isinstance(names, str) else names,
     )
-    limits.check_trace(note)
     if len(note.data) > limits.LARGEST_PAYLOAD_BYTES:
         raise BadRequest(f"data must not be larger than {limits.LARGEST_PAYLOAD_BYTES} bytes")
     return note

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import modf
-from typing import Final, Self, overload
+from typing import Final, Self
 
 from pump.queue.limits import FARTHEST_SECONDS
 
@@ -30,12 +30,6 @@ class Time(float):
         return found
 
 
-@overload
-def time_text(seconds: float) -> str: ...
-@overload
-def time_text(seconds: None) -> None: ...
-@overload
-def time_text(seconds: float | None) -> str | None: ...
 def time_text(seconds: float | None) -> str | None:
     """The text of a time; None where there is none."""
     if seconds is None:
