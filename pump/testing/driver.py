@@ -6,7 +6,7 @@ The tests are in `pump.testing.contract` and `pump.testing.settlement`.
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
@@ -146,6 +146,8 @@ class TransportDriver:
     def begin(self, call: Callable[[], Result]) -> "Future[Result]":
         """Begin a call that may take long, in a thread of its own, and give it a moment of real time to start."""
         future: Future[Result] = Future()
+        ended = Signal()
+        future.add_done_callback(lambda _: ended.set())
 
         def run() -> None:
             try:
@@ -154,7 +156,7 @@ class TransportDriver:
                 future.set_exception(error)
 
         threading.Thread(target=run, name="contract", daemon=True).start()
-        wait((future,), 0.2)
+        self._real_clock.wait(ended, 0.2)
         return future
 
     def soon(self, condition: Callable[[], bool], limit: float = 5.0) -> bool:
