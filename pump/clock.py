@@ -83,6 +83,8 @@ class _Agenda:
     """Callbacks by due time. Cancelled entries are removed together, once half of the entries are cancelled."""
 
     def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Held by whoever calls a method; what `add` returns takes it itself."""
         self._entries: list[tuple[float, int]] = []
         self._rings: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count()
@@ -90,17 +92,19 @@ class _Agenda:
     def __len__(self) -> int:
         return len(self._rings)
 
-    def add(self, due: float, ring: Callable[[], None]) -> int:
+    def add(self, due: float, ring: Callable[[], None]) -> Callable[[], None]:
         key = next(self._keys)
         self._rings[key] = ring
         heapq.heappush(self._entries, (due, key))
-        return key
 
-    def cancel(self, key: int) -> None:
-        self._rings.pop(key, None)
-        if len(self._entries) > 2 * len(self._rings) + 64:
-            self._entries = [entry for entry in self._entries if entry[1] in self._rings]
-            heapq.heapify(self._entries)
+        def cancel() -> None:
+            with self.changed:
+                self._rings.pop(key, None)
+                if len(self._entries) > 2 * len(self._rings) + 64:
+                    self._entries = [entry for entry in self._entries if entry[1] in self._rings]
+                    heapq.heapify(self._entries)
+
+        return cancel
 
     def first_due(self) -> float | None:
         while self._entries and self._entries[0][1] not in self._rings:
@@ -137,16 +141,7 @@ class SystemClock:
         if signal.is_set() or (timeout is not None and timeout <= 0):
             return signal.is_set()
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        key = signal.add_callback(lambda: _finish_soon(loop, done))
-        timer = None if timeout is None else loop.call_later(timeout, _finish, done)
-        try:
-            await done
-        finally:
-            signal.remove_callback(key)
-            if timer is not None:
-                timer.cancel()
-        return signal.is_set()
+        return await _woken(signal, timeout, lambda delay, wake: loop.call_later(delay, wake).cancel)
 
     def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
         """Call `ring` after the delay, from the clock's own thread; returns what cancels it."""
@@ -190,7 +185,6 @@ class ManualClock:
     def __init__(self, start: float = 1_000_000.0, *, automatic: bool = False) -> None:
         self._now = start
         self._automatic = automatic
-        self._changed = threading.Condition()
         self._agenda = _Agenda()
         self.waits: deque[float | None] = deque(maxlen=10_000)
         """The time-outs of all waits, in order, for tests to look at."""
@@ -205,15 +199,15 @@ class ManualClock:
 
     def wait_for_sleepers(self, count: int, timeout: float = 5.0) -> None:
         """Block, in real time, until there are at least so many waits and alarms: then it is safe to advance."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._agenda) >= count, timeout):
+        with self._agenda.changed:
+            if not self._agenda.changed.wait_for(lambda: len(self._agenda) >= count, timeout):
                 raise TimeoutError(f"{len(self._agenda)} of {count} waits began within {timeout} s")
 
     def advance(self, delay: float) -> None:
         """Move the time, and wake everything that comes due on the way, in the order of due times."""
         target = self._now + delay
         while True:
-            with self._changed:
+            with self._agenda.changed:
                 due = self._agenda.first_due()
                 if due is None or due > target:
                     self._now = max(self._now, target)
@@ -228,7 +222,7 @@ class ManualClock:
             return signal.is_set()
         woken = threading.Event()
         key = signal.add_callback(woken.set)
-        cancel = self.alarm(timeout, woken.set) if timeout is not None else _nothing
+        cancel = self.alarm(timeout, woken.set) if timeout is not None else lambda: None
         woken.wait()
         cancel()
         signal.remove_callback(key)
@@ -239,32 +233,17 @@ class ManualClock:
         if self._answered(signal, timeout):
             await asyncio.sleep(0)
             return signal.is_set()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        key = signal.add_callback(lambda: _finish_soon(loop, done))
-        cancel = self.alarm(timeout, lambda: _finish_soon(loop, done)) if timeout is not None else _nothing
-        try:
-            await done
-        finally:
-            cancel()
-            signal.remove_callback(key)
-        return signal.is_set()
+        return await _woken(signal, timeout, self.alarm)
 
     def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
         """Call `ring` when the time has been moved so far, from the thread that moves it."""
-        with self._changed:
-            key = self._agenda.add(self._now + delay, ring)
-            self._changed.notify_all()
-
-        def cancel() -> None:
-            with self._changed:
-                self._agenda.cancel(key)
-
-        return cancel
+        with self._agenda.changed:
+            self._agenda.changed.notify_all()
+            return self._agenda.add(self._now + delay, ring)
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
         """Call `act` again and again, from the thread that moves the time, until what this returns is called."""
-        cancel = _nothing
+        cancel: Callable[[], None]
 
         def ring() -> None:
             nonlocal cancel
@@ -273,21 +252,15 @@ class ManualClock:
 
         cancel = self.alarm(interval, ring)
 
-        def end() -> None:
-            cancel()  # the latest one, as it then is
-
-        return end
+        return lambda: cancel()  # noqa: PLW0108 - the latest one, as it then is
 
     def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """The same, awaited in a task of the running loop."""
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def once() -> None:
-            await act()
+        tasks: set[asyncio.Future[None]] = set()
 
         def begin() -> None:
-            task = loop.create_task(once(), name="pump-keeper")
+            task = asyncio.ensure_future(act(), loop=loop)
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -307,24 +280,18 @@ class _AlarmThread:
     """One thread that calls at due times; it starts with the first alarm."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self._agenda = _Agenda()
         self._thread: threading.Thread | None = None
 
     def add(self, due: float, ring: Callable[[], None]) -> Callable[[], None]:
-        with self._changed:
-            key = self._agenda.add(due, ring)
+        with self._agenda.changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pump-alarms", daemon=True)
                 self._thread.start()
+            cancel = self._agenda.add(due, ring)
             if self._agenda.first_due() == due:
-                self._changed.notify()
-
-        def cancel() -> None:
-            with self._changed:
-                self._agenda.cancel(key)
-
-        return cancel
+                self._agenda.changed.notify()
+            return cancel
 
     def _run(self) -> None:
         while True:
@@ -332,27 +299,38 @@ class _AlarmThread:
                 self._next()()
 
     def _next(self) -> Callable[[], None]:
-        with self._changed:
+        with self._agenda.changed:
             while True:
                 due = self._agenda.first_due()
                 if due is not None and due <= time.monotonic():
                     return self._agenda.pop()
-                self._changed.wait(None if due is None else due - time.monotonic())
+                self._agenda.changed.wait(None if due is None else due - time.monotonic())
 
 
-def _finish(done: "asyncio.Future[None]") -> None:
-    if not done.done():
-        done.set_result(None)
+async def _woken(
+    signal: Signal, timeout: float | None, alarm: Callable[[float, Callable[[], None]], Callable[[], None]]
+) -> bool:
+    """Wait until the signal is set (True) or the alarm has rung (False)."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
 
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
 
-def _finish_soon(loop: asyncio.AbstractEventLoop, done: "asyncio.Future[None]") -> None:
-    _soon(loop, lambda: _finish(done))
+    def wake() -> None:
+        _soon(loop, finish)
+
+    key = signal.add_callback(wake)
+    cancel = alarm(timeout, wake) if timeout is not None else lambda: None
+    try:
+        await done
+    finally:
+        cancel()
+        signal.remove_callback(key)
+    return signal.is_set()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
         loop.call_soon_threadsafe(act)
-
-
-def _nothing() -> None:
-    """No alarm has to be cancelled."""

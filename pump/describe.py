@@ -57,7 +57,7 @@ def _channel(plan: Plan) -> dict[str, Any]:
         "dead_letter": rules.dead_letter,
         "invalid": rules.invalid or rules.dead_letter,
         "lease": None if rules.lease is None else seconds(rules.lease),
-        "may_block": plan.may_block,
+        "may_block": rules.may_block,
     }
 
 

@@ -195,7 +195,6 @@ class Judge:
         clock: Clock,
         log: PumpLog,
         *,
-        may_block: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -211,7 +210,7 @@ class Judge:
         """Why the pump stops; None while it shall go on."""
         self.unacceptable = 0
         """How many messages were unacceptable, within the window where there is one."""
-        self._may_block = may_block
+        self._may_block = bool(rules.may_block)
         """Whether DontAck is expected: deliveries of unknown outcome may then be nacks, and count no attempts."""
         self._cancelled: Final = cancelled
         self._chance: Final = chance
@@ -321,7 +320,7 @@ class Judge:
     def decided(self, message: Message, error: BaseException) -> Verdict:
         """The verdict by the strongest decision in an error: raised, or made by a handler that settles by itself."""
         errors = tuple(_flattened(error))
-        decision = _strongest(errors)
+        decision = next((each for kind in _PRECEDENCE for each in errors if isinstance(each, kind)), None)
         for each in errors:
             if not isinstance(each, _PRECEDENCE):
                 self.log.handler_failed(message, each)
@@ -488,10 +487,6 @@ def _flattened(error: BaseException) -> Iterator[BaseException]:
 
 def _is_cancellation(error: BaseException) -> bool:
     return any(isinstance(each, asyncio.CancelledError) for each in _flattened(error))
-
-
-def _strongest(errors: tuple[BaseException, ...]) -> BaseException | None:
-    return next((each for kind in _PRECEDENCE for each in errors if isinstance(each, kind)), None)
 
 
 def _doubled(first: float, times: int, longest: float) -> float:

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
 
-from pump.clock import SystemClock
 from pump.command import tables
 from pump.command.loading import load_dispatcher
 from pump.command.workers import Supervisor, SupervisorLink
@@ -61,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status of the process, one of `Exit` or of a signal."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _act(arguments)
+        options = _parser().parse_args(arguments)
+        act: Callable[[argparse.Namespace], int] = options.act
+        status = act(options)
+        sys.stdout.flush()
     except SystemExit as end:  # argparse, after --help and --version
         return Exit.WELL if end.code is None else int(end.code)
     except KeyboardInterrupt:
@@ -70,22 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the pipe again at exit
         return Exit.WELL
     except Exception as error:
-        return _failed(error, show_traceback="--traceback" in arguments)
-
-
-def _act(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
-    act: Callable[[argparse.Namespace], int] = options.act
-    status = act(options)
-    sys.stdout.flush()
-    return status
-
-
-def _failed(error: Exception, *, show_traceback: bool) -> int:
-    if show_traceback:
-        traceback.print_exception(error)
-    status, text = _diagnosis(error)
-    print(f"pump: {without_credentials(' '.join(text.split()))}", file=sys.stderr)
+        if "--traceback" in arguments:
+            traceback.print_exception(error)
+        status, text = _diagnosis(error)
+        print(f"pump: {without_credentials(' '.join(text.split()))}", file=sys.stderr)
     return status
 
 
@@ -192,28 +182,28 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
 def _run(options: argparse.Namespace) -> int:
     if options.reload or options.workers > 1:
         return _supervise(options)
-    supervisor = None if options.supervisor is None else SupervisorLink(options.supervisor, SystemClock())
+    supervisor = None if options.supervisor is None else SupervisorLink(options.supervisor)
     dispatcher = load_dispatcher(options.target)
     _log(options.log_level)
     if not dispatcher.plans:
         raise ConfigurationError(f"{options.target} has no subscriptions, so there is nothing to run: add one")
-    errors = _problems(dispatcher, options.one_of) if options.check else _worker_problems(dispatcher, options.one_of)
-    if _print_errors(errors):
+    found = [*(dispatcher.check() if options.check else ()), *_worker_problems(dispatcher, options.one_of)]
+    errors = [problem for problem in found if problem.level == "error"]
+    for problem in errors:
+        print(f"pump: {problem}", file=sys.stderr)
+    if errors:
         return Exit.WRONG
     if supervisor is not None:
         supervisor.send_grace(max(seconds(each.grace) for each in dispatcher.subscriptions))
-    log.info("starting %s: %s", options.target, _consumed(dispatcher))
-    # At the first Ctrl-C the dispatcher restores what is set here, so that a second one ends the process like SIGTERM.
-    with handling(signal.SIG_DFL, signal.SIGINT):
-        return dispatcher.run()
-
-
-def _consumed(dispatcher: Dispatcher) -> str:
     channels = (
         f"{rules.channel} ({rules.performers} performer{'s' if rules.performers > 1 else ''})"
         for rules in dispatcher.subscriptions
     )
-    return f"{', '.join(channels)} on {dispatcher.transport.capabilities.system}"
+    system = dispatcher.transport.capabilities.system
+    log.info("starting %s: %s on %s", options.target, ", ".join(channels), system)
+    # At the first Ctrl-C the dispatcher restores what is set here, so that a second one ends the process like SIGTERM.
+    with handling(signal.SIG_DFL, signal.SIGINT):
+        return dispatcher.run()
 
 
 def _supervise(options: argparse.Namespace) -> int:
@@ -234,7 +224,8 @@ def _supervise(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    problems = _problems(load_dispatcher(options.target), options.workers)
+    dispatcher = load_dispatcher(options.target)
+    problems = [*dispatcher.check(), *_worker_problems(dispatcher, options.workers)]
     for problem in problems:
         print(problem)
     return Exit.WRONG if any(each.level == "error" for each in problems) else Exit.WELL
@@ -261,10 +252,6 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(options.seconds, options.speed, plain=options.plain)
 
 
-def _problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
-    return [*dispatcher.check(), *_worker_problems(dispatcher, workers)]
-
-
 def _worker_problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
     capabilities = dispatcher.transport.capabilities
     if workers == 1 or capabilities.between_processes:
@@ -274,13 +261,6 @@ def _worker_problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
         "its own. Use --workers 1, or a broker"
     )
     return [Problem("error", text)]
-
-
-def _print_errors(problems: Sequence[Problem]) -> bool:
-    errors = [problem for problem in problems if problem.level == "error"]
-    for problem in errors:
-        print(f"pump: {problem}", file=sys.stderr)
-    return bool(errors)
 
 
 def _log(level: str | None) -> None:

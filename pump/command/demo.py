@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, cast
 
 from pump.clock import Signal, SystemClock
@@ -18,10 +18,8 @@ from pump.message import Message
 from pump.process_signals import handling
 from pump.request import Command
 
-_ORDERS_A_SECOND: Final = 4.0
 _TICK: Final = 0.1
 _TICKS_PER_LINE: Final = 20
-"""How often the counts are printed where the output is lines."""
 _CHANNELS: Final = ("orders", "payments", "parcels")
 _DEAD_LETTERS: Final = ("orders.dead", "orders.invalid", "payments.dead", "parcels.dead")
 _OUTCOMES: Final[Mapping[type, str]] = {
@@ -33,8 +31,6 @@ _OUTCOMES: Final[Mapping[type, str]] = {
 """By what a handler of the shop raises."""
 _CLOSING_TIME: Final = 0.8
 """The part of the demo after which no more orders come."""
-
-Print = Callable[[str], None]
 
 
 class _Counts(NamedTuple):
@@ -53,7 +49,7 @@ class _Counts(NamedTuple):
 class _Outcomes:
     """A listener that counts how handlers ended, and prints what is unusual."""
 
-    def __init__(self, show: Print) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         self.counts: Final = Counter[tuple[str, str]]()
         self._show: Final = show
         self._held: Final = set[str]()
@@ -94,7 +90,7 @@ class _Outcomes:
 class Demo:
     """The shop, its customers, and the troubles that it runs into."""
 
-    def __init__(self, seconds: float, speed: float, *, show: Print) -> None:
+    def __init__(self, seconds: float, speed: float, *, show: Callable[[str], None]) -> None:
         self.seconds: Final = seconds
         self.switches: Final = {SHIPPING: True}
         self.shop: Final = Shop(work_seconds=0.02 / speed)
@@ -103,17 +99,17 @@ class Demo:
         self.dispatcher: Final = dispatcher(self.shop, self.switches, self._outcomes, retry_seconds=retry_seconds)
         self._bus: Final[Any] = getattr(self.dispatcher.transport, "bus")  # noqa: B009 - not every transport has one
         self._show: Final = show
-        self._orders_per_second: Final = _ORDERS_A_SECOND * speed
+        self._orders_per_second: Final = 4.0 * speed
         self._orders = 0
         self._script: Final = deque(self._events())
 
     def _events(self) -> Iterator[tuple[float, str, Callable[[], None]]]:
         """When something happens, as a part of the demo, and what."""
-        yield 0.10, "the bank is down: payments are deferred", lambda: self._set_bank(up=False)
+        yield 0.10, "the bank is down: payments are deferred", lambda: self.shop.set_bank(up=False)
         yield 0.15, "a forgotten till sends something", lambda: self._post(OrderFromOldTill("1 x TEA"))
         yield 0.20, "somebody orders no parcels: there is a bug for that", lambda: self._order(parcels=0)
         yield 0.30, "shipping is switched off: parcels are held", lambda: self.switches.update({SHIPPING: False})
-        yield 0.40, "the bank is up again", lambda: self._set_bank(up=True)
+        yield 0.40, "the bank is up again", lambda: self.shop.set_bank(up=True)
         yield 0.65, "shipping is switched on again", lambda: self.switches.update({SHIPPING: True})
         yield _CLOSING_TIME, "closing time: no more orders", lambda: None
 
@@ -136,9 +132,6 @@ class Demo:
     def _post(self, request: Command) -> None:
         self.dispatcher.post(request)
         self.shop.count_posted(request)
-
-    def _set_bank(self, *, up: bool) -> None:
-        self.shop.bank_is_up = up
 
     # -- results
 
@@ -191,7 +184,12 @@ def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
     display: _Lines | _Screen = _Screen() if live else _Lines()
     began = clock.monotonic()
     demo = Demo(seconds, speed, show=lambda text: display.show(clock.monotonic() - began, text))
-    with _without_log(), handling(lambda *_: stop.set()), _other_page() if live else nullcontext():
+    with ExitStack() as restored, handling(lambda *_: stop.set()):
+        logging.disable()
+        restored.callback(logging.disable, logging.NOTSET)
+        if live:  # on the terminal's alternate page, without a cursor
+            restored.callback(print, "\x1b[?25h\x1b[?1049l", end="", flush=True)
+            print("\x1b[?1049h\x1b[?25l", end="", flush=True)
         with demo.dispatcher:
             began = clock.monotonic()
             while (elapsed := clock.monotonic() - began) < seconds and not stop.is_set():
@@ -205,18 +203,6 @@ def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
         "\n".join([*([] if live else [""]), demo.table(), "", "dead letters", *dead_letters, "", summary]), flush=True
     )
     return 0 if adds_up else 1
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    log = logging.getLogger("pump")
-    before, log.propagate, silent = log.propagate, False, logging.NullHandler()
-    log.addHandler(silent)
-    try:
-        yield
-    finally:
-        log.removeHandler(silent)
-        log.propagate = before
 
 
 # -- output
@@ -267,16 +253,6 @@ class _Screen:
             "what happens",
             *(f"  {each}" for each in list(self._events)),
         ]
-
-
-@contextmanager
-def _other_page() -> Iterator[None]:
-    """The terminal's alternate page, without a cursor."""
-    print("\x1b[?1049h\x1b[?25l", end="", flush=True)
-    try:
-        yield
-    finally:
-        print("\x1b[?25h\x1b[?1049l", end="", flush=True)
 
 
 def _coloured(line: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-from pump.attribute import Attribute, Rest, Scope, Steps
+from pump.attribute import Attribute, Rest, Steps
 from pump.clock import SystemClock
 from pump.context import Context, current_context
 from pump.handling.registry import RequestHandler
@@ -19,16 +19,10 @@ from pump.request import Command
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener
 
-
-def _by_name(name: str) -> Callable[..., Any]:
-    """An attribute of pump.handlers."""
-    found: Callable[..., Any] = getattr(import_module("pump.handlers"), name)
-    return found
-
-
-FeatureSwitch: Callable[..., Attribute] = _by_name("FeatureSwitch")
-DeferMessageOnError: Callable[..., Attribute] = _by_name("DeferMessageOnError")
-RejectMessageOnError: Callable[..., Attribute] = _by_name("RejectMessageOnError")
+_attributes: Any = import_module("pump.handlers")
+FeatureSwitch: Callable[..., Attribute] = _attributes.FeatureSwitch
+DeferMessageOnError: Callable[..., Attribute] = _attributes.DeferMessageOnError
+RejectMessageOnError: Callable[..., Attribute] = _attributes.RejectMessageOnError
 
 PRICES: Final = {"tea": 450, "coffee": 720, "cocoa": 610}
 """In cents."""
@@ -95,6 +89,10 @@ class Shop:
             topic = TOPICS[type(request)]
             self.posted[topic] = self.posted.get(topic, 0) + 1
 
+    def set_bank(self, *, up: bool) -> None:
+        """Let the bank go down, or come up again."""
+        self.bank_is_up = up
+
     def charge(self, cents: int) -> None:
         """Collect money; ConnectionError while the bank is down."""
         if not self.bank_is_up:
@@ -110,18 +108,15 @@ class ReportOutcome(Attribute):
 
     def around(self, request: object, rest: Rest) -> Steps:
         """Run the handler, and report."""
+        raised: BaseException | None = None
         try:
-            result = yield from rest(request)
-        except Exception as error:
-            _report(rest.scope, request, error)
+            return (yield from rest(request))
+        except BaseException as error:
+            raised = error
             raise
-        _report(rest.scope, request, None)
-        return result
-
-
-def _report(scope: Scope, request: object, error: Exception | None) -> None:
-    message = current_context().message
-    scope.telemetry.tell("handler_ended", channel=scope.channel, message=message, request=request, error=error)
+        finally:
+            fields = {"message": current_context().message, "request": request, "error": raised}
+            rest.scope.telemetry.tell("handler_ended", channel=rest.scope.channel, **fields)
 
 
 class ShopHandler:

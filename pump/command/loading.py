@@ -54,13 +54,12 @@ def _parsed(target: str) -> tuple[str, str]:
 def _imported(name: str) -> ModuleType:
     try:
         return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise ConfigurationError(
-                f"there is no module {error.name!r}: run pump in the folder that contains it, or install it"
-            ) from error
-        raise _unusable(f"{name} cannot be imported", error) from error
     except (Exception, SystemExit) as error:
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"there is no module {missing!r}: run pump in the folder that contains it, or install it"
+            ) from error
         raise _unusable(f"{name} cannot be imported", error) from error
 
 

@@ -162,14 +162,8 @@ def _row(case: _Case) -> Sequence[str]:
     clock = ManualClock()
     message = Message(Header("1"), b"", attempts=case.attempts, deliveries=case.deliveries, fault=case.fault)
     message.explicit = case.explicit
-    judge = Judge(
-        case.rules,
-        Ledger(clock),
-        clock,
-        _SilentLog("samples", Telemetry()),
-        may_block=bool(case.rules.may_block),
-        cancelled=lambda: case.stopping,
-    )
+    log = _SilentLog("samples", Telemetry())
+    judge = Judge(case.rules, Ledger(clock), clock, log, cancelled=lambda: case.stopping)
     for _ in range(case.before):
         _verdict(judge, case, message)
     counted = judge.unacceptable

@@ -14,16 +14,6 @@ from pump.program.options import field_texts
 from pump.transport_kit.protocol import GROUP, find_transport
 
 
-def settlement_table() -> str:
-    """What becomes of a message, for every way in which its handling can end."""
-    return markdown(HEAD, settlement_rows())
-
-
-def option_table() -> str:
-    """Every option of Dispatcher, Subscription and Publication."""
-    return markdown(options.HEAD, options.option_rows())
-
-
 def capability_table() -> str:
     """The capabilities of every installed transport whose client is installed too."""
     known = {name: found for name, found in _transports() if found is not None}
@@ -34,11 +24,6 @@ def capability_table() -> str:
         for each in fields(Capabilities)
     ]
     return markdown(head, rows)
-
-
-def unknown_transports() -> Sequence[str]:
-    """The schemes of the transports that are missing in the table, as their clients are not installed."""
-    return [name for name, found in _transports() if found is None]
 
 
 def _transports() -> Iterator[tuple[str, Capabilities | None]]:
@@ -65,8 +50,8 @@ def _cell(value: object) -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "settlement": settlement_table,
-    "options": option_table,
+    "settlement": lambda: markdown(HEAD, settlement_rows()),
+    "options": lambda: markdown(options.HEAD, options.option_rows()),
     "capabilities": capability_table,
 }
 """By the name of the page that contains it."""

@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -44,10 +45,10 @@ Snapshot: TypeAlias = Mapping[str, tuple[int, int]]
 class SupervisorLink:
     """The worker's end of the socket: sends its grace to the supervisor, and ends the worker when that is gone."""
 
-    def __init__(self, descriptor: int, clock: Clock) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._socket: Final = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
-        self._clock: Final = clock
+        self._clock: Final = SystemClock()
         self._grace = _GRACE
         threading.Thread(target=self._wait_for_end, name="pump-supervisor-link", daemon=True).start()
 
@@ -89,14 +90,9 @@ class Worker:
         threading.Thread(target=self._receive_grace, name="pump-worker-grace", daemon=True).start()
         threading.Thread(target=self._wait, name="pump-worker-wait", daemon=True).start()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether it was asked to stop."""
-        return self.kill_at < inf
-
     def stop(self) -> None:
         """Ask it to end within its grace."""
-        if not self.stopping:
+        if self.kill_at == inf:
             self.kill_at = self._clock.monotonic() + self._grace + _MARGIN
             self._process.terminate()
 
@@ -129,13 +125,8 @@ class _Slot:
         self._deaths = 0
 
     @property
-    def empty(self) -> bool:
-        """Whether there is no worker, and none will start."""
-        return self.worker is None and self._next_start == inf
-
-    @property
     def due(self) -> float:
-        """When `update` has something to do, if the worker does not end before."""
+        """When `update` has something to do, if the worker does not end before; never, if there will be none."""
         return self._next_start if self.worker is None else self.worker.kill_at
 
     def update(self) -> None:
@@ -150,15 +141,9 @@ class _Slot:
         elif worker is None and now >= self._next_start:
             self._start_worker(now)
 
-    def restart(self) -> None:
-        """Stop the worker, and start another when it has ended."""
-        self._next_start, self._deaths = 0.0, 0
-        if self.worker is not None:
-            self.worker.stop()
-
-    def stop(self) -> None:
-        """Stop the worker, and start no other."""
-        self._next_start = inf
+    def stop(self, *, restart: bool) -> None:
+        """Stop the worker; start another when it has ended, or none."""
+        self._next_start, self._deaths = 0.0 if restart else inf, 0
         if self.worker is not None:
             self.worker.stop()
 
@@ -172,7 +157,7 @@ class _Slot:
 
     def _worker_ended(self, worker: Worker, status: int, now: float) -> None:
         self.worker = None
-        if worker.stopping:
+        if worker.kill_at < inf:  # it was asked to
             return
         if status in FINAL_STATUSES:
             self._next_start, self.status = inf, status
@@ -196,16 +181,15 @@ class Supervisor:
     def __init__(
         self, command: Sequence[str], workers: int, *, watched: Path | None = None, clock: Clock | None = None
     ) -> None:
-        self._command: Final = command
         self._clock: Final = clock or SystemClock()
         self._wake: Final = Signal()
         self._signals: list[int] = []
         self._watched: Final = watched
         self._last_snapshot: Snapshot = {} if watched is None else snapshot(watched)
         after_end = "is not started again" if watched is None else "starts again when a file has changed"
+        start = partial(Worker, command, self._wake.set, self._clock)
         self._slots: Final = [
-            _Slot(f"worker {number} of {workers}", self._start, self._clock, after_end)
-            for number in range(1, workers + 1)
+            _Slot(f"worker {number} of {workers}", start, self._clock, after_end) for number in range(1, workers + 1)
         ]
 
     def run(self) -> int:
@@ -222,19 +206,17 @@ class Supervisor:
 
     @property
     def _over(self) -> bool:
-        return all(slot.empty for slot in self._slots) and (self._watched is None or bool(self._signals))
-
-    def _start(self) -> Worker:
-        return Worker(self._command, self._wake.set, self._clock)
+        ended = all(slot.worker is None and slot.due == inf for slot in self._slots)
+        return ended and (self._watched is None or bool(self._signals))
 
     def _turn(self) -> None:
         if self._signals:
             for slot in self._slots:
-                slot.stop()
+                slot.stop(restart=False)
         elif self._watched is not None and (changed := self._changes(self._watched)):
             log.info("%s changed: starting again", ", ".join(changed))
             for slot in self._slots:
-                slot.restart()
+                slot.stop(restart=True)
         for slot in self._slots:
             slot.update()
             if len(self._signals) > 1 and slot.worker is not None:
@@ -275,7 +257,5 @@ def snapshot(folder: Path) -> Snapshot:
 def _cause(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+    names = {int(each): each.name for each in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"

@@ -5,7 +5,8 @@ import itertools
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType, TracebackType
+from functools import partial
+from types import FrameType
 from typing import Any, Final, Self
 
 from pump.attribute import SwitchProvider
@@ -103,47 +104,30 @@ class Dispatcher:
         """Every problem of these settings, without connecting to anything."""
         has_factory = self.settings.factory is not None
         found = problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
-        return [*found, *self._unbuildable()]
-
-    def _unbuildable(self) -> Iterator[Problem]:
-        """The problems that only building mappers and pipelines shows; that opens nothing either."""
         for each in self.plans:
             try:
-                if each.handlers:
+                if each.handlers:  # only building mappers and pipelines shows these problems; it opens nothing either
                     Router(each.rules, each.handlers, self.settings, self.processor)
             except ConfigurationError as error:
-                yield Problem("error", f"channel {each.rules.channel}: {error}")
-
-    def _raise_problems(self) -> None:
-        found = self.check()
-        for problem in found:
-            if problem.level == "warning":
-                log.warning("%s", problem.text)
-        raise_errors(found)
+                found.append(Problem("error", f"channel {each.rules.channel}: {error}"))
+        return found
 
     # -- consuming
 
     def __enter__(self) -> Self:
         must_not_block("`with dispatcher:`", "`async with dispatcher:`")
-        self._enter(self._start_consuming)
-        return self
+        return self._enter(self._start_consuming)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        await self._enter_async(lambda: self._start(loop))
-        return self
+        return await self._enter_async(partial(self._start, asyncio.get_running_loop()))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop_async()
 
-    def _enter(self, start: Callable[[], None]) -> None:
+    def _enter(self, start: Callable[[], None]) -> Self:
         self._begin()
         try:
             blocking(self.transport).prepare(self.subscriptions, self.publications)
@@ -151,8 +135,9 @@ class Dispatcher:
         except BaseException:
             self._close()
             raise
+        return self
 
-    async def _enter_async(self, start: Callable[[], None]) -> None:
+    async def _enter_async(self, start: Callable[[], None]) -> Self:
         self._begin()
         try:
             await awaiting(self.transport).async_prepare(self.subscriptions, self.publications)
@@ -161,11 +146,16 @@ class Dispatcher:
             await self._producers.close_async()
             self._close()
             raise
+        return self
 
     def _begin(self) -> None:
         if self._running:
             raise ConfigurationError("this dispatcher is running already")
-        self._raise_problems()
+        found = self.check()
+        for problem in found:
+            if problem.level == "warning":
+                log.warning("%s", problem.text)
+        raise_errors(found)
         self._running = True
         self._wake.clear()
 
@@ -193,33 +183,35 @@ class Dispatcher:
     def stop(self, grace: Duration | None = None) -> None:
         """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest."""
         must_not_block("stop", "stop_async")
-        for group, left in self._stopping(grace):
-            group.finish(left, _real_clock)
+        for finished, left in self._stopping(grace):
+            _real_clock.wait(finished, left)
         self._close()
 
     async def stop_async(self, grace: Duration | None = None) -> None:
         """The same, awaited."""
-        for group, left in self._stopping(grace):
-            await group.finish_async(left, _real_clock)
+        for finished, left in self._stopping(grace):
+            await _real_clock.wait_async(finished, left)
         await self._producers.close_async()
         self._close()
 
-    def _stopping(self, grace: Duration | None) -> Iterator[tuple[PerformerGroup, float]]:
-        """Ask every performer to stop; yield each group with how long to wait for it, and tell it to end after that."""
+    def _stopping(self, grace: Duration | None) -> Iterator[tuple[Signal, float]]:
+        """Ask every performer to stop; yield the end of each with how long to wait, and tell it to end after that."""
         began = _real_clock.monotonic()
         for group in self._groups.values():
             group.stop()
         for group in self._groups.values():
             allowed = seconds(group.plan.rules.grace if grace is None else grace)
-            yield group, max(0.0, began + allowed - _real_clock.monotonic())
-            if group.unfinished:
-                group.give_up()
-                yield group, _AFTER_GRACE
-            for name in group.unfinished:
+            for performer in group.unfinished:
+                yield performer.finished, began + allowed - _real_clock.monotonic()
+            group.give_up()
+            given_up = _real_clock.monotonic()
+            for performer in group.unfinished:
+                yield performer.finished, given_up + _AFTER_GRACE - _real_clock.monotonic()
+            for performer in group.unfinished:
                 log.error(
                     "performer %s: its handler still runs after the grace of %g s; its message was not settled, and "
                     "comes again when this process ends",
-                    name,
+                    performer.name,
                     allowed,
                 )
 
@@ -228,15 +220,15 @@ class Dispatcher:
         try:
             self._producers.close()
         finally:
-            if self._loop_thread is not None:
-                thread, self._loop_thread = self._loop_thread, None
+            thread, self._loop_thread = self._loop_thread, None
+            if thread is not None:
                 thread.close()
 
     # -- publishing
 
     def publishing(self) -> "Publishing":
         """Only publish, in a `with` or `async with`. The subscriptions' channels are created too: nothing is lost."""
-        return Publishing(self, self._producers, self._enter, self._enter_async, self._close)
+        return Publishing(self._producers, self._enter, self._enter_async, self._close)
 
     # -- running
 
@@ -266,12 +258,9 @@ class Dispatcher:
     @property
     def stopped_channels(self) -> Sequence[str]:
         """The channels whose performers all stopped by themselves: at the limit, or because the set-up is wrong."""
+        groups = ((channel, group.states) for channel, group in self._groups.items())
         by_itself = {Stopped.LIMIT_EXCEEDED, Stopped.CONFIGURATION_ERROR}
-        return [
-            channel
-            for channel, group in self._groups.items()
-            if group.states and all(each.stopped in by_itself for each in group.states)
-        ]
+        return [channel for channel, states in groups if states and all(each.stopped in by_itself for each in states)]
 
     # -- control
 
@@ -315,13 +304,11 @@ class Publishing:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
         producers: Producers,
-        enter: Callable[[Callable[[], None]], None],
-        enter_async: Callable[[Callable[[], None]], Awaitable[None]],
+        enter: Callable[[Callable[[], None]], Dispatcher],
+        enter_async: Callable[[Callable[[], None]], Awaitable[Dispatcher]],
         close: Callable[[], None],
     ) -> None:
-        self._dispatcher: Final = dispatcher
         self._producers: Final = producers
         self._enter: Final = enter
         self._enter_async: Final = enter_async
@@ -329,15 +316,13 @@ class Publishing:
 
     def __enter__(self) -> Dispatcher:
         must_not_block("`with dispatcher.publishing():`", "`async with dispatcher.publishing():`")
-        self._enter(self._producers.open)
-        return self._dispatcher
+        return self._enter(self._producers.open)
 
     def __exit__(self, *_: object) -> None:
         self._close()
 
     async def __aenter__(self) -> Dispatcher:
-        await self._enter_async(self._producers.open)
-        return self._dispatcher
+        return await self._enter_async(self._producers.open)
 
     async def __aexit__(self, *_: object) -> None:
         await self._producers.close_async()

@@ -5,7 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from datetime import timedelta
 from itertools import pairwise
 from types import NoneType, UnionType
@@ -19,7 +19,6 @@ HEAD: Final = ("option", "type", "default", "meaning")
 
 _DESCRIBED: Final = re.compile(r"^\* `(\w+)`: (.+?)$", re.MULTILINE)
 """A line of a docstring that explains one parameter."""
-_REQUIRED: Final = object()
 
 
 def option_rows() -> Iterator[Sequence[str]]:
@@ -33,18 +32,12 @@ def rows_of(owner: type) -> Iterator[Sequence[str]]:
     """The options of one class: a dataclass's fields, or the parameters that another one is made with."""
     described = field_texts(owner) if is_dataclass(owner) else dict(_DESCRIBED.findall(inspect.getdoc(owner) or ""))
     hints = get_type_hints(owner if is_dataclass(owner) else owner.__init__)  # type: ignore[misc] # which one, the class itself says
-    for name, default in sorted(_defaults(owner).items(), key=lambda option: option[1] is not _REQUIRED):
-        if name not in described:
-            raise ConfigurationError(f"{owner.__name__} has an option without a text: {name}")
-        shown = "required" if default is _REQUIRED else f"`{default!r}`"
-        yield f"`{name}`", type_text(hints[name]), shown, " ".join(described[name].split())
-
-
-def _defaults(owner: type) -> Mapping[str, object]:
-    if is_dataclass(owner):
-        return {each.name: _REQUIRED if each.default is MISSING else each.default for each in fields(owner)}
     parameters = inspect.signature(owner).parameters.values()
-    return {each.name: _REQUIRED if each.default is each.empty else each.default for each in parameters}
+    for each in sorted(parameters, key=lambda parameter: parameter.default is not parameter.empty):
+        if each.name not in described:
+            raise ConfigurationError(f"{owner.__name__} has an option without a text: {each.name}")
+        shown = "required" if each.default is each.empty else f"`{each.default!r}`"
+        yield f"`{each.name}`", type_text(hints[each.name]), shown, " ".join(described[each.name].split())
 
 
 def field_texts(owner: type) -> Mapping[str, str]:

@@ -5,7 +5,6 @@ There are two kinds: a Reactor on a thread of its own, and a Proactor in a task 
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +14,7 @@ from pump.clock import Clock, Signal
 from pump.duration import seconds
 from pump.pump_log import PumpLog
 from pump.pumps.concurrent_proactor import ConcurrentProactor
-from pump.pumps.own_task import is_cancelled, own_task
+from pump.pumps.own_task import OwnTask, is_cancelled
 from pump.pumps.proactor import Proactor
 from pump.pumps.reactor import Reactor
 from pump.subscription import Subscription
@@ -50,7 +49,7 @@ class PerformerState:
     """What its pump died of last."""
 
 
-class Performer(ABC, Generic[AnyPump]):
+class Performer(Generic[AnyPump]):
     """What both kinds share. A pump that dies is replaced by a new one; the performer stays the same."""
 
     def __init__(  # noqa: PLR0917 - made in one place, from what that place has
@@ -82,14 +81,6 @@ class Performer(ABC, Generic[AnyPump]):
         self._deaths = 0
         self._began = 0.0
         self._error = ""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin. From any thread."""
-
-    @abstractmethod
-    def give_up(self) -> None:
-        """The grace is over: tell the handlers that still run to end. From any thread."""
 
     @property
     def state(self) -> PerformerState:
@@ -199,7 +190,7 @@ class ProactorPerformer(Performer[Proactor]):
         self._loop.call_soon_threadsafe(call)
 
     def _start(self) -> None:
-        self._task = own_task(self._supervise(), name=self.name)
+        self._task = OwnTask(self._supervise(), name=self.name)
 
     def _cancel(self) -> None:
         running, task = self._running, self._task

@@ -3,14 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final, TypeAlias
 
-from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import AsyncDispatch, Dispatch, DispatchSettings, Router
 from pump.ledger import Ledger
-from pump.program.performer import Performer, PerformerState, ProactorPerformer, ReactorPerformer
+from pump.program.performer import PerformerState, ProactorPerformer, ReactorPerformer
 from pump.program.plan import Plan
 from pump.program.processor import CommandProcessor
 from pump.pump_log import PumpLog
@@ -23,6 +22,8 @@ from pump.pumps.reactor import Reactor
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.protocol import Transport
 from pump.verdict import Judge
+
+AnyPerformer: TypeAlias = ReactorPerformer | ProactorPerformer
 
 
 class PerformerGroup:
@@ -49,8 +50,8 @@ class PerformerGroup:
         self._router: Final = Router(plan.rules, plan.handlers, settings, processor)
         self._empty_delay: Final = 0.0 if transport.capabilities.waits else seconds(plan.rules.empty_delay)
         self._lock: Final = threading.Lock()
-        self._performers: list[Performer[Any]] = []
-        self._leaving: list[Performer[Any]] = []
+        self._performers: list[AnyPerformer] = []
+        self._leaving: list[AnyPerformer] = []
         self._paused = False
 
     # -- control
@@ -97,14 +98,13 @@ class PerformerGroup:
 
     def give_up(self) -> None:
         """The grace is over: tell the handlers that still run to end."""
-        for performer in self._all:
-            if not performer.finished.is_set():
-                performer.give_up()
+        for performer in self.unfinished:
+            performer.give_up()
 
     # -- what is known
 
     @property
-    def _all(self) -> Sequence[Performer[Any]]:
+    def _all(self) -> Sequence[AnyPerformer]:
         with self._lock:
             return (*self._performers, *self._leaving)
 
@@ -115,49 +115,50 @@ class PerformerGroup:
             return [performer.state for performer in self._performers]
 
     @property
-    def unfinished(self) -> Sequence[str]:
-        """The names of the performers that have not ended."""
-        return [performer.name for performer in self._all if not performer.finished.is_set()]
-
-    def finish(self, timeout: float, clock: Clock) -> None:
-        """Block until every performer has ended, or the time is over."""
-        deadline = clock.monotonic() + timeout
-        for performer in self._all:
-            clock.wait(performer.finished, deadline - clock.monotonic())
-
-    async def finish_async(self, timeout: float, clock: Clock) -> None:
-        """The same, awaited."""
-        deadline = clock.monotonic() + timeout
-        for performer in self._all:
-            await clock.wait_async(performer.finished, deadline - clock.monotonic())
+    def unfinished(self) -> Sequence[AnyPerformer]:
+        """The performers that have not ended."""
+        return [performer for performer in self._all if not performer.finished.is_set()]
 
     # -- making
 
-    def _performer(self) -> Performer[Any]:
+    def _performer(self) -> AnyPerformer:
         rules = self.plan.rules
         name = f"pump-{rules.channel}-{next(self._names)}"
-        shared = (self._clock, self._log, self._ended)
-        performer: Performer[Any]
-        if rules.pump == "reactor":
-            performer = ReactorPerformer(name, rules, self._reactor, *shared)
-        else:
-            performer = ProactorPerformer(name, rules, self._proactor, *shared, self._loop)
+        shared = (self._clock, self._log, self._ended, self._loop)
+        performer = (
+            ReactorPerformer(name, rules, self._reactor, *shared)
+            if rules.pump == "reactor"
+            else ProactorPerformer(name, rules, self._proactor, *shared)
+        )
         if self._paused:
             performer.pause()
         return performer
 
     def _reactor(self) -> Reactor:
-        transport, rules = blocking(self._transport), self.plan.rules
-        channel = Channel(lambda: transport.consumer(rules), self._transport.capabilities, self._judge())
-        return Reactor(channel, Dispatch(self._router, channel), empty_delay=self._empty_delay)
+        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log)
+        return make_reactor(self._transport, judge, self._router, self._empty_delay)
 
     def _proactor(self) -> Proactor:
-        transport, rules = awaiting(self._transport), self.plan.rules
-        judge = self._judge(cancelled=is_cancelled)
-        channel = AsyncChannel(lambda: transport.async_consumer(rules), self._transport.capabilities, judge)
-        kind = ConcurrentProactor if rules.in_flight > 1 else Proactor
-        return kind(channel, AsyncDispatch(self._router, channel, self._loop), empty_delay=self._empty_delay)
+        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log, cancelled=is_cancelled)
+        return make_proactor(self._transport, judge, self._router, self._empty_delay, self._loop)
 
-    def _judge(self, **options: Callable[[], bool]) -> Judge:
-        plan = self.plan
-        return Judge(plan.rules, self._ledger, self._clock, self._log, may_block=plan.may_block, **options)
+
+def make_reactor(transport: Transport, judge: Judge, router: Router, empty_delay: float = 0.0) -> Reactor:
+    """The pump of one blocking performer."""
+    consumers, rules = blocking(transport), judge.rules
+    channel = Channel(lambda: consumers.consumer(rules), transport.capabilities, judge)
+    return Reactor(channel, Dispatch(router, channel), empty_delay=empty_delay)
+
+
+def make_proactor(
+    transport: Transport,
+    judge: Judge,
+    router: Router,
+    empty_delay: float = 0.0,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Proactor:
+    """The pump of one awaiting performer."""
+    consumers, rules = awaiting(transport), judge.rules
+    channel = AsyncChannel(lambda: consumers.async_consumer(rules), transport.capabilities, judge)
+    kind = ConcurrentProactor if rules.in_flight > 1 else Proactor
+    return kind(channel, AsyncDispatch(router, channel, loop), empty_delay=empty_delay)

@@ -18,15 +18,8 @@ class Plan:
     """With topic, channel, pump, dead-letter channel and may_block filled in."""
     handlers: tuple[Registration, ...]
 
-    @property
-    def declares(self) -> frozenset[type[MessageAction]]:
-        """The decisions that its handlers' attributes may raise."""
-        return frozenset().union(*(handler.declares for handler in self.handlers))
-
-    @property
-    def may_block(self) -> bool:
-        """Whether DontAckAction is to be expected."""
-        return bool(self.rules.may_block)
+    declares: frozenset[type[MessageAction]]
+    """The decisions that its handlers' attributes may raise."""
 
 
 def plan(
@@ -52,7 +45,7 @@ def plan(
         may_block=may_block,
         pump=_kind(channel, rules, handlers),
     )
-    return Plan(complete, handlers)
+    return Plan(complete, handlers, declares)
 
 
 def _default_channel(rules: Subscription, topic: str, dispatcher: str) -> str:

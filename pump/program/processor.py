@@ -56,11 +56,11 @@ class CommandProcessor:
     def send(self, request: object, /) -> object:
         """Run the one handler of a request; returns what it returns, raises what it raises."""
         must_not_block("send", "send_async")
-        return self._run(self._only(type(request)), request, "send")
+        return self._run(self._only(request), request, "send")
 
     async def send_async(self, request: object, /) -> object:
         """The same with an async handler. A blocking handler is run too, and blocks the loop."""
-        return await self._run_async(self._only(type(request)), request)
+        return await self._run_async(self._only(request), request)
 
     def publish(self, event: object, /) -> None:
         """Run every handler of an event, one after another; their errors are raised as one group."""
@@ -71,7 +71,7 @@ class CommandProcessor:
                 self._run(bound, event, "publish")
             except Exception as error:
                 errors.append(error)
-        _raise_all(errors, type(event))
+        _raise_all(errors, event)
 
     async def publish_async(self, event: object, /) -> None:
         """The same with async handlers."""
@@ -81,27 +81,28 @@ class CommandProcessor:
                 await self._run_async(bound, event)
             except Exception as error:
                 errors.append(error)
-        _raise_all(errors, type(event))
+        _raise_all(errors, event)
 
-    def _only(self, request: type) -> Bound:
-        handlers = self._handlers(request)
+    def _only(self, request: object) -> Bound:
+        handlers = self._handlers(type(request))
         if len(handlers) != 1:
             names = ", ".join(each.registration.name for each in handlers) or "none"
             raise ConfigurationError(
-                f"{request.__name__} needs exactly one handler to be sent to, and has {names}: publish it, or add one"
+                f"{type(request).__name__} needs exactly one handler to be sent to, and has {names}: publish it, or "
+                "add one"
             )
         return handlers[0]
 
     def _handlers(self, request: type) -> tuple[Bound, ...]:
         bound = self._bound.get(request)
         if bound is None:
-            explicit = [each.name for each in self._registry.handling(request) if each.explicit]
-            if explicit:
-                raise ConfigurationError(
-                    f"{explicit[0]} settles a message from a broker: it cannot be called in the process"
-                )
-            bound = tuple(bind(each, self._settings, "") for each in self._registry.handling(request))
-            self._bound[request] = bound
+            registrations = tuple(self._registry.handling(request))
+            for each in registrations:
+                if each.explicit:
+                    raise ConfigurationError(
+                        f"{each.name} settles a message from a broker: it cannot be called in the process"
+                    )
+            bound = self._bound[request] = tuple(bind(each, self._settings, "") for each in registrations)
         return bound
 
     def _context(self, bound: Bound) -> Context:
@@ -243,6 +244,6 @@ def _delay(delay: Duration | None) -> float:
     return value
 
 
-def _raise_all(errors: Sequence[Exception], event: type) -> None:
+def _raise_all(errors: Sequence[Exception], event: object) -> None:
     if errors:
-        raise ExceptionGroup(f"{len(errors)} handlers of {event.__name__} failed", errors)
+        raise ExceptionGroup(f"{len(errors)} handlers of {type(event).__name__} failed", errors)

@@ -32,14 +32,12 @@ def problems(
     capabilities: Capabilities,
     *,
     has_factory: bool,
-) -> Sequence[Problem]:
+) -> list[Problem]:
     """Every problem of a dispatcher's settings, without connecting to anything."""
     found = [Problem("error", text) for text in _duplicates(plans, publications)]
     for plan in plans:
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
-        found += (Problem("error", text) for text in _wrapper_errors(plan, capabilities))
-        found += (Problem("error", text) for text in _order_errors(plan, capabilities))
-        found += (Problem("error", text) for text in _dead_letter_errors(plan, capabilities))
+        found += (Problem("error", text) for text in _transport_errors(plan, capabilities))
         found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
     return found
 
@@ -111,31 +109,21 @@ def _required(cls: type) -> list[str]:
     return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
 
 
-def _wrapper_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+def _transport_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    rules = plan.rules
     for handler in plan.handlers:
         wrapper = handler.wrapper
         if wrapper is not None and wrapper.system not in {"", capabilities.system}:
+            plain = next(base.__name__ for base in wrapper.__mro__ if base.__module__ == "pump.handling.delivery")
             yield (
                 f"{handler.name} takes {wrapper.__name__}, which is for {wrapper.system}, and channel "
-                f"{plan.rules.channel} is on {capabilities.system}: take {_plain(wrapper)} instead"
+                f"{rules.channel} is on {capabilities.system}: take {plain} instead"
             )
-
-
-def _plain(wrapper: type) -> str:
-    return next(base.__name__ for base in wrapper.__mro__ if base.__module__ == "pump.handling.delivery")
-
-
-def _order_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
-    rules = plan.rules
     if rules.ordered and rules.performers > 1 and not capabilities.shards_by_key:
         yield (
             f"channel {rules.channel} is ordered and has {rules.performers} performers, which would overtake one "
             f"another on {capabilities.system}: use performers=1, or in_flight with keys"
         )
-
-
-def _dead_letter_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
-    rules = plan.rules
     for name in ("dead_letter", "invalid"):
         target = getattr(rules, name)
         if target is not None and target in {rules.channel, rules.topic}:

@@ -48,15 +48,6 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
         if room == 0:
             await self._clock.wait_async(self._changed, timeout)
             return True
-        messages = await self._received(consumer, room, timeout)
-        if not messages:
-            return False
-        self._take_in(consumer, messages)
-        if messages[0].lease_expires is not None and self._stop_renewing is None and self._rules.renew_lease:
-            self._start_renewing(messages[0].lease_expires)
-        return True
-
-    async def _received(self, consumer: AsyncConsumer, room: int, timeout: float) -> Sequence[Message]:
         try:
             messages = await consumer.receive(room, timeout)
         except Exception as error:
@@ -65,11 +56,14 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
             raise failure from failure.__cause__
         if messages or not self._broken:
             self.judge.connected()
-        return messages
-
-    def _start_renewing(self, first_expires: float) -> None:
-        interval = max(0.01, (first_expires - self._clock.monotonic()) / 3)
-        self._stop_renewing = self._clock.every_async(interval, lambda: self._renew(2 * interval))
+        if not messages:
+            return False
+        self._take_in(consumer, messages)
+        expires = messages[0].lease_expires
+        if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
+            interval = max(0.01, (expires - self._clock.monotonic()) / 3)
+            self._stop_renewing = self._clock.every_async(interval, lambda: self._renew(2 * interval))
+        return True
 
     async def _working_consumer(self) -> AsyncConsumer:
         if self._broken:

@@ -46,15 +46,6 @@ class Channel(ChannelBase[Consumer]):
         if room == 0:
             self._clock.wait(self._changed, timeout)
             return True
-        messages = self._received(consumer, room, timeout)
-        if not messages:
-            return False
-        self._take_in(consumer, messages)
-        if messages[0].lease_expires is not None and self._stop_renewing is None and self._rules.renew_lease:
-            self._start_renewing(messages[0].lease_expires)
-        return True
-
-    def _received(self, consumer: Consumer, room: int, timeout: float) -> Sequence[Message]:
         try:
             messages = consumer.receive(room, timeout)
         except Exception as error:
@@ -63,11 +54,14 @@ class Channel(ChannelBase[Consumer]):
             raise failure from failure.__cause__
         if messages or not self._broken:
             self.judge.connected()
-        return messages
-
-    def _start_renewing(self, first_expires: float) -> None:
-        interval = max(0.01, (first_expires - self._clock.monotonic()) / 3)
-        self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
+        if not messages:
+            return False
+        self._take_in(consumer, messages)
+        expires = messages[0].lease_expires
+        if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
+            interval = max(0.01, (expires - self._clock.monotonic()) / 3)
+            self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
+        return True
 
     def _working_consumer(self) -> Consumer:
         if self._broken:

@@ -6,13 +6,14 @@ decided by the Intake, what becomes of a message by the judge.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pump.capabilities import Capabilities
 from pump.clock import Signal
 from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
+from pump.transport_kit.protocol import AsyncConsumer, Consumer
 from pump.verdict import Judge, may_release, may_requeue
 
 RETRY_FIRST: Final = 0.05
@@ -21,17 +22,7 @@ UNSETTLED_WARNING: Final = 30.0
 """A message that is left unsettled for so many seconds, without a lease that would end, is logged."""
 
 
-class AnyConsumer(Protocol):
-    """What the consumers of both colours have, and what never waits."""
-
-    @property
-    def generation(self) -> int: ...  # noqa: D102 - as Consumer's
-    @property
-    def broker_limit(self) -> int | None: ...  # noqa: D102 - as Consumer's
-    def interrupt(self) -> None: ...  # noqa: D102 - as Consumer's
-
-
-SomeConsumer = TypeVar("SomeConsumer", bound=AnyConsumer)
+SomeConsumer = TypeVar("SomeConsumer", bound=Consumer | AsyncConsumer)
 
 
 class ChannelBase(Generic[SomeConsumer]):

@@ -9,7 +9,7 @@ from typing import Final
 
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
-from pump.pumps.own_task import own_task
+from pump.pumps.own_task import OwnTask
 from pump.pumps.proactor import Proactor
 from pump.telemetry import log
 
@@ -66,7 +66,7 @@ class ConcurrentProactor(Proactor):
             message = self.channel.take()
             if message is None:
                 return
-            task = own_task(self._begun(message), name=f"pump-{message.id}")
+            task = OwnTask(self._begun(message), name=f"pump-{message.id}")
             self._tasks[task] = message
             task.add_done_callback(self._ended)
 

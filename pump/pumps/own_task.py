@@ -1,7 +1,6 @@
 """The asyncio task in which a pump runs handlers: it can tell a stop from a handler that cancels its own task."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -28,11 +27,6 @@ class OwnTask(asyncio.Task[Result]):
             await asyncio.sleep(0)
         if self.cancelling():
             raise asyncio.CancelledError
-
-
-def own_task(coroutine: Coroutine[Any, Any, Result], *, name: str) -> OwnTask[Result]:
-    """Run a coroutine in a task of its own, in the loop that runs here."""
-    return OwnTask(coroutine, loop=asyncio.get_running_loop(), name=name)
 
 
 def is_cancelled() -> bool:

@@ -3,13 +3,14 @@
 import asyncio
 import selectors
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from pump.clock import ManualClock, Signal
 from pump.context import find_context
 from pump.errors import PumpError
+
+Result = TypeVar("Result")
 
 REAL_WAIT: Final = 0.05
 """How many seconds of real time an async handler may wait for a socket or a thread before the clock moves on."""
@@ -32,12 +33,11 @@ class SelfMovingClock(ManualClock):
         """Whether an awaiting handler waits for something other than this clock."""
         return self._handling > self._handlers_waiting
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        """For as long as an awaiting handler runs."""
+    async def handling(self, handled: Awaitable[Result]) -> Result:
+        """Await what an awaiting handler does."""
         self._handling += 1
         try:
-            yield
+            return await handled
         finally:
             self._handling -= 1
 
@@ -51,7 +51,8 @@ class SelfMovingClock(ManualClock):
             return True
         deadline = self._now + timeout
         while not signal.is_set() and self._now < deadline:
-            self._go_on(deadline)
+            due = self._next_alarm()
+            self.advance((deadline if due is None else min(due, deadline)) - self._now)
         return signal.is_set()
 
     async def wait_async(self, signal: Signal, timeout: float | None) -> bool:
@@ -83,12 +84,8 @@ class SelfMovingClock(ManualClock):
         self.advance(max(0.0, min(dues) - self._now))
         return True
 
-    def _go_on(self, deadline: float) -> None:
-        due = self._next_alarm()
-        self.advance((deadline if due is None else min(due, deadline)) - self._now)
-
     def _next_alarm(self) -> float | None:
-        with self._changed:
+        with self._agenda.changed:
             return self._agenda.first_due()
 
 

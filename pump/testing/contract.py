@@ -83,8 +83,7 @@ class TransportContract(SettlementContract):
         limit = driver.capabilities.largest_body if part == "body" else driver.capabilities.largest_headers
         if limit is None:
             pytest.skip(f"there is no limit to the {part}")
-        channel = self.open(driver)
-        self.send(driver, channel, "before")
+        channel = self.open_with(driver, "before")
         body, headers = (bytes(limit + 1), {}) if part == "body" else (b"", {"x": "y" * limit})
 
         with pytest.raises(PublishError) as refused:
@@ -98,8 +97,7 @@ class TransportContract(SettlementContract):
     def test_what_cannot_be_parsed_arrives_whole_and_can_be_given_up(
         self, driver: TransportDriver, transport: Transport
     ) -> None:
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
+        channel, dead_letters = self.open_both(driver)
         body = self.send_unparseable(transport, channel.subscription.topic)
 
         received = self.expect(channel)
@@ -188,8 +186,7 @@ class TransportContract(SettlementContract):
     # -- channels
 
     def test_a_purge_empties_the_channel_where_the_transport_can(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        self.send(driver, channel, "1", "2", "3")
+        channel = self.open_with(driver, "1", "2", "3")
 
         if driver.capabilities.purges:
             assert channel.purge() == 3
@@ -229,7 +226,7 @@ class TransportContract(SettlementContract):
                 channel.receive_once(self.silence_seconds)
         self.open(driver, replace(subscription, missing="create"))
         self.send(driver, channel, "1")
-        message = channel.receive_in_spite_of_errors(self.recovers_within_seconds)
+        message = channel.receive(self.recovers_within_seconds, in_spite_of_errors=True)
         assert message is not None
         channel.acknowledge(message)
 
@@ -242,8 +239,7 @@ class TransportContract(SettlementContract):
 
         channel.stop()
 
-        assert driver.ends_within(waiting, self.wakes_within_seconds)
-        assert waiting.result is None
+        assert waiting.result(self.wakes_within_seconds) is None
         self.send(driver, channel, "1")
         channel.close()
         second = driver.open(channel.subscription)
@@ -268,14 +264,14 @@ class TransportContract(SettlementContract):
         first = self.expect(channel)
 
         self.break_connection(transport)
-        channel.receive_in_spite_of_errors(self.silence_seconds)
+        channel.receive(self.silence_seconds, in_spite_of_errors=True)
         missing = {"2", "3"}
         try:
             channel.acknowledge(first)
         except PumpError:
             missing.add("1")
         while missing:
-            message = channel.receive_in_spite_of_errors(self.recovers_within_seconds)
+            message = channel.receive(self.recovers_within_seconds, in_spite_of_errors=True)
             assert message is not None, f"{missing} did not come again"
             channel.acknowledge(message)
             missing.discard(message.body.decode())
@@ -285,15 +281,13 @@ class TransportContract(SettlementContract):
     def test_messages_outlive_the_broker_where_they_are_durable(
         self, driver: TransportDriver, transport: Transport
     ) -> None:
-        if not driver.capabilities.durable:
-            pytest.skip("messages are not durable")
-        channel = self.open(driver)
-        self.send(driver, channel, "1", "2")
+        self.skip_if(not driver.capabilities.durable, "messages are not durable")
+        channel = self.open_with(driver, "1", "2")
 
         self.restart_broker(transport)
 
         for body in (b"1", b"2"):
-            message = channel.receive_in_spite_of_errors(self.recovers_within_seconds)
+            message = channel.receive(self.recovers_within_seconds, in_spite_of_errors=True)
             assert message is not None
             assert message.body == body
             channel.acknowledge(message)

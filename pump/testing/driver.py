@@ -6,16 +6,16 @@ The tests are in `pump.testing.contract` and `pump.testing.settlement`.
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 import pytest
 
 from pump.clock import Clock, Signal, SystemClock
 from pump.colour import Colour
-from pump.dead_letter import Rejection
 from pump.errors import TransportError
 from pump.ledger import Ledger
 from pump.message import Header, Message
@@ -27,7 +27,7 @@ from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.loop_thread import LoopThread
-from pump.transport_kit.protocol import AsyncProducer, Producer, Transport
+from pump.transport_kit.protocol import Transport
 from pump.verdict import Judge
 
 Result = TypeVar("Result")
@@ -36,22 +36,15 @@ Arguments = ParamSpec("Arguments")
 EMPTY_DELAY: Final = 0.02
 
 
-class Background:
-    """A call that runs in a thread of its own."""
+def _driven(
+    method: Callable[Concatenate[Channel, Arguments], Result],
+) -> Callable[Concatenate["ChannelDriver", Arguments], Result]:
+    """The same method of a channel of either colour."""
 
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.ended: Final = Signal()
-        self.result: object = None
-        """What it returned, or the exception that it raised."""
-        self._call: Final = call
-        threading.Thread(target=self._run, name="contract", daemon=True).start()
+    def call(self: "ChannelDriver", /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return cast("Result", self._driver.call(getattr(self._channel, method.__name__), *args, **options))
 
-    def _run(self) -> None:
-        try:
-            self.result = self._call()
-        except BaseException as error:  # the test looks at it
-            self.result = error
-        self.ended.set()
+    return call
 
 
 class ChannelDriver:
@@ -62,65 +55,37 @@ class ChannelDriver:
         self._driver: Final = driver
         self._channel: Final = channel
 
-    def receive_once(self, timeout: float) -> Message | None:
-        """The message of one receive, which may end early with None."""
-        return self._driver.call(self._channel.receive, timeout)
-
-    def receive(self, within: float) -> Message | None:
-        """The next message that comes in time, or None."""
+    def receive(self, within: float, *, in_spite_of_errors: bool = False) -> Message | None:
+        """The next message that comes in time, or None. The connection may be allowed to break meanwhile."""
         clock = self._driver.clock
         deadline = clock.monotonic() + within
         while True:
             left = deadline - clock.monotonic()
-            message = self.receive_once(max(left, 0.0))
+            failed = False
+            try:
+                message = self.receive_once(max(left, 0.0))
+            except TransportError:
+                if left <= 0 or not in_spite_of_errors:
+                    raise
+                message, failed = None, True
             if message is not None or left <= 0:
                 return message
-            if not self._driver.capabilities.waits:
-                self._driver.pause(min(left, EMPTY_DELAY))  # so does the pump, after an empty receive
+            if failed or not self._driver.capabilities.waits:  # so does the pump, before it tries again
+                clock.wait(Signal(), min(left, EMPTY_DELAY))
 
-    def receive_in_spite_of_errors(self, within: float) -> Message | None:
-        """The same, where the connection may break meanwhile."""
-        deadline = self._driver.clock.monotonic() + within
-        while True:
-            left = deadline - self._driver.clock.monotonic()
-            try:
-                return self.receive(max(left, 0.0))
-            except TransportError:
-                if left <= 0:
-                    raise
-                self._driver.pause(EMPTY_DELAY)  # so does the pump, before it tries again
-
-    def acknowledge(self, message: Message) -> None:
-        """As Channel's."""
-        self._driver.call(self._channel.acknowledge, message)
-
-    def nack(self, message: Message, delay: float = 0.0) -> None:
-        """As Channel's."""
-        self._driver.call(self._channel.nack, message, delay)
+    receive_once = _driven(Channel.receive)
+    """The message of one receive, which may end early with None."""
+    acknowledge = _driven(Channel.acknowledge)
+    nack = _driven(Channel.nack)
+    reject = _driven(Channel.reject)
+    extend = _driven(Channel.extend)
+    purge = _driven(Channel.purge)
+    stop = _driven(Channel.stop)
+    close = _driven(Channel.close)
 
     def requeue(self, message: Message, delay: float = 0.0, attempts: int = 1) -> None:
         """As Channel's."""
         self._driver.call(self._channel.requeue, message, delay, attempts)
-
-    def reject(self, message: Message, rejection: Rejection) -> None:
-        """As Channel's."""
-        self._driver.call(self._channel.reject, message, rejection)
-
-    def extend(self, message: Message) -> None:
-        """As Channel's."""
-        self._driver.call(self._channel.extend, message)
-
-    def purge(self) -> int:
-        """As Channel's."""
-        return self._driver.call(self._channel.purge)
-
-    def stop(self) -> None:
-        """As Channel's."""
-        self._channel.stop()
-
-    def close(self) -> None:
-        """As Channel's."""
-        self._driver.call(self._channel.close)
 
 
 class TransportDriver:
@@ -131,11 +96,22 @@ class TransportDriver:
         self.capabilities: Final = transport.capabilities
         self.clock: Final = clock
         self._real_clock: Final = SystemClock()
-        self._loop: Final = LoopThread("contract") if colour == "awaiting" else None
-        self._blocking: Final = blocking(transport) if colour == "blocking" else None
-        self._awaiting: Final = awaiting(transport) if colour == "awaiting" else None
+        self._loop: LoopThread | None = None
+        self._prepare: Callable[..., Any]
+        self._make_consumer: Callable[..., Any]
+        self._make_producer: Callable[[], Any]
+        self._make_channel: type[Channel | AsyncChannel]
+        if colour == "blocking":
+            one = blocking(transport)
+            self._prepare, self._make_consumer, self._make_producer = one.prepare, one.consumer, one.producer
+            self._make_channel = Channel
+        else:
+            two = awaiting(transport)
+            self._loop = LoopThread("contract")
+            self._prepare, self._make_consumer = two.async_prepare, two.async_consumer
+            self._make_producer, self._make_channel = two.async_producer, AsyncChannel
         self._channels: Final[list[ChannelDriver]] = []
-        self._producer: Producer | AsyncProducer | None = None
+        self._producer: Any = None
 
     def call(
         self,
@@ -145,58 +121,43 @@ class TransportDriver:
     ) -> Result:
         """What the function returns, awaited on the driver's loop where necessary."""
         result = function(*args, **options)
-        return self._run(result) if inspect.iscoroutine(result) else cast("Result", result)
-
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        assert self._loop is not None
-        return self._loop.run(work)
+        if self._loop is not None and inspect.iscoroutine(result):
+            result = self._loop.run(result)
+        return cast("Result", result)
 
     def prepare(self, *subscriptions: Subscription, publications: tuple[Publication, ...] = ()) -> None:
         """As the transport's."""
-        if self._blocking is not None:
-            self._blocking.prepare(subscriptions, publications)
-        if self._awaiting is not None:
-            self._run(self._awaiting.async_prepare(subscriptions, publications))
+        self.call(self._prepare, subscriptions, publications)
 
     def open(self, subscription: Subscription) -> ChannelDriver:
         """A channel like that of a pump, with a ledger of its own; closed with the driver."""
-        channel = ChannelDriver(self, subscription, self._make_channel(subscription))
-        self._channels.append(channel)
-        return channel
-
-    def _make_channel(self, subscription: Subscription) -> Channel | AsyncChannel:
         log = PumpLog(subscription.channel, Telemetry())
         judge = Judge(subscription, Ledger(self.clock), self.clock, log)
-        if self._blocking is not None:
-            return Channel(partial(self._blocking.consumer, subscription), self.capabilities, judge)
-        assert self._awaiting is not None
-        return AsyncChannel(partial(self._awaiting.async_consumer, subscription), self.capabilities, judge)
+        channel = self._make_channel(partial(self._make_consumer, subscription), self.capabilities, judge)
+        self._channels.append(ChannelDriver(self, subscription, channel))
+        return self._channels[-1]
 
     def send(self, *messages: Message, delay: float = 0.0) -> None:
         """Send all of them at once; they are confirmed when this returns."""
         if self._producer is None:
-            self._producer = self._open_producer()
+            self._producer = self.call(self._make_producer)
         self.call(self._producer.send, messages, delay)
 
-    def _open_producer(self) -> Producer | AsyncProducer:
-        if self._blocking is not None:
-            return self._blocking.producer()
-        assert self._awaiting is not None
-        return self._run(self._awaiting.async_producer())
+    def begin(self, call: Callable[[], Result]) -> "Future[Result]":
+        """Begin a call that may take long, in a thread of its own, and give it a moment of real time to start."""
+        future: Future[Result] = Future()
+        ended = Signal()
+        future.add_done_callback(lambda _: ended.set())
 
-    def pause(self, duration: float) -> None:
-        """Wait on the driver's clock."""
-        self.clock.wait(Signal(), duration)
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # the test gets it
+                future.set_exception(error)
 
-    def begin(self, call: Callable[[], object]) -> Background:
-        """Begin a call that may take long, and give it a moment of real time to start."""
-        begun = Background(call)
-        self._real_clock.wait(begun.ended, 0.2)
-        return begun
-
-    def ends_within(self, background: Background, limit: float) -> bool:
-        """Whether the call ends in this much real time."""
-        return self._real_clock.wait(background.ended, limit)
+        threading.Thread(target=run, name="contract", daemon=True).start()
+        self._real_clock.wait(ended, 0.2)
+        return future
 
     def soon(self, condition: Callable[[], bool], limit: float = 5.0) -> bool:
         """Whether the condition becomes true in this much real time."""
@@ -256,6 +217,11 @@ class ContractBase:
         """The transport's clock."""
         return SystemClock()
 
+    def skip_if(self, condition: bool, why: str) -> None:  # noqa: FBT001 - it reads as it should
+        """Skip a test of what the transport does not promise."""
+        if condition:
+            pytest.skip(why)
+
     def unique_name(self) -> str:
         """A name for a topic or a channel that is new to the broker."""
         return f"contract-{uuid4().hex[:12]}"
@@ -298,6 +264,20 @@ class ContractBase:
         subscription = subscription or self.subscription()
         driver.prepare(subscription, publications=(Publication(Sample, topic=subscription.topic),))
         return driver.open(subscription)
+
+    def open_with(self, driver: TransportDriver, *bodies: str) -> ChannelDriver:
+        """A channel to whose topic these messages were sent."""
+        channel = self.open(driver)
+        self.send(driver, channel, *bodies)
+        return channel
+
+    def open_both(self, driver: TransportDriver, *bodies: str) -> tuple[ChannelDriver, ChannelDriver]:
+        """A channel to whose topic these messages were sent, and its dead letters."""
+        channel = self.open(driver)
+        dead_letters = self.open_dead_letters(driver, channel)
+        if bodies:
+            self.send(driver, channel, *bodies)
+        return channel, dead_letters
 
     def open_dead_letters(self, driver: TransportDriver, channel: ChannelDriver) -> ChannelDriver:
         """The dead letters of a channel. Has to be opened before there are any."""

@@ -87,36 +87,23 @@ class PumpHarness:
             clock=self.clock,
             telemetry=telemetry,
         )
-        program = program_of(handlers, subscriptions, publications, options, settings)
+        registry, plans, publications, settings = program_of(handlers, subscriptions, publications, options, settings)
         transport = self._transport()
-        has_factory = program.settings.factory is not None
-        raise_errors(problems(program.plans, program.publications, transport.capabilities, has_factory=has_factory))
-        blocking(transport).prepare([each.rules for each in program.plans], program.publications)
+        has_factory = settings.factory is not None
+        raise_errors(problems(plans, publications, transport.capabilities, has_factory=has_factory))
+        blocking(transport).prepare([each.rules for each in plans], publications)
         self.bus: Final[Bus] = cast("Any", transport).bus
         """The in-memory bus; the channels' names are those of the subscriptions."""
         self._sent: Final[list[tuple[Message, bool]]] = []
-        self._records: Final = Records()
-        self._producers: Final = _RecordingProducers(transport, self._note)
-        self._producers.open()
-        self.processor: Final = CommandProcessor(
-            program.registry, program.publications, program.settings, self._producers
-        )
+        self._records: Final = Records(self.clock, self.bus)
+        producers = self._producers = _RecordingProducers(transport, self._note)
+        producers.open()
+        self.processor: Final = CommandProcessor(registry, publications, settings, producers)
         """Sends and publishes in the process, as `self.context.processor` does."""
-        self._mappers: Final = {
-            wire_type(each.request): program.settings.mapper(each.request) for each in program.publications
-        }
+        self._mappers: Final = {wire_type(each.request): settings.mapper(each.request) for each in publications}
         self._pumps: Final = [
-            RecordedPump(
-                each,
-                transport,
-                program.settings,
-                self.processor,
-                records=self._records,
-                clock=self.clock,
-                bus=self.bus,
-                goes_on=self._goes_on,
-            )
-            for each in program.plans
+            RecordedPump(each, transport, settings, self.processor, records=self._records, goes_on=self._goes_on)
+            for each in plans
         ]
         self._runner: asyncio.Runner | None = None
         self._loop: SelfMovingLoop | None = None
@@ -197,7 +184,10 @@ class PumpHarness:
             while not enough() and not all(pump.ended for pump in self._pumps):
                 for pump in self._pumps:
                     pump.asked = False
-                    self._drive(pump)
+                    if isinstance(pump.pump, Proactor):
+                        self.await_(pump.pump.run())
+                    else:
+                        pump.pump.run()
 
     def step(self) -> None:
         """Handle one message, if there is one or one comes due."""
@@ -218,8 +208,8 @@ class PumpHarness:
         context = Context(self.processor, name, message, clock=self.clock, stopping=pump.judge.stopping)
 
         async def handled() -> object:
-            with in_context(context), self.clock.handling():
-                return await bound.pipeline.run(bound.handle(), request)
+            with in_context(context):
+                return await self.clock.handling(bound.pipeline.run(bound.handle(), request))
 
         with self._logging():
             if bound.registration.colour == "awaiting":
@@ -233,12 +223,6 @@ class PumpHarness:
             loop = self._loop = SelfMovingLoop(self.clock)
             self._runner = asyncio.Runner(loop_factory=lambda: loop)
         return self._runner.run(coroutine)
-
-    def _drive(self, pump: RecordedPump) -> None:
-        if isinstance(pump.pump, Proactor):
-            self.await_(pump.pump.run())
-        else:
-            pump.pump.run()
 
     def _goes_on(self, pump: RecordedPump) -> bool:
         self._looks += 1
@@ -280,7 +264,8 @@ class PumpHarness:
 
     @contextmanager
     def _logging(self) -> Iterator[None]:
-        keep, level = _Keep(self.logs), log.level
+        keep, level = logging.Handler(), log.level
+        keep.emit = self.logs.append  # type: ignore[assignment] # the only thing that it does
         log.addHandler(keep)
         log.setLevel(logging.DEBUG)
         try:
@@ -403,12 +388,3 @@ class _RecordingProducers(Producers):
     async def send_async(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         await super().send_async(messages, delay)
         self._note(messages, delay)
-
-
-class _Keep(logging.Handler):
-    def __init__(self, records: list[logging.LogRecord]) -> None:
-        super().__init__()
-        self._records: Final = records
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._records.append(record)

@@ -1,26 +1,24 @@
 """One subscription under test: the real judge, channel and pump, which record what they do and pause when asked to."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from heapq import heappush
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
-from pump.handling.dispatch import AsyncDispatch, Dispatch, DispatchSettings, Router, request_of
+from pump.handling.dispatch import DispatchSettings, Router, request_of
 from pump.ledger import Ledger
 from pump.message import Message
+from pump.program.performer_group import make_proactor, make_reactor
 from pump.program.plan import Plan
 from pump.program.processor import CommandProcessor
 from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
-from pump.pumps.concurrent_proactor import ConcurrentProactor
 from pump.pumps.own_task import is_cancelled
 from pump.pumps.proactor import Proactor
-from pump.pumps.reactor import Reactor
-from pump.testing.clock import SelfMovingClock
-from pump.testing.records import Bus, Call, Records
-from pump.transport_kit.bridge import awaiting, blocking
+from pump.testing.records import Call, Records
 from pump.transport_kit.protocol import Transport
 from pump.verdict import Judge, Unsettled, Verdict
 
@@ -75,8 +73,6 @@ class RecordedPump:
         processor: CommandProcessor,
         *,
         records: Records,
-        clock: SelfMovingClock,
-        bus: Bus,
         goes_on: "Callable[[RecordedPump], bool]",
     ) -> None:
         self.plan: Final = plan
@@ -88,21 +84,20 @@ class RecordedPump:
         """Whether it has asked the bus for messages since this was last set to False."""
         self.nacked: Final[set[str]] = set()
         """The identities of messages that were nacked since this was last cleared."""
-        self._bus: Final = bus
-        self._clock: Final = clock
+        self._bus: Final = records.bus
+        self._clock: Final = records.clock
         self.goes_on: Final = goes_on
         """Whether the test wants another message handled."""
         awaits = plan.rules.pump == "proactor"
-        self.judge: Final = RecordingJudge(
-            plan.rules,
-            Ledger(clock),
-            clock,
-            PumpLog(plan.rules.channel, settings.telemetry),
-            may_block=plan.may_block,
-            **({"cancelled": is_cancelled} if awaits else {}),
-        )
+        log = PumpLog(plan.rules.channel, settings.telemetry)
+        cancelled = {"cancelled": is_cancelled} if awaits else {}
+        self.judge: Final = RecordingJudge(plan.rules, Ledger(self._clock), self._clock, log, **cancelled)
         self.judge.pump = self
-        self.pump: Final = self._proactor(transport) if awaits else self._reactor(transport)
+        parts = (transport, self.judge, self.router)
+        self.pump: Final = make_proactor(*parts) if awaits else make_reactor(*parts)
+        if isinstance(self.pump, Proactor):
+            dispatch = self.pump._dispatch  # noqa: SLF001 - the harness changes what it runs
+            setattr(self.pump, "_dispatch", lambda message: self._clock.handling(dispatch(message)))  # noqa: B010 - it is Final to all others
         self.channel: Final[Channel | AsyncChannel] = self.pump.channel
         self._record(self.channel)
 
@@ -141,23 +136,7 @@ class RecordedPump:
         except Exception:
             return message
 
-    # -- making
-
-    def _reactor(self, transport: Transport) -> Reactor:
-        rules = self.plan.rules
-        channel = Channel(lambda: blocking(transport).consumer(rules), transport.capabilities, self.judge)
-        return Reactor(channel, Dispatch(self.router, channel))
-
-    def _proactor(self, transport: Transport) -> Proactor:
-        rules = self.plan.rules
-        channel = AsyncChannel(lambda: awaiting(transport).async_consumer(rules), transport.capabilities, self.judge)
-        dispatch = AsyncDispatch(self.router, channel)
-
-        async def handled(message: Message) -> object:
-            with self._clock.handling():
-                return await dispatch(message)
-
-        return (ConcurrentProactor if rules.in_flight > 1 else Proactor)(channel, handled)
+    # -- recording
 
     def _record(self, channel: Channel | AsyncChannel) -> None:
         """Put functions that record in front of the channel's methods."""
@@ -169,40 +148,22 @@ class RecordedPump:
             return message
 
         calls: dict[str, object] = {"take": taken}
-        calls |= {name: self._recorded(name, getattr(channel, name)) for name in _ARGUMENTS}
-        calls |= {name: self._once_ended(getattr(channel, name)) for name in ("finish", "close")}
+        calls |= {name: _within(partial(self._call, name), getattr(channel, name)) for name in _ARGUMENTS}
+        # The channel stays open from one run to the next.
+        calls |= {
+            name: _within(lambda *_: nullcontext(self.ended), getattr(channel, name)) for name in ("finish", "close")
+        }
         for name, call in calls.items():
             setattr(channel, name, call)
 
-    def _once_ended(self, method: Callable[..., Any]) -> Callable[..., object]:
-        def call(*arguments: object) -> None:
-            if self.ended:
-                method(*arguments)
-
-        async def call_async(*arguments: object) -> None:
-            if self.ended:
-                await method(*arguments)
-
-        return call_async if iscoroutinefunction(method) else call
-
-    def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., object]:
-        def call(message: Message, *arguments: object) -> None:
-            with self._call(name, message, arguments):
-                method(message, *arguments)
-
-        async def call_async(message: Message, *arguments: object) -> None:
-            with self._call(name, message, arguments):
-                await method(message, *arguments)
-
-        return call_async if iscoroutinefunction(method) else call
-
     @contextmanager
-    def _call(self, name: str, message: Message, arguments: tuple[object, ...]) -> Iterator[None]:
-        given: dict[str, Any] = dict(zip(_ARGUMENTS[name], arguments, strict=False))
-        call = Call(name, self.request(message), message, **given)
+    def _call(self, name: str, message: Message, *arguments: object) -> Iterator[bool]:
+        call = Call(name)
+        call.request, call.message = self.request(message), message
+        vars(call).update(zip(_ARGUMENTS[name], arguments, strict=False))
         self.records.calls.append(call)
         try:
-            yield
+            yield True
         except BaseException as error:
             call.error = error
             raise
@@ -210,3 +171,19 @@ class RecordedPump:
             self.nacked.add(message.identity)
         if name == "requeue" and call.delay:
             heappush(self.records.dues, self._clock.monotonic() + call.delay)
+
+
+def _within(context: Callable[..., AbstractContextManager[bool]], method: Callable[..., Any]) -> Callable[..., object]:
+    """The method, called in a context that says whether it is called at all."""
+
+    def call(*arguments: object) -> None:
+        with context(*arguments) as wanted:
+            if wanted:
+                method(*arguments)
+
+    async def call_async(*arguments: object) -> None:
+        with context(*arguments) as wanted:
+            if wanted:
+                await method(*arguments)
+
+    return call_async if iscoroutinefunction(method) else call

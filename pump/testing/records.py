@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol
 
 from pump.dead_letter import Rejection, dead_letter
 from pump.message import Message
+from pump.testing.clock import SelfMovingClock
 from pump.verdict import Verdict
 
 
@@ -34,26 +35,11 @@ class Call(str):  # noqa: SLOT000 - it is made to carry more
     request: object
     """The request in the message, as its handler gets it; the message itself where it cannot be mapped."""
     message: Message
-    delay: float | None
-    attempts: int | None
-    rejection: Rejection | None
-    error: BaseException | None
+    delay: float | None = None
+    attempts: int | None = None
+    rejection: Rejection | None = None
+    error: BaseException | None = None
     """What the call raised; None if it succeeded."""
-
-    def __new__(  # noqa: D102 - the class says it
-        cls,
-        name: str,
-        request: object,
-        message: Message,
-        *,
-        delay: float | None = None,
-        attempts: int | None = None,
-        rejection: Rejection | None = None,
-    ) -> Self:
-        call = super().__new__(cls, name)
-        call.request, call.message, call.error = request, message, None
-        call.delay, call.attempts, call.rejection = delay, attempts, rejection
-        return call
 
     @property
     def ends(self) -> bool:
@@ -98,8 +84,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What the pumps of one harness have done, in order; and when messages that come later are due."""
+    """What the pumps of one harness share and have done, in order; and when messages that come later are due."""
 
+    clock: SelfMovingClock
+    bus: Bus
     calls: list[Call] = field(default_factory=list)
     verdicts: list[tuple[object, Verdict]] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, TypedDict
 
 from pump.attribute import SwitchProvider
 from pump.duration import Duration
@@ -68,23 +68,14 @@ class Switchboard:
         return None if self._given is None else self._given(name)
 
 
-class Program(NamedTuple):
-    """Everything that a Dispatcher is made of, except the transport."""
-
-    registry: Registry
-    plans: Sequence[Plan]
-    publications: Sequence[Publication]
-    settings: DispatchSettings
-
-
 def program_of(
     handlers: Sequence[object],
     subscriptions: Iterable[Subscription],
     publications: Iterable[Publication | type],
     options: Mapping[str, Any],
     settings: DispatchSettings,
-) -> Program:
-    """The program of these handlers, or of the one Dispatcher given, with every default filled in."""
+) -> tuple[Registry, Sequence[Plan], Sequence[Publication], DispatchSettings]:
+    """What a Dispatcher is made of, of these handlers or of the one Dispatcher given, with every default filled in."""
     dispatcher = handlers[0] if handlers and isinstance(handlers[0], Dispatcher) else None
     if dispatcher is None:
         registry = Registry(handlers)
@@ -92,9 +83,8 @@ def program_of(
         registry = dispatcher.processor._registry  # noqa: SLF001 - the dispatcher's own, to be run as it is
         subscriptions, publications = dispatcher.subscriptions, (*dispatcher.publications, *publications)
         settings = _merged(dispatcher.settings, settings)
-    rules = _subscriptions(registry, subscriptions, options)
-    plans = [plan(each, registry, settings.name) for each in rules]
-    return Program(registry, plans, _publications(plans, publications), settings)
+    plans = [plan(each, registry, settings.name) for each in _subscriptions(registry, subscriptions, options)]
+    return registry, plans, _publications(plans, publications), settings
 
 
 def _merged(theirs: DispatchSettings, ours: DispatchSettings) -> DispatchSettings:

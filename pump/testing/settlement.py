@@ -41,16 +41,14 @@ class SettlementContract(ContractBase):
     # -- acknowledging and leaving
 
     def test_an_acknowledged_message_never_comes_again(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        self.send(driver, channel, "1")
+        channel = self.open_with(driver, "1")
 
         self.expect_bodies(channel, "1")
 
         self.expect_nothing_left(driver, channel)
 
     def test_what_was_not_settled_when_its_channel_closed_comes_again(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        self.send(driver, channel, "1")
+        channel = self.open_with(driver, "1")
         received = self.expect(channel)
 
         channel.close()
@@ -66,14 +64,11 @@ class SettlementContract(ContractBase):
 
     @pytest.mark.requirement("B-21", "B-25")
     def test_a_nacked_message_comes_again_itself_as_often_as_it_is_nacked(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
-        self.send(driver, channel, "1")
+        channel, dead_letters = self.open_both(driver, "1")
 
         first = message = self.expect(channel)
-        rises = (
-            driver.capabilities.counts_deliveries and driver.capabilities.nack == "releases"
-        )  # else it is the same one
+        # Held, it is the same one.
+        rises = driver.capabilities.counts_deliveries and driver.capabilities.nack == "releases"
         for delivery in range(2, 7):
             channel.nack(message)
             message = self.expect(channel)
@@ -87,8 +82,7 @@ class SettlementContract(ContractBase):
 
     @pytest.mark.requirement("B-08", "B-24")
     def test_a_released_message_is_anothers_at_once(self, driver: TransportDriver) -> None:
-        if driver.capabilities.nack != "releases":
-            pytest.skip("nack holds")
+        self.skip_if(driver.capabilities.nack != "releases", "nack holds")
         channel = self.open(driver)
         second = driver.open(channel.subscription)
         self.expect_nothing(second)
@@ -105,8 +99,7 @@ class SettlementContract(ContractBase):
         self.expect_nothing(channel, second)
 
     def test_a_held_message_is_presented_here_after_the_delay_and_to_nobody_else(self, driver: TransportDriver) -> None:
-        if driver.capabilities.nack != "holds":
-            pytest.skip("nack releases")
+        self.skip_if(driver.capabilities.nack != "holds", "nack releases")
         channel = self.open(driver)
         second = driver.open(channel.subscription)
         self.send(driver, channel, "1")
@@ -124,8 +117,7 @@ class SettlementContract(ContractBase):
 
     @pytest.mark.requirement("B-33")
     def test_nothing_passes_a_nacked_message_where_nacking_blocks(self, driver: TransportDriver) -> None:
-        if driver.capabilities.blocks == "nothing":
-            pytest.skip("nacking blocks nothing")
+        self.skip_if(driver.capabilities.blocks == "nothing", "nacking blocks nothing")
         channel = self.open(driver)
         self.fetch_ahead(driver, channel)
         self.send(driver, channel, "1", "2", "3")
@@ -139,8 +131,7 @@ class SettlementContract(ContractBase):
         self.expect_nothing(channel)
 
     def test_a_nacked_message_holds_up_no_other_where_nacking_does_not_block(self, driver: TransportDriver) -> None:
-        if driver.capabilities.blocks != "nothing":
-            pytest.skip("nacking blocks")
+        self.skip_if(driver.capabilities.blocks != "nothing", "nacking blocks")
         channel = self.open(driver)
         driver.send(*(self.message(channel, body, Header("")) for body in (b"1", b"2", b"3")))
 
@@ -163,8 +154,7 @@ class SettlementContract(ContractBase):
     def test_a_requeued_message_comes_again_here_alone_when_it_is_due(
         self, driver: TransportDriver, *, later: bool
     ) -> None:
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
+        channel, dead_letters = self.open_both(driver)
         other = self.open(driver, self.subscription(channel.subscription.topic))
         self.send(driver, channel, "1")
         self.expect_bodies(other, "1")
@@ -177,9 +167,7 @@ class SettlementContract(ContractBase):
         self.assert_on_time(driver, requeued, self.delay_seconds if later else 0.0)
         assert (again.id, again.identity, again.body) == (first.id, first.identity, b"1")
         assert again.header.topic == first.header.topic
-        assert again.attempts == (
-            1 if driver.capabilities.carries_attempts or driver.capabilities.requeue == "hold" else 0
-        )
+        assert again.attempts == int(driver.capabilities.carries_attempts or driver.capabilities.requeue == "hold")
         rises = driver.capabilities.counts_deliveries and driver.capabilities.requeue == "same"
         assert again.deliveries == (2 if rises else 1)
         channel.acknowledge(again)
@@ -188,8 +176,7 @@ class SettlementContract(ContractBase):
 
     @pytest.mark.requirement("P-05")
     def test_a_requeued_message_outlives_its_consumer(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        self.send(driver, channel, "1")
+        channel = self.open_with(driver, "1")
         channel.requeue(self.expect(channel), self.delay_seconds, attempts=2)
 
         channel.close()
@@ -202,10 +189,8 @@ class SettlementContract(ContractBase):
         self.expect_nothing(second)
 
     def test_a_message_that_comes_later_lets_others_pass(self, driver: TransportDriver) -> None:
-        if driver.capabilities.requeue == "hold":
-            pytest.skip("what comes later is held here")
-        channel = self.open(driver)
-        self.send(driver, channel, "1", "2")
+        self.skip_if(driver.capabilities.requeue == "hold", "what comes later is held here")
+        channel = self.open_with(driver, "1", "2")
 
         channel.requeue(self.expect(channel), self.delay_seconds)
 
@@ -214,8 +199,7 @@ class SettlementContract(ContractBase):
     # -- giving up
 
     def test_a_rejected_message_is_a_dead_letter_that_says_where_it_comes_from(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
+        channel, dead_letters = self.open_both(driver)
         sent = self.message(channel, EVERY_BYTE, Header("", type="Sample", headers={"tenant": "t"}))
         driver.send(sent)
         rejected = self.expect(channel)
@@ -233,9 +217,7 @@ class SettlementContract(ContractBase):
         self.expect_nothing_left(driver, channel)
 
     def test_a_dead_letter_fits_however_much_there_is_to_say(self, driver: TransportDriver) -> None:
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
-        self.send(driver, channel, "1")
+        channel, dead_letters = self.open_both(driver, "1")
         text = "ü" * 200_000
 
         channel.reject(self.expect(channel), replace(GIVEN_UP, description=text, error=ValueError(text)))
@@ -263,9 +245,7 @@ class SettlementContract(ContractBase):
     def test_an_unacceptable_message_is_a_dead_letter_where_there_is_no_invalid_channel(
         self, driver: TransportDriver
     ) -> None:
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
-        self.send(driver, channel, "1")
+        channel, dead_letters = self.open_both(driver, "1")
 
         channel.reject(self.expect(channel), UNACCEPTABLE)
 
@@ -288,11 +268,9 @@ class SettlementContract(ContractBase):
 
     @pytest.mark.parametrize("second", SETTLEMENTS)
     def test_a_second_settlement_has_no_effect(self, driver: TransportDriver, second: str) -> None:
-        if "hold" in {"nack": driver.capabilities.nack, "requeue": driver.capabilities.requeue}.get(second, ""):
-            pytest.skip(f"{second} does not reach the transport")
-        channel = self.open(driver)
-        dead_letters = self.open_dead_letters(driver, channel)
-        self.send(driver, channel, "1")
+        reaches = {"nack": driver.capabilities.nack, "requeue": driver.capabilities.requeue}
+        self.skip_if("hold" in reaches.get(second, ""), f"{second} does not reach the transport")
+        channel, dead_letters = self.open_both(driver, "1")
         message = self.expect(channel)
         channel.acknowledge(message)
 
@@ -347,8 +325,7 @@ class SettlementContract(ContractBase):
         self.expect_nothing(first, second)
 
     def test_without_leases_a_message_is_its_consumers_until_it_is_settled(self, driver: TransportDriver) -> None:
-        if driver.capabilities.leases:
-            pytest.skip("there are leases")
+        self.skip_if(driver.capabilities.leases, "there are leases")
         channel = self.open(driver)
         second = driver.open(channel.subscription)
         self.send(driver, channel, "1")
@@ -363,8 +340,7 @@ class SettlementContract(ContractBase):
 
     def open_leased(self, driver: TransportDriver, *, renew: bool = False) -> tuple[ChannelDriver, ChannelDriver]:
         """Two channels of one subscription with a short lease, where there are leases."""
-        if not driver.capabilities.leases:
-            pytest.skip("there are no leases")
+        self.skip_if(not driver.capabilities.leases, "there are no leases")
         subscription = replace(self.subscription(), renew_lease=renew)
         return self.open(driver, subscription), driver.open(subscription)
 

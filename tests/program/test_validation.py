@@ -155,11 +155,11 @@ def test_the_pump_follows_the_handlers_colour(kind: Any, pump: str) -> None:
     ],
 )
 def test_whether_it_may_block_is_read_off(attributes: Any, options: dict[str, Any], *, expected: bool) -> None:
-    assert plan_of(REACTOR.handler(NOTHING, *attributes), **options).may_block == expected
+    assert plan_of(REACTOR.handler(NOTHING, *attributes), **options).rules.may_block == expected
 
 
 def test_an_explicit_handler_may_block() -> None:
-    assert plan_of(REACTOR.explicit(NOTHING)).may_block
+    assert plan_of(REACTOR.explicit(NOTHING)).rules.may_block
 
 
 def test_a_subscriptions_own_handlers_are_its_only_ones() -> None:

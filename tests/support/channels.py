@@ -214,7 +214,6 @@ class Line:
 
     def __init__(self, colour: Colour, **options: Any) -> None:
         features = {name: options.pop(name) for name in ("nack", "blocks", "requeue") if name in options}
-        may_block = options.pop("may_block", False)
         self.colour: Final = colour
         self.clock: Final = ManualClock(automatic=True)
         self.script: Final = Script(self.clock)
@@ -222,9 +221,7 @@ class Line:
         self.rules: Final = rules(**options)
         self.ledger: Final = Ledger(self.clock)
         self.log: Final = PumpLog("samples", Telemetry(lambda event, _: self.events.append(event)))
-        self.judge: Final = Judge(
-            self.rules, self.ledger, self.clock, self.log, may_block=may_block, chance=lambda: 0.0
-        )
+        self.judge: Final = Judge(self.rules, self.ledger, self.clock, self.log, chance=lambda: 0.0)
         self.loop: Final = asyncio.new_event_loop() if colour == "awaiting" else None
         parts = (capabilities(**features), self.judge)
         self.channel: Final[Channel | AsyncChannel] = (

@@ -82,7 +82,6 @@ class Court:
     def __init__(
         self,
         *,
-        may_block: bool = False,
         cancelled: Callable[[], bool] | None = None,
         chance: Callable[[], float] = lambda: 0.0,
         clock: ManualClock | None = None,
@@ -98,7 +97,6 @@ class Court:
             self.ledger,
             self.clock,
             PumpLog("samples", telemetry),
-            may_block=may_block,
             chance=chance,
             **({} if cancelled is None else {"cancelled": cancelled}),
         )

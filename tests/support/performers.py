@@ -176,13 +176,7 @@ class StepwiseJudge(Judge):
 
     def __init__(self, performer: Performer) -> None:
         world = performer.world
-        super().__init__(
-            world.rules,
-            performer.process.ledger,
-            world.clock,
-            PumpLog("orders", Telemetry()),
-            may_block=world.settings.may_block,
-        )
+        super().__init__(world.rules, performer.process.ledger, world.clock, PumpLog("orders", Telemetry()))
         self.performer: Final = performer
 
     @property

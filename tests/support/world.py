@@ -38,6 +38,7 @@ class World:
             ordered=settings.ordered,
             renew_lease=settings.renew,
             on_unhandled=settings.on_unhandled,
+            may_block=settings.may_block,
             buffer_size=settings.buffer_size,
         )
         self.capabilities: Final = replace(
