@@ -27,6 +27,7 @@ from brokers.processes import Process, is_loopback
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
 from brokers.waiting import LONG, wait_until
+from support.tree import ROOT
 
 NAMES = ["nats_server", "postgres", "rabbitmq", "redis_server"]
 GREETINGS = {
@@ -35,7 +36,7 @@ GREETINGS = {
     "rabbitmq": b"AMQP\0\0\x09\x01",
     "redis": b"PING\r\n",
 }
-TESTS = Path(__file__).parent
+TESTS = ROOT / "tests"
 
 CHILD = """
 import json, os, pathlib, threading
