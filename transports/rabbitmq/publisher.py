@@ -73,15 +73,12 @@ class Batch(Operation[None]):
             self._retriable &= retriable
         if self._unanswered:
             return
-        if self._refusals:
-            self.fail(self._refused_error())
-        else:
+        if not self._refusals:
             self.succeed(None)
-
-    def _refused_error(self) -> PublishError:
+            return
         reasons = "; ".join(dict.fromkeys(self._refusals))
         many = f"{len(self._refusals)} of {len(self.messages)} messages were" if len(self.messages) > 1 else "it was"
-        return PublishError(f"{many} not stored: {reasons}", sent=False, retriable=self._retriable)
+        self.fail(PublishError(f"{many} not stored: {reasons}", sent=False, retriable=self._retriable))
 
     def _late_error(self) -> Exception:
         blocked = "blocks publishers, and " if self._publishing.blocked else ""
@@ -188,7 +185,7 @@ class _Publishing:
         self._returned: Final[set[int]] = set()
         self._tag = 0
         self.timeout: Final = seconds(settings.timeout)
-        self.connection: Final = AmqpConnection(settings, name, self)
+        self.connection: Final = AmqpConnection(settings, name, self._on_open, self._on_lost)
 
     def submit(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Batch:
         """Publish messages, after those before them. From any thread."""
@@ -210,14 +207,13 @@ class _Publishing:
         elif batch in self._queue:
             self._queue.remove(batch)
 
-    def opened(self) -> None:
-        """The connection is open."""
+    def _on_open(self) -> None:
         self.connection.open_channel(self._on_channel, self._on_channel_closed)
         self.connection.connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(blocked=True))
         self.connection.connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(blocked=False))
 
-    def lost(self, error: PumpError) -> None:
-        """The connection is lost: every batch ends with what is known of it."""
+    def _on_lost(self, error: PumpError) -> None:
+        """Every batch ends with what is known of it."""
         with self._lock:
             self.error = error
             batches = {*self._queue, *(batch for batch, _ in self._unconfirmed.values())}

@@ -100,9 +100,9 @@ class RabbitMQTransport:
         channel = DeliveryChannel(self.settings, names, prefetch, CLOCK, self._uncharged)
         try:
             yield from channel.connection.open()
-            is_ours = yield from Topology.over(
-                channel.connection, self.settings, lambda topology: topology.subscribe(subscription)
-            )
+            topology = Topology(channel.connection, self.settings)
+            is_ours = yield from topology.subscribe(subscription)
+            yield from topology.close()
         except BaseException:
             channel.connection.close()
             raise

@@ -15,8 +15,7 @@ from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, repo
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
 from pump.transport_kit.settings import finite_seconds
-from pump.transports.redis.connection import Connection, NoGroup, Reply, reply_or_raise
-from pump.transports.redis.scripts import Command
+from pump.transports.redis.connection import Command, Connection, NoGroup, Reply, reply_or_raise
 
 if TYPE_CHECKING:
     from pump.transports.redis.transport import RedisBase

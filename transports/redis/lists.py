@@ -15,13 +15,14 @@ from pump.message import Message
 from pump.subscription import Subscription
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.settings import Options
+from pump.transports.redis.connection import Command, Script
 from pump.transports.redis.consumer import POLL_SECONDS, SHORTEST_BLOCK, RedisConsumer
 from pump.transports.redis.entries import copy_envelope, envelope, read_element
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import LISTS, Command
 from pump.transports.redis.streams import RedisTransport
 from pump.transports.redis.transport import OPTIONS, RedisBase
 
+LISTS: Final = Script.read("common.lua", "lists.lua")
 HEARTBEATS_PER_LEASE: Final = 3
 """How many heartbeats a consumer sends in the time after which it is taken for dead."""
 
@@ -66,7 +67,7 @@ class RedisListTransport(RedisBase):
     def _consumer(self, subscription: Subscription) -> "ListConsumer":
         return ListConsumer(self, subscription)
 
-    def _send(self, message: Message, delay: float) -> Command:
+    def send_command(self, message: Message, delay: float) -> Command:
         """An envelope for every channel that the topic has now, or has when it is due."""
         sent = envelope(message.header, message.body, topic=message.header.topic)
         topic = TopicKeys(message.header.topic, self.prefix)

@@ -18,7 +18,7 @@ from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.settings import Options
-from pump.transports.redis.connection import NoGroup
+from pump.transports.redis.connection import Argument, Command, NoGroup, Script
 from pump.transports.redis.consumer import SHORTEST_BLOCK, RedisConsumer
 from pump.transports.redis.entries import (
     BODY,
@@ -30,10 +30,10 @@ from pump.transports.redis.entries import (
     entry_fields,
 )
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import STREAMS, Argument, Command
 from pump.transports.redis.settings import Server
 from pump.transports.redis.transport import LARGEST_BODY, LARGEST_HEADERS, LEASE, OPTIONS, RedisBase
 
+STREAMS: Final = Script.read("common.lua", "streams.lua")
 TRIM_SECONDS: Final = 2.0
 GONE_SECONDS: Final = 3600.0
 """A consumer with nothing pending is removed when it was not seen for so long."""
@@ -110,7 +110,8 @@ class RedisTransport(RedisBase):
     def _consumer(self, subscription: Subscription) -> "StreamConsumer":
         return StreamConsumer(self, subscription)
 
-    def _send(self, message: Message, delay: float) -> Command:
+    def send_command(self, message: Message, delay: float) -> Command:
+        """As RedisBase's."""
         topic = message.header.topic
         fields = entry_fields(message.header, message.body, topic=topic, body_field=self.body_field)
         if len(fields) > 2 * MOST_FIELDS:
