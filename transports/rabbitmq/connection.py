@@ -227,12 +227,17 @@ class AmqpConnection:
         """One of our errors for whatever pika raised, saying what to do about it where that is known."""
         if isinstance(error, PumpError):
             return error
-        causes = list(_causes(error))
-        for cause in causes:
-            text = _what_to_mend(cause, self._settings)
-            if text:
-                return SetupError(text)
-        return TransportError(f"{self._settings}: {_innermost_text(causes)}")
+        causes, settings = list(_causes(error)), self._settings
+        for cause in causes:  # only by what the broker itself says: pika guesses it of any connection that breaks early
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return SetupError(f"{settings}: its certificate is not to be trusted: {cause.verify_message}")
+            text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
+            if f"({ACCESS_REFUSED})" in text:
+                return SetupError(f"{settings} refuses the user {settings.user!r}: the name or the password is wrong")
+            if f"({NOT_ALLOWED})" in text:
+                place = f"there is no such virtual host, or the user {settings.user!r} may not use it"
+                return SetupError(f"{settings}: {place}")
+        return TransportError(f"{settings}: {_innermost_text(causes)}")
 
     def open_channel(self, opened: Callable[[Channel], None], closed: Callable[[Exception], None]) -> None:
         """Open an AMQP channel; `closed` is called with the reason when it is closed, by either side."""
@@ -311,18 +316,6 @@ def refusal(reason: Exception) -> Exception:
     if isinstance(reason, exceptions.ChannelClosedByBroker):
         return ChannelRefused(reason.reply_code, reason.reply_text)
     return TransportError(f"an AMQP channel was closed: {reason}")
-
-
-def _what_to_mend(cause: BaseException, settings: RabbitMQSettings) -> str:
-    """Only by what the broker itself says: pika guesses the same of any connection that breaks early."""
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"{settings}: its certificate is not to be trusted: {cause.verify_message}"
-    text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
-    if f"({ACCESS_REFUSED})" in text:
-        return f"{settings} refuses the user {settings.user!r}: the name or the password is wrong"
-    if f"({NOT_ALLOWED})" in text:
-        return f"{settings}: there is no such virtual host, or the user {settings.user!r} may not use it"
-    return ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -138,16 +138,19 @@ class Publisher:
             yield from self._publish(to.exchange, to.routing_key, messages)
             return
         seconds_there = delay_queue_for(delay)
-        queue = to.queue(seconds_there)
-        yield from self._make_known(to, seconds_there)
-        try:
-            yield from self._publish("", queue, messages)
-        except PublishError as error:
-            if error.retriable or error.sent is not False:
-                raise
-            self._known.discard(queue)  # somebody deleted it
-            yield from self._make_known(to, seconds_there)
-            yield from self._publish("", queue, messages)
+        queue, arguments = to.queue(seconds_there), to.arguments(seconds_there, self.settings.queue_type)
+        for is_last_try in (False, True):
+            if queue not in self._known:
+                yield from with_topology(self.settings, lambda topology: topology.make_queue(queue, arguments))
+                self._known.add(queue)
+            try:
+                yield from self._publish("", queue, messages)
+            except PublishError as error:
+                if is_last_try or error.retriable or error.sent is not False:
+                    raise
+                self._known.discard(queue)  # somebody deleted it
+            else:
+                return
 
     def _publish(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Steps[None]:
         with self._lock:
@@ -158,13 +161,6 @@ class Publisher:
                 publishing = self._publishing = _Publishing(self.settings, self._name)
                 publishing.connection.open()
         yield from publishing.submit(exchange, routing_key, messages)
-
-    def _make_known(self, to: DelayQueues, delay: int) -> Steps[None]:
-        queue = to.queue(delay)
-        if queue not in self._known:
-            arguments = to.arguments(delay, self.settings.queue_type)
-            yield from with_topology(self.settings, lambda topology: topology.make_queue(queue, arguments))
-            self._known.add(queue)
 
 
 class _Publishing:

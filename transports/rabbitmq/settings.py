@@ -7,8 +7,15 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 import pika
 
 from pump.duration import Duration, seconds
-from pump.transport_kit.settings import Options, at_least, finite_seconds, one_of, read_url
-from pump.transport_kit.tls import only_with_tls, tls_context
+from pump.transport_kit.settings import (
+    Options,
+    at_least,
+    finite_seconds,
+    one_of,
+    only_with_tls,
+    read_url,
+    tls_context,
+)
 
 QueueType: TypeAlias = Literal["quorum", "classic"]
 
@@ -70,14 +77,10 @@ class RabbitMQSettings:
     def from_url(cls, url: str) -> Self:
         """The settings of an amqp:// or amqps:// URL; a ConfigurationError never shows the URL."""
         parts = read_url(url, _FORM, _OPTIONS, schemes=("amqp", "amqps"))
-        place: dict[str, Any] = {
-            "host": parts.host,
-            "user": parts.user,
-            "password": parts.password,
-            "virtual_host": parts.path or None,
-        }
-        given = {name: value for name, value in place.items() if value is not None}
-        return cls(tls=parts.scheme == "amqps", port=parts.port, **given, **parts.options)
+        given: dict[str, Any] = {"host": parts.host, "user": parts.user, "password": parts.password}
+        given |= {"virtual_host": parts.path or None, "port": parts.port}
+        given = {name: value for name, value in given.items() if value is not None}
+        return cls(tls=parts.scheme == "amqps", **given, **parts.options)
 
     def __str__(self) -> str:
         return f"RabbitMQ at {self.host}:{self.port_or_default}, virtual host {self.virtual_host!r}"

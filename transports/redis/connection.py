@@ -13,7 +13,7 @@ from redis import exceptions
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PumpError, SetupError, TransportError
-from pump.transport_kit.tls import tls_context
+from pump.transport_kit.settings import tls_context
 from pump.transports.redis.settings import Server
 
 Argument: TypeAlias = str | bytes | int | float

@@ -218,12 +218,8 @@ class RedisConsumer(ABC):
             else:
                 late += len(reply_or_raise(reply))
         if late:
-            log.warning(
-                "redis: %d of %d acknowledgements on channel %s came too late: these messages are not ours any more",
-                late,
-                count,
-                self._channel,
-            )
+            text = "redis: %d of %d acknowledgements on channel %s came too late: these messages are not ours any more"
+            log.warning(text, late, count, self._channel)
 
     # -- other verdicts
 
@@ -306,11 +302,8 @@ class RedisConsumer(ABC):
         self._acks.close()
         unsent = list(self._acks.take())
         if unsent:
-            log.warning(
-                "redis: channel %s: %d acknowledgements could not be sent; the next consumer sends them",
-                self._channel,
-                len(unsent),
-            )
+            text = "redis: channel %s: %d acknowledgements could not be sent; the next consumer sends them"
+            log.warning(text, self._channel, len(unsent))
             self._reusable_name.unsent, self._reusable_name.unsent_by = unsent, self._name
         self._connection.close()
         self._reading.close()

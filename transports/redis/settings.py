@@ -5,8 +5,7 @@ from typing import Any, Final, Self
 
 from pump.duration import Duration
 from pump.errors import ConfigurationError
-from pump.transport_kit.settings import Options, TransportURL, finite_seconds
-from pump.transport_kit.tls import only_with_tls
+from pump.transport_kit.settings import Options, TransportURL, finite_seconds, only_with_tls
 
 FORM: Final = "redis://user:password@host:port/database?option=value"
 SERVER_OPTIONS: Final[Options] = {

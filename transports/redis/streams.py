@@ -168,11 +168,8 @@ class StreamConsumer(RedisConsumer):
             if claims:
                 self._claim_at = now + min(self._lease / CLAIMS_PER_LEASE, LONGEST_CLAIM_SECONDS)
         if lost:
-            log.error(
-                "redis: %d messages of %s are lost: they were removed from the stream before they were settled",
-                lost,
-                self._channel,
-            )
+            text = "redis: %d messages of %s are lost: they were removed from the stream before they were settled"
+            log.error(text, lost, self._channel)
         if now >= self._trim_at:
             self._trim(now)
         return self._messages(EntryReceipt(*each) for each in found)

@@ -82,15 +82,12 @@ class RedisBase(ABC):
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what each one needs on the server; SetupError names what is missing."""
         channels = [(each.missing, Destinations.of(each)) for each in subscriptions]
-        topics = [(each.missing, each.destination) for each in publications]
         with closing(Connection(self.server, self.clock)) as connection:
             for now in ("create", "validate"):  # all is created before anything is validated
-                for missing, channel in channels:
-                    if missing == now:
-                        self.ensure(connection, missing, channel.dead_letters, channel)
-                for missing, topic in topics:
-                    if missing == now:
-                        self.ensure(connection, missing, [topic])
+                for channel in [each for missing, each in channels if missing == now]:
+                    self.ensure(connection, now, channel.dead_letters, channel)
+                for topic in [each.destination for each in publications if each.missing == now]:
+                    self.ensure(connection, now, [topic])
             self._warn_of_loss(connection)
 
     def ensure(
