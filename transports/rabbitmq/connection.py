@@ -9,6 +9,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
@@ -44,14 +45,12 @@ NOT_ALLOWED: Final = 530
 LAST_TURNS: Final = 4
 
 
+@dataclass(slots=True)
 class SignalWait(Effect[bool]):
     """Wait until the signal is set, or `timeout` seconds are over; whether it is set."""
 
-    __slots__ = ("signal", "timeout")
-
-    def __init__(self, signal: Signal, timeout: float) -> None:
-        self.signal: Final = signal
-        self.timeout: Final = timeout
+    signal: Signal
+    timeout: float
 
 
 Steps: TypeAlias = Conversation[SignalWait, Result]

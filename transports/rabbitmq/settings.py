@@ -19,11 +19,6 @@ from pump.transport_kit.settings import (
 
 QueueType: TypeAlias = Literal["quorum", "classic"]
 
-PORT: Final = 5672
-TLS_PORT: Final = 5671
-HEARTBEAT: Final = 10.0
-TIMEOUT: Final = 10.0
-
 _FORM: Final = "amqp://user:password@host:port/virtual_host?option=value"
 _OPTIONS: Final[Options] = {
     **dict.fromkeys(("heartbeat", "timeout"), float),
@@ -50,9 +45,9 @@ class RabbitMQSettings:
     key_file: str | None = None
     server_name: str | None = None
     """The name in the broker's certificate, where it is not the host."""
-    heartbeat: Duration = HEARTBEAT
+    heartbeat: Duration = 10.0
     """A broker that was silent for so many seconds is taken for dead; 0 is never."""
-    timeout: Duration = TIMEOUT
+    timeout: Duration = 10.0
     """How many seconds to wait for an answer of the broker."""
     connection_name: str = ""
     """The name of the connections in the broker's management; by default that of their channel."""
@@ -88,7 +83,7 @@ class RabbitMQSettings:
     @property
     def port_or_default(self) -> int:
         """The port to connect to."""
-        return self.port or (TLS_PORT if self.tls else PORT)
+        return self.port or (5671 if self.tls else 5672)
 
     def parameters(self, name: str) -> pika.ConnectionParameters:
         """The settings as pika takes them; ConfigurationError if a certificate cannot be read."""

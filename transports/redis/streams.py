@@ -138,7 +138,6 @@ class StreamConsumer(RedisConsumer):
     def __init__(self, transport: RedisTransport, subscription: Subscription) -> None:
         super().__init__(transport, subscription)
         self._keys: Final = StreamKeys(self._destinations, transport.prefix)
-        self._prefix: Final = transport.prefix
         self._keep_ms: Final = transport.keep_ms
         topic, stream = self._destinations.topic, self._keys.streams[0]
         self._reader: Final = EntryReader(topic, stream, self.generation, transport.body_field)
@@ -219,7 +218,7 @@ class StreamConsumer(RedisConsumer):
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
         fields = [] if topic is None else dead_letter_fields(message, rejection)
-        keys = [] if topic is None else [self._prefix + topic]
+        keys = [] if topic is None else [self._transport.prefix + topic]
         if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only what others sent: stored first, as one step is not possible
             self._connection.execute(("XADD", *keys, "*", *fields))
             keys, fields = [], []

@@ -48,7 +48,7 @@ class RedisBase(ABC):
 
     capabilities: Capabilities
     schemes: ClassVar[Sequence[str]]
-    options: ClassVar[Options]
+    options: ClassVar[Options] = OPTIONS
     """What a URL may have after the question mark."""
 
     def __init__(
