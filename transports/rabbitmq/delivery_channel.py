@@ -54,7 +54,6 @@ class DeliveryChannel:
         self._reader: ContentReader | None = None
         self._channel: Channel | None = None
         self._closing = False
-        """The AMQP channel is being closed."""
         self._consumer = ""
         """The tag of the active consumer; "" if there is none."""
         self._consumers: Final = count(1)
@@ -275,9 +274,9 @@ class DeliveryChannel:
         deliveries.acks.extend(deliveries.inbox)
         deliveries.inbox.clear()
         self._send_settled(channel)
-        self._purging[0].succeed(number)
-        for operation in self._purging[1:]:
-            operation.succeed(0)
+        for operation in self._purging:
+            operation.succeed(number)
+            number = 0
         self._purging.clear()
 
     def _close_channel(self, channel: Channel) -> None:

@@ -126,9 +126,8 @@ class Topology:
 
     def close(self) -> Steps[None]:
         """Close the AMQP channel, if one is open."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            yield from self._connection.ask(partial(self._act, lambda channel, _: channel.close(), channel))
+        if self._channel is not None:
+            yield from self._request(lambda channel, _: channel.close())
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
         """Create all that may be created, then validate; SetupError names what is missing."""

@@ -196,7 +196,6 @@ _ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
 
 
 def _error_of(error: exceptions.ResponseError) -> PumpError:
-    """Our error for what the server replied."""
     text = _text(error)
     for code, theirs, kind, meaning in _ERRORS:
         if code in text or isinstance(error, theirs):

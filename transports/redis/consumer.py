@@ -180,7 +180,6 @@ class RedisConsumer(ABC):
             self._flush()
 
     def _flush(self) -> None:
-        """Send the pending acknowledgements now."""
         self._send_acks(self._connection)
 
     def _execute_reading(self, command: Command) -> Reply:

@@ -148,7 +148,6 @@ class StreamConsumer(RedisConsumer):
         self._connection.execute(self._call("take_over", self._reusable_name.prefix))
 
     def _call(self, function: str, *args: Argument, more_keys: Sequence[str] = ()) -> Command:
-        """The call of a function for this consumer."""
         return STREAMS.call(function, (*self._keys.streams, *more_keys), self._channel, self._name, *args)
 
     # -- receiving
