@@ -42,8 +42,6 @@ RESOURCE_LOCKED: Final = 405
 PRECONDITION_FAILED: Final = 406
 NOT_ALLOWED: Final = 530
 
-LAST_TURNS: Final = 4
-
 
 @dataclass(slots=True)
 class SignalWait(Effect[bool]):
@@ -267,7 +265,7 @@ class AmqpConnection:
         finally:
             self._fail(self._closed_error())
             with contextlib.suppress(Exception):
-                for _ in range(LAST_TURNS):  # an aborted connection closes its socket in one of them
+                for _ in range(4):  # an aborted connection closes its socket in one of them
                     self._loop.process_timeouts()
             with contextlib.suppress(Exception):
                 self._loop.close()

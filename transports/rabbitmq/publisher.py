@@ -250,7 +250,6 @@ class _Publishing:
             self.connection.guard(self._write)
 
     def _write(self) -> None:
-        """Write as many messages as may be under way."""
         channel = self._channel
         if channel is None:
             return

@@ -7,15 +7,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 import pika
 
 from pump.duration import Duration, seconds
-from pump.transport_kit.settings import (
-    Options,
-    at_least,
-    finite_seconds,
-    one_of,
-    only_with_tls,
-    read_url,
-    tls_context,
-)
+from pump.transport_kit.settings import Options, at_least, finite_seconds, one_of, only_with_tls, read_url, tls_context
 
 QueueType: TypeAlias = Literal["quorum", "classic"]
 

@@ -33,7 +33,6 @@ ASSUMED_LIMIT: Final = 20
 """That of quorum queues that others made."""
 DELAYS: Final = tuple(1 << power for power in range(13))
 """For these delays there are queues, in seconds. A longer delay passes through several of them."""
-EXCHANGE_TYPE: Final = "fanout"
 
 Result = TypeVar("Result")
 QueueArguments: TypeAlias = dict[str, Any]
@@ -177,7 +176,7 @@ class Topology:
     def _make_exchange(self, name: str) -> Steps[None]:
         """Make an exchange, unless there is one of that name, whatever its type."""
         refused = yield from self._refusal(
-            lambda channel, done: channel.exchange_declare(name, EXCHANGE_TYPE, durable=True, callback=done)
+            lambda channel, done: channel.exchange_declare(name, "fanout", durable=True, callback=done)
         )
         if refused is not None and (refused.code not in _REFUSALS or not (yield from self._exists("exchange", name))):
             raise _error(f"make the exchange {name!r}", refused) from refused

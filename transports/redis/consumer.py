@@ -1,5 +1,6 @@
 """What consumers of streams and of lists share: when they poll, wait and acknowledge."""
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ class RedisConsumer(ABC):
         self._acks: Final = AckBatch[Hashable, None](self._clock, self._flush, retry_seconds=POLL_SECONDS)
         self._names_key: Final = (self._destinations.topic, self._channel)
         self._reusable_name: Final = transport.consumer_names.take(self._names_key)
-        self._name: Final = self._reusable_name.with_letters()
+        self._name: Final = self._reusable_name.prefix + secrets.token_hex(3)
         self._poll_at = 0.0
         self._blocked = False
         self._interrupted = False

@@ -34,10 +34,6 @@ class ConsumerName:
     """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
     unsent_by: str = ""
 
-    def with_letters(self) -> str:
-        """The name of one more consumer."""
-        return self.prefix + secrets.token_hex(3)
-
 
 class ConsumerNames:
     """The names of one process's consumers. A consumer that is opened again gets the name that it had."""
