@@ -73,14 +73,8 @@ def report_gone(
     setting: str = "dead_letter=None",
 ) -> None:
     """Log that a rejected message was given up without a dead letter, as a setting of its subscription says."""
-    log.error(
-        "message %s of %s %s: it was rejected (%s), and its subscription says %s",
-        message.id,
-        channel,
-        what,
-        rejection.reason,
-        setting,
-    )
+    text = "message %s of %s %s: it was rejected (%s), and its subscription says %s"
+    log.error(text, message.id, channel, what, rejection.reason, setting)
 
 
 def report_kept(log: logging.Logger, message: Message, channel: str, error: Exception) -> None:

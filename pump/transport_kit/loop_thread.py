@@ -13,22 +13,18 @@ class LoopThread:
     """A running loop, from construction until it is closed."""
 
     def __init__(self, name: str) -> None:
-        self._loop: Final = asyncio.new_event_loop()
+        self.loop: Final = asyncio.new_event_loop()
+        """The loop. From other threads call only its `call_soon_threadsafe`."""
         self._lock: Final = threading.Lock()
         self._closed = False
         self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop. From other threads call only its `call_soon_threadsafe`."""
-        return self._loop
-
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Start the work on the loop; RuntimeError if that is closed."""
         with self._lock:
             if not self._closed:
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
         work.close()
         raise RuntimeError(f"{self._thread.name} is closed")
 
@@ -41,21 +37,17 @@ class LoopThread:
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_forever()
+            self.loop.run_forever()
         finally:
-            while tasks := asyncio.all_tasks(self._loop):  # ending one task may have started another
+            while tasks := asyncio.all_tasks(self.loop):  # ending one task may have started another
                 for task in tasks:
                     task.cancel()
-                self._loop.run_until_complete(_settled(tasks))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-
-async def _settled(tasks: "set[asyncio.Task[Any]]") -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
+                self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()

@@ -19,18 +19,6 @@ class Prefetch:
     `wanted` may be set by another thread; everything else belongs to the thread that talks to the broker.
     """
 
-    __slots__ = (
-        "_acked",
-        "_began_after",
-        "_moved_at",
-        "ack_batch",
-        "largest",
-        "last",
-        "quiet_seconds",
-        "size",
-        "wanted",
-    )
-
     def __init__(self, largest: int) -> None:
         self.largest: Final = largest
         """The most deliveries that may ever be unsettled."""

@@ -17,15 +17,12 @@ def check_sizes(message: Message, capabilities: Capabilities, headers_size: int 
     """
     body_limit, headers_limit = capabilities.largest_body, capabilities.largest_headers
     if body_limit is not None and len(message.body) > body_limit:
-        raise _too_large(message, "body", len(message.body), body_limit)
+        raise not_sent(f"the body of message {message.id} has {len(message.body)} bytes, and {body_limit} are allowed")
     if headers_limit is None:
         return
     if headers_size is None:
         headers_size = sum(len(name.encode()) + len(text.encode()) for name, text in message.header.headers.items())
     if headers_size > headers_limit:
-        raise _too_large(message, "headers", headers_size, headers_limit)
-
-
-def _too_large(message: Message, what: str, size: int, limit: int) -> PublishError:
-    has = "have" if what.endswith("s") else "has"
-    return not_sent(f"the {what} of message {message.id} {has} {size} bytes, and {limit} are allowed")
+        raise not_sent(
+            f"the headers of message {message.id} have {headers_size} bytes, and {headers_limit} are allowed"
+        )

@@ -1,5 +1,9 @@
-"""A transport's URL and options, read and checked by one mechanism. No error shows the URL: a password may be in it."""
+"""A transport's URL, options and TLS files, read and checked by one mechanism.
 
+No error shows the URL: a password may be in it.
+"""
+
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -124,6 +128,30 @@ def one_of(system: str, name: str, value: object, choices: Sequence[object]) -> 
     """ConfigurationError if the value is not among the choices."""
     if value not in choices:
         raise ConfigurationError(f"{system}: {name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def tls_context(
+    system: str, *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
+) -> ssl.SSLContext:
+    """A context that verifies the server: by `ca_file`, or by the authorities that this machine trusts.
+
+    `cert_file` and `key_file` are our own certificate. ConfigurationError names the files if one cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file:
+            context.load_cert_chain(cert_file, key_file)
+    except OSError as error:  # ssl.SSLError is one as well
+        files = ", ".join(file for file in (ca_file, cert_file, key_file) if file)
+        raise ConfigurationError(f"{system}: a certificate cannot be used ({files}): {error}") from None
+    return context
+
+
+def only_with_tls(system: str, scheme: str, given: Mapping[str, object]) -> None:
+    """ConfigurationError that names the TLS options that are given, for a connection without TLS."""
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise ConfigurationError(f"{system}: {', '.join(names)} can be used only with TLS, as in {scheme}://")
 
 
 def _pairs(parts: SplitResult, form: str) -> dict[str, str]:

@@ -13,24 +13,20 @@ class Watermark:
     come in ascending order, each costs a constant time.
     """
 
-    __slots__ = ("_order", "_position", "_settled")
+    __slots__ = ("_order", "_settled", "position")
 
     def __init__(self) -> None:
         self._order: Final[deque[int]] = deque()
         self._settled: Final[dict[int, bool]] = {}
-        self._position: int | None = None
+        self.position: int | None = None
+        """The last position up to which all are settled; None while there is none."""
 
     def __len__(self) -> int:
         return len(self._order)
 
-    @property
-    def position(self) -> int | None:
-        """The last position up to which all are settled; None while there is none."""
-        return self._position
-
     def received(self, position: int) -> None:
         """The position has to be settled. If it was received before, or is settled, nothing changes."""
-        if position in self._settled or (self._position is not None and position <= self._position):
+        if position in self._settled or (self.position is not None and position <= self.position):
             return
         self._settled[position] = False
         if self._order and position < self._order[-1]:
@@ -46,6 +42,6 @@ class Watermark:
         if position != self._order[0]:
             return None
         while self._order and self._settled[self._order[0]]:
-            self._position = self._order.popleft()
-            del self._settled[self._position]
-        return self._position
+            self.position = self._order.popleft()
+            del self._settled[self.position]
+        return self.position

@@ -7,7 +7,7 @@ import pytest
 
 from brokers.certificates import Certificates
 from pump.errors import ConfigurationError
-from pump.transport_kit.tls import only_with_tls, tls_context
+from pump.transport_kit.settings import only_with_tls, tls_context
 
 
 def test_the_server_is_verified() -> None:

@@ -12,8 +12,7 @@ from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
-from pump.transport_kit.settings import Options, at_least, finite_seconds, read_url
-from pump.transport_kit.tls import only_with_tls, tls_context
+from pump.transport_kit.settings import Options, at_least, finite_seconds, only_with_tls, read_url, tls_context
 from pump.transports.nats.connection import NatsConnection, ServerAddress
 from pump.transports.nats.consumer import NatsConsumer
 from pump.transports.nats.dead_letters import NatsDeadLetters

@@ -9,8 +9,9 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import pika
 from pika import exceptions
@@ -41,23 +42,17 @@ RESOURCE_LOCKED: Final = 405
 PRECONDITION_FAILED: Final = 406
 NOT_ALLOWED: Final = 530
 
-LAST_TURNS: Final = 4
 
-
+@dataclass(slots=True)
 class SignalWait(Effect[bool]):
     """Wait until the signal is set, or `timeout` seconds are over; whether it is set."""
 
-    __slots__ = ("signal", "timeout")
-
-    def __init__(self, signal: Signal, timeout: float) -> None:
-        self.signal: Final = signal
-        self.timeout: Final = timeout
+    signal: Signal
+    timeout: float
 
 
 Steps: TypeAlias = Conversation[SignalWait, Result]
 """What is done step by step, blocking or awaiting between the steps."""
-Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
-"""Makes a request on an AMQP channel, and has its answer passed on."""
 
 
 def run(steps: Steps[Result]) -> Result:
@@ -132,23 +127,21 @@ class ChannelRefused(Exception):  # noqa: N818 - it never leaves the transport
         self.text = text
 
 
-class ConnectionOwner(Protocol):
-    """Is told about its connection, in the connection's thread."""
-
-    def opened(self) -> None:
-        """The connection is open."""
-
-    def lost(self, error: PumpError) -> None:
-        """The connection is closed, and with it its AMQP channels."""
-
-
 class AmqpConnection:
     """One connection. Once lost it stays lost."""
 
-    def __init__(self, settings: RabbitMQSettings, name: str, owner: ConnectionOwner | None = None) -> None:
+    def __init__(
+        self,
+        settings: RabbitMQSettings,
+        name: str,
+        opened: Callable[[], None] = lambda: None,
+        lost: Callable[[PumpError], None] = lambda _: None,
+    ) -> None:
+        """`opened` and `lost`, which ends its AMQP channels as well, are called in the connection's thread."""
         self._settings: Final = settings
         self._name: Final = name
-        self._owner: Final = owner
+        self._on_open: Final = opened
+        self._on_lost: Final = lost
         self._timeout: Final = seconds(settings.timeout)
         self._lock: Final = threading.Lock()
         self._waiting: Final[set[Operation[Any]]] = set()
@@ -228,8 +221,20 @@ class AmqpConnection:
         return partial(self.guard, act)
 
     def explained(self, error: BaseException) -> PumpError:
-        """One of our errors for one of pika's."""
-        return explained(error, self._settings)
+        """One of our errors for whatever pika raised, saying what to do about it where that is known."""
+        if isinstance(error, PumpError):
+            return error
+        causes, settings = list(_causes(error)), self._settings
+        for cause in causes:  # only by what the broker itself says: pika guesses it of any connection that breaks early
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return SetupError(f"{settings}: its certificate is not to be trusted: {cause.verify_message}")
+            text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
+            if f"({ACCESS_REFUSED})" in text:
+                return SetupError(f"{settings} refuses the user {settings.user!r}: the name or the password is wrong")
+            if f"({NOT_ALLOWED})" in text:
+                place = f"there is no such virtual host, or the user {settings.user!r} may not use it"
+                return SetupError(f"{settings}: {place}")
+        return TransportError(f"{settings}: {_innermost_text(causes)}")
 
     def open_channel(self, opened: Callable[[Channel], None], closed: Callable[[Exception], None]) -> None:
         """Open an AMQP channel; `closed` is called with the reason when it is closed, by either side."""
@@ -246,7 +251,7 @@ class AmqpConnection:
         try:
             self._connection = pika.SelectConnection(
                 self._settings.parameters(self._name),
-                on_open_callback=self.guarded(self._on_open),
+                on_open_callback=self.guarded(self._report_open),
                 on_open_error_callback=lambda _, error: self._on_closed(error),
                 on_close_callback=lambda _, error: self._on_closed(error),
                 custom_ioloop=self._loop,
@@ -255,24 +260,23 @@ class AmqpConnection:
         except Exception as error:
             if not isinstance(error, PumpError):
                 log.exception("%s: the connection %s is given up", self._settings, self._name)
-            self._fail(explained(error, self._settings))
+            self._fail(self.explained(error))
             self._abort()
         finally:
             self._fail(self._closed_error())
             with contextlib.suppress(Exception):
-                for _ in range(LAST_TURNS):  # an aborted connection closes its socket in one of them
+                for _ in range(4):  # an aborted connection closes its socket in one of them
                     self._loop.process_timeouts()
             with contextlib.suppress(Exception):
                 self._loop.close()
             self._ended.succeed(None)
 
-    def _on_open(self, _: object) -> None:
-        if self._owner is not None:
-            self._owner.opened()
+    def _report_open(self, _: object) -> None:
+        self._on_open()
         self._opened.succeed(None)
 
     def _on_closed(self, error: BaseException) -> None:
-        self._fail(explained(error, self._settings))
+        self._fail(self.explained(error))
         self._loop.stop()
 
     def _close(self) -> None:
@@ -298,53 +302,10 @@ class AmqpConnection:
             waiting = list(self._waiting)
         for operation in waiting:
             operation.fail(error)
-        if self._owner is not None:
-            try:
-                self._owner.lost(error)
-            except Exception:  # the connection is lost all the same, and nobody else can be told
-                log.exception("%s: reporting the end of the connection %s failed", self._settings, self._name)
-
-
-class RequestChannel:
-    """Requests to the broker, one after another, on an AMQP channel that is opened again after one was refused.
-
-    For connections without consumers: where a channel with a consumer was closed, no other can be opened.
-    """
-
-    def __init__(self, connection: AmqpConnection) -> None:
-        self._connection: Final = connection
-        self._channel: Channel | None = None
-        self._operation: Operation[Any] | None = None
-
-    def request(self, act: Act) -> Steps[Any]:
-        """The broker's answer; ChannelRefused if it closes the channel instead."""
-        if self._channel is None:
-            self._channel = yield from self._connection.ask(
-                lambda opening: self._connection.open_channel(opening.succeed, self._on_closed)
-            )
-        return (yield from self._connection.ask(partial(self._act, act, self._channel)))
-
-    def close(self) -> Steps[None]:
-        """Close the channel, if one is open."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            yield from self._connection.ask(partial(self._act, lambda channel, _: channel.close(), channel))
-
-    def _act(self, act: Act, channel: Channel, operation: Operation[Any]) -> None:
-        self._operation = operation
         try:
-            act(channel, operation.succeed)
-        except exceptions.ChannelWrongStateError:
-            operation.fail(TransportError("the broker closed an AMQP channel"))
-
-    def _on_closed(self, reason: Exception) -> None:
-        self._channel = None
-        if self._operation is None:
-            return
-        if isinstance(reason, exceptions.ChannelClosedByClient):
-            self._operation.succeed(None)
-        else:
-            self._operation.fail(refusal(reason))
+            self._on_lost(error)
+        except Exception:  # the connection is lost all the same, and nobody else can be told
+            log.exception("%s: reporting the end of the connection %s failed", self._settings, self._name)
 
 
 def refusal(reason: Exception) -> Exception:
@@ -352,30 +313,6 @@ def refusal(reason: Exception) -> Exception:
     if isinstance(reason, exceptions.ChannelClosedByBroker):
         return ChannelRefused(reason.reply_code, reason.reply_text)
     return TransportError(f"an AMQP channel was closed: {reason}")
-
-
-def explained(error: BaseException, settings: RabbitMQSettings) -> PumpError:
-    """One of our errors for whatever pika raised, saying what to do about it where that is known."""
-    if isinstance(error, PumpError):
-        return error
-    causes = list(_causes(error))
-    for cause in causes:
-        text = _what_to_mend(cause, settings)
-        if text:
-            return SetupError(text)
-    return TransportError(f"{settings}: {_innermost_text(causes)}")
-
-
-def _what_to_mend(cause: BaseException, settings: RabbitMQSettings) -> str:
-    """Only by what the broker itself says: pika guesses the same of any connection that breaks early."""
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"{settings}: its certificate is not to be trusted: {cause.verify_message}"
-    text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
-    if f"({ACCESS_REFUSED})" in text:
-        return f"{settings} refuses the user {settings.user!r}: the name or the password is wrong"
-    if f"({NOT_ALLOWED})" in text:
-        return f"{settings}: there is no such virtual host, or the user {settings.user!r} may not use it"
-    return ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -179,21 +179,16 @@ class ConsumerBase:
         self._settle(message)
 
     def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> Steps[None]:
-        original: Message | None = message
-        failure: PublishError | None = None
-        for header in dead_letter_headers(message, rejection):
-            properties = write_properties(header, original, topic=header.topic)
-            try:
-                yield from self._store(DelayQueues.to_queue(queue), header, properties, message)
-            except PublishError as error:
-                if error.retriable or error.sent is not False:
-                    raise
-                failure = error
-                original = None  # a smaller one is without the properties that others gave the message
-            else:
-                return
-        if failure is not None:
-            raise failure
+        to = DelayQueues.to_queue(queue)
+        header, minimal = dead_letter_headers(message, rejection)
+        try:
+            properties = write_properties(header, message, topic=header.topic)
+            yield from self._store(to, header, properties, message)
+        except PublishError as error:
+            if error.retriable or error.sent is not False:
+                raise
+            properties = write_properties(minimal, topic=minimal.topic)  # without those that others gave the message
+            yield from self._store(to, minimal, properties, message)
 
     def _park(self, message: Message, rejection: Rejection) -> Steps[None]:
         try:

@@ -45,7 +45,7 @@ class DeliveryChannel:
     ) -> None:
         self._prefetch: Final = Prefetch(most)
         self.deliveries: Final = Deliveries(names.channel, self._prefetch, clock.monotonic())
-        self.connection: Final = AmqpConnection(settings, f"pump {names.channel}", self)
+        self.connection: Final = AmqpConnection(settings, f"pump {names.channel}", self._on_open, self._on_lost)
         self._queue: Final = names.channel
         self._topic: Final = names.topic
         self._clock: Final = clock
@@ -54,7 +54,6 @@ class DeliveryChannel:
         self._reader: ContentReader | None = None
         self._channel: Channel | None = None
         self._closing = False
-        """The AMQP channel is being closed."""
         self._consumer = ""
         """The tag of the active consumer; "" if there is none."""
         self._consumers: Final = count(1)
@@ -69,14 +68,13 @@ class DeliveryChannel:
 
     # -- what arrives
 
-    def opened(self) -> None:
-        """The connection is open."""
+    def _on_open(self) -> None:
         reader = ContentReader(self.connection.connection, {DELIVER: self._deliver}, self._announce)
         if reader.install():
             self._reader = reader
 
-    def lost(self, error: PumpError) -> None:
-        """The connection is lost: what is here comes again, to any consumer."""
+    def _on_lost(self, error: PumpError) -> None:
+        """What is here comes again, to any consumer."""
         self.deliveries.failure = error
         self._uncharged.add(self.deliveries.end_generation())
         self.deliveries.arrived.set()
@@ -154,8 +152,7 @@ class DeliveryChannel:
         consumer, self._consumer = self._consumer, ""
         self._prefetch.end()
         channel.basic_cancel(consumer, callback=self.connection.guarded(self._on_answer))
-        self._send_acks(channel)
-        self._send_nacks(channel)
+        self._send_settled(channel)
 
     def _expect_answer(self) -> None:
         """A request is made. The broker may fail to answer: a quorum queue without a leader is silent."""
@@ -175,8 +172,7 @@ class DeliveryChannel:
     def _between_consumers(self, channel: Channel) -> None:
         """No consumer is active: the time to do what needs that."""
         deliveries, wanted = self.deliveries, self._prefetch.wanted
-        self._send_acks(channel)
-        self._send_nacks(channel)
+        self._send_settled(channel)
         if self._purging:
             self._purge(channel)
         is_idle = deliveries.inbox and not wanted and not deliveries.receiving and not deliveries.in_hand
@@ -215,7 +211,7 @@ class DeliveryChannel:
         if channel is None:
             return
         if not (self._consumer and self._must_cancel()):
-            self._send_acks(channel)
+            self._send_settled(channel)
         elif self.deliveries.acks and not self.deliveries.flush_timed:
             self.flush_later()
 
@@ -230,25 +226,20 @@ class DeliveryChannel:
         if self.deliveries.acks:
             self.connection.call(self.flush)
 
-    def _send_acks(self, channel: Channel) -> None:
-        acks, generation = self.deliveries.acks, self.deliveries.generation
-        if not acks or not channel.is_open:
+    def _send_settled(self, channel: Channel) -> None:
+        acks, nacks, generation = self.deliveries.acks, self._nacks, self.deliveries.generation
+        if not (acks or nacks) or not channel.is_open:
             return
         settled = [acks.popleft() for _ in range(len(acks))]
         # One that was settled just when its AMQP channel was closed would hit another delivery on this one.
         tags = [receipt_of(message).tag for message in settled if message.generation == generation]
-        self._prefetch.acknowledged(tags, self._clock.monotonic())
+        self._prefetch.acknowledged([*tags, *nacks], self._clock.monotonic())
         for tag, multiple in self._ack_frames.frames(tags):
             channel.basic_ack(tag, multiple=multiple)
-
-    def _send_nacks(self, channel: Channel) -> None:
-        if not self._nacks:
-            return
-        self._prefetch.acknowledged(self._nacks, self._clock.monotonic())
-        for tag in self._nacks:
+        for tag in nacks:
             channel.basic_nack(tag, multiple=False, requeue=True)
             self._ack_frames.settle(tag)
-        self._nacks.clear()
+        nacks.clear()
 
     def nack(self, tag: int, generation: int) -> None:
         """Return a delivery. If no receive is under way, consuming ends before, so that others get it."""
@@ -257,8 +248,7 @@ class DeliveryChannel:
             return  # it went back with its AMQP channel
         self._nacks.append(tag)
         if self.deliveries.receiving or not self._consumer:
-            self._send_acks(channel)
-            self._send_nacks(channel)
+            self._send_settled(channel)
         else:
             self._stop()
 
@@ -283,10 +273,10 @@ class DeliveryChannel:
         number = len(deliveries.inbox)
         deliveries.acks.extend(deliveries.inbox)
         deliveries.inbox.clear()
-        self._send_acks(channel)
-        self._purging[0].succeed(number)
-        for operation in self._purging[1:]:
-            operation.succeed(0)
+        self._send_settled(channel)
+        for operation in self._purging:
+            operation.succeed(number)
+            number = 0
         self._purging.clear()
 
     def _close_channel(self, channel: Channel) -> None:
@@ -337,5 +327,5 @@ class DeliveryChannel:
     def _on_cancelled(self, _: object) -> None:
         channel = self._channel
         if channel is not None:
-            self._send_acks(channel)
+            self._send_settled(channel)
         self.connection.drop(TransportError(f"RabbitMQ cancelled the consumer of {self._queue}: was it deleted?"))

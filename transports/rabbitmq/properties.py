@@ -28,26 +28,9 @@ U8: Final = Struct(">B")
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
-_I8: Final = Struct(">b")
-_I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
-_I64: Final = Struct(">q")
-_NUMBERS: Final = {
-    ord(kind): number
-    for kinds, number in {
-        "B": U8,
-        "u": U16,
-        "i": U32,
-        "b": _I8,
-        "Us": _I16,
-        "I": _I32,
-        "Ll": _I64,
-        "f": Struct(">f"),
-        "d": Struct(">d"),
-        "t": Struct(">?"),
-    }.items()
-    for kind in kinds
-}
+_NUMBERS: Final = {ord(kind): Struct(f">{code}") for kind, code in zip("BuibUsILlfdt", "BHIbhhiqqfd?", strict=True)}
+"""How numbers are encoded, by the letter of their kind in AMQP."""
 TEXT: Final = ord("S")
 _DEEPEST: Final = 32
 

@@ -73,15 +73,12 @@ class Batch(Operation[None]):
             self._retriable &= retriable
         if self._unanswered:
             return
-        if self._refusals:
-            self.fail(self._refused_error())
-        else:
+        if not self._refusals:
             self.succeed(None)
-
-    def _refused_error(self) -> PublishError:
+            return
         reasons = "; ".join(dict.fromkeys(self._refusals))
         many = f"{len(self._refusals)} of {len(self.messages)} messages were" if len(self.messages) > 1 else "it was"
-        return PublishError(f"{many} not stored: {reasons}", sent=False, retriable=self._retriable)
+        self.fail(PublishError(f"{many} not stored: {reasons}", sent=False, retriable=self._retriable))
 
     def _late_error(self) -> Exception:
         blocked = "blocks publishers, and " if self._publishing.blocked else ""
@@ -141,16 +138,19 @@ class Publisher:
             yield from self._publish(to.exchange, to.routing_key, messages)
             return
         seconds_there = delay_queue_for(delay)
-        queue = to.queue(seconds_there)
-        yield from self._make_known(to, seconds_there)
-        try:
-            yield from self._publish("", queue, messages)
-        except PublishError as error:
-            if error.retriable or error.sent is not False:
-                raise
-            self._known.discard(queue)  # somebody deleted it
-            yield from self._make_known(to, seconds_there)
-            yield from self._publish("", queue, messages)
+        queue, arguments = to.queue(seconds_there), to.arguments(seconds_there, self.settings.queue_type)
+        for is_last_try in (False, True):
+            if queue not in self._known:
+                yield from with_topology(self.settings, lambda topology: topology.make_queue(queue, arguments))
+                self._known.add(queue)
+            try:
+                yield from self._publish("", queue, messages)
+            except PublishError as error:
+                if is_last_try or error.retriable or error.sent is not False:
+                    raise
+                self._known.discard(queue)  # somebody deleted it
+            else:
+                return
 
     def _publish(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Steps[None]:
         with self._lock:
@@ -161,13 +161,6 @@ class Publisher:
                 publishing = self._publishing = _Publishing(self.settings, self._name)
                 publishing.connection.open()
         yield from publishing.submit(exchange, routing_key, messages)
-
-    def _make_known(self, to: DelayQueues, delay: int) -> Steps[None]:
-        queue = to.queue(delay)
-        if queue not in self._known:
-            arguments = to.arguments(delay, self.settings.queue_type)
-            yield from with_topology(self.settings, lambda topology: topology.make_queue(queue, arguments))
-            self._known.add(queue)
 
 
 class _Publishing:
@@ -188,7 +181,7 @@ class _Publishing:
         self._returned: Final[set[int]] = set()
         self._tag = 0
         self.timeout: Final = seconds(settings.timeout)
-        self.connection: Final = AmqpConnection(settings, name, self)
+        self.connection: Final = AmqpConnection(settings, name, self._on_open, self._on_lost)
 
     def submit(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Batch:
         """Publish messages, after those before them. From any thread."""
@@ -210,14 +203,13 @@ class _Publishing:
         elif batch in self._queue:
             self._queue.remove(batch)
 
-    def opened(self) -> None:
-        """The connection is open."""
+    def _on_open(self) -> None:
         self.connection.open_channel(self._on_channel, self._on_channel_closed)
         self.connection.connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(blocked=True))
         self.connection.connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(blocked=False))
 
-    def lost(self, error: PumpError) -> None:
-        """The connection is lost: every batch ends with what is known of it."""
+    def _on_lost(self, error: PumpError) -> None:
+        """Every batch ends with what is known of it."""
         with self._lock:
             self.error = error
             batches = {*self._queue, *(batch for batch, _ in self._unconfirmed.values())}
@@ -258,7 +250,6 @@ class _Publishing:
             self.connection.guard(self._write)
 
     def _write(self) -> None:
-        """Write as many messages as may be under way."""
         channel = self._channel
         if channel is None:
             return

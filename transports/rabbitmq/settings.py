@@ -7,15 +7,9 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 import pika
 
 from pump.duration import Duration, seconds
-from pump.transport_kit.settings import Options, at_least, finite_seconds, one_of, read_url
-from pump.transport_kit.tls import only_with_tls, tls_context
+from pump.transport_kit.settings import Options, at_least, finite_seconds, one_of, only_with_tls, read_url, tls_context
 
 QueueType: TypeAlias = Literal["quorum", "classic"]
-
-PORT: Final = 5672
-TLS_PORT: Final = 5671
-HEARTBEAT: Final = 10.0
-TIMEOUT: Final = 10.0
 
 _FORM: Final = "amqp://user:password@host:port/virtual_host?option=value"
 _OPTIONS: Final[Options] = {
@@ -43,9 +37,9 @@ class RabbitMQSettings:
     key_file: str | None = None
     server_name: str | None = None
     """The name in the broker's certificate, where it is not the host."""
-    heartbeat: Duration = HEARTBEAT
+    heartbeat: Duration = 10.0
     """A broker that was silent for so many seconds is taken for dead; 0 is never."""
-    timeout: Duration = TIMEOUT
+    timeout: Duration = 10.0
     """How many seconds to wait for an answer of the broker."""
     connection_name: str = ""
     """The name of the connections in the broker's management; by default that of their channel."""
@@ -70,14 +64,10 @@ class RabbitMQSettings:
     def from_url(cls, url: str) -> Self:
         """The settings of an amqp:// or amqps:// URL; a ConfigurationError never shows the URL."""
         parts = read_url(url, _FORM, _OPTIONS, schemes=("amqp", "amqps"))
-        place: dict[str, Any] = {
-            "host": parts.host,
-            "user": parts.user,
-            "password": parts.password,
-            "virtual_host": parts.path or None,
-        }
-        given = {name: value for name, value in place.items() if value is not None}
-        return cls(tls=parts.scheme == "amqps", port=parts.port, **given, **parts.options)
+        given: dict[str, Any] = {"host": parts.host, "user": parts.user, "password": parts.password}
+        given |= {"virtual_host": parts.path or None, "port": parts.port}
+        given = {name: value for name, value in given.items() if value is not None}
+        return cls(tls=parts.scheme == "amqps", **given, **parts.options)
 
     def __str__(self) -> str:
         return f"RabbitMQ at {self.host}:{self.port_or_default}, virtual host {self.virtual_host!r}"
@@ -85,7 +75,7 @@ class RabbitMQSettings:
     @property
     def port_or_default(self) -> int:
         """The port to connect to."""
-        return self.port or (TLS_PORT if self.tls else PORT)
+        return self.port or (5671 if self.tls else 5672)
 
     def parameters(self, name: str) -> pika.ConnectionParameters:
         """The settings as pika takes them; ConfigurationError if a certificate cannot be read."""

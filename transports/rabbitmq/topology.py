@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
+from pika import exceptions
 from pika.channel import Channel
 
 from pump.errors import PumpError, SetupError, TransportError
@@ -15,11 +17,11 @@ from pump.transports.rabbitmq.connection import (
     NOT_FOUND,
     PRECONDITION_FAILED,
     RESOURCE_LOCKED,
-    Act,
     AmqpConnection,
     ChannelRefused,
-    RequestChannel,
+    Operation,
     Steps,
+    refusal,
 )
 from pump.transports.rabbitmq.settings import QueueType, RabbitMQSettings
 
@@ -31,10 +33,11 @@ ASSUMED_LIMIT: Final = 20
 """That of quorum queues that others made."""
 DELAYS: Final = tuple(1 << power for power in range(13))
 """For these delays there are queues, in seconds. A longer delay passes through several of them."""
-EXCHANGE_TYPE: Final = "fanout"
 
 Result = TypeVar("Result")
 QueueArguments: TypeAlias = dict[str, Any]
+Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
+"""Makes a request on an AMQP channel, and has its answer passed on."""
 
 _REFUSALS: Final = frozenset({ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED})
 _NO_SUCH: Final = "NOT_FOUND - no "
@@ -102,27 +105,28 @@ def with_topology(settings: RabbitMQSettings, work: "Callable[[Topology], Steps[
     connection = AmqpConnection(settings, "pump topology")
     try:
         yield from connection.open()
-        return (yield from Topology.over(connection, settings, work))
+        return (yield from work(Topology(connection, settings)))
     finally:
         yield from connection.close()
 
 
 class Topology:
-    """Finds, makes and purges queues and exchanges, over one connection."""
+    """Finds, makes and purges queues and exchanges, over a connection that has no consumer yet.
 
-    def __init__(self, requests: RequestChannel, queue_type: QueueType) -> None:
-        self._requests: Final = requests
-        self._queue_type: Final = queue_type
+    Its requests go one after another on an AMQP channel that is opened again after one was refused: where a channel
+    with a consumer was closed, no other can be opened.
+    """
 
-    @classmethod
-    def over(
-        cls, connection: AmqpConnection, settings: RabbitMQSettings, work: "Callable[[Topology], Steps[Result]]"
-    ) -> Steps[Result]:
-        """Do something with a Topology, over a connection that has no consumer yet."""
-        requests = RequestChannel(connection)
-        result = yield from work(cls(requests, settings.queue_type))
-        yield from requests.close()
-        return result
+    def __init__(self, connection: AmqpConnection, settings: RabbitMQSettings) -> None:
+        self._connection: Final = connection
+        self._queue_type: Final = settings.queue_type
+        self._channel: Channel | None = None
+        self._operation: Operation[Any] | None = None
+
+    def close(self) -> Steps[None]:
+        """Close the AMQP channel, if one is open."""
+        if self._channel is not None:
+            yield from self._request(lambda channel, _: channel.close())
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
         """Create all that may be created, then validate; SetupError names what is missing."""
@@ -150,10 +154,11 @@ class Topology:
             yield from self.make_queue(queue, queue_arguments(self._queue_type, None))
         is_ours = yield from self.make_queue(names.channel, queue_arguments(self._queue_type, names.dead_letter))
         yield from self._make_exchange(names.topic)
-        yield from self._request(
-            f"bind the queue {names.channel!r} to the exchange {names.topic!r}",
-            lambda channel, done: channel.queue_bind(names.channel, names.topic, names.topic, callback=done),
+        refused = yield from self._refusal(
+            lambda channel, done: channel.queue_bind(names.channel, names.topic, names.topic, callback=done)
         )
+        if refused is not None:
+            raise _error(f"bind the queue {names.channel!r} to the exchange {names.topic!r}", refused) from refused
         return is_ours
 
     def make_queue(self, name: str, arguments: QueueArguments) -> Steps[bool]:
@@ -171,7 +176,7 @@ class Topology:
     def _make_exchange(self, name: str) -> Steps[None]:
         """Make an exchange, unless there is one of that name, whatever its type."""
         refused = yield from self._refusal(
-            lambda channel, done: channel.exchange_declare(name, EXCHANGE_TYPE, durable=True, callback=done)
+            lambda channel, done: channel.exchange_declare(name, "fanout", durable=True, callback=done)
         )
         if refused is not None and (refused.code not in _REFUSALS or not (yield from self._exists("exchange", name))):
             raise _error(f"make the exchange {name!r}", refused) from refused
@@ -185,9 +190,10 @@ class Topology:
         return number
 
     def _purge(self, queue: str) -> Steps[int]:
-        done = yield from self._request(
-            f"purge the queue {queue!r}", lambda channel, done: channel.queue_purge(queue, callback=done)
-        )
+        try:
+            done = yield from self._request(lambda channel, done: channel.queue_purge(queue, callback=done))
+        except ChannelRefused as refused:
+            raise _error(f"purge the queue {queue!r}", refused) from refused
         return int(done.method.message_count)
 
     def _must_exist(self, kind: str, name: str) -> Steps[None]:
@@ -204,19 +210,37 @@ class Topology:
             raise _error(f"look for the {kind} {name!r}", refused) from refused
         return refused is None
 
-    def _request(self, what: str, act: Act) -> Steps[Any]:
-        try:
-            return (yield from self._requests.request(act))
-        except ChannelRefused as refused:
-            raise _error(what, refused) from refused
+    def _request(self, act: Act) -> Steps[Any]:
+        """The broker's answer; ChannelRefused if it closes the channel instead."""
+        if self._channel is None:
+            self._channel = yield from self._connection.ask(
+                lambda opening: self._connection.open_channel(opening.succeed, self._on_closed)
+            )
+        return (yield from self._connection.ask(partial(self._act, act, self._channel)))
 
     def _refusal(self, act: Act) -> Steps[ChannelRefused | None]:
         """Why the broker refuses a request; None if it does not."""
         try:
-            yield from self._requests.request(act)
+            yield from self._request(act)
         except ChannelRefused as refused:
             return refused
         return None
+
+    def _act(self, act: Act, channel: Channel, operation: Operation[Any]) -> None:
+        self._operation = operation
+        try:
+            act(channel, operation.succeed)
+        except exceptions.ChannelWrongStateError:
+            operation.fail(TransportError("the broker closed an AMQP channel"))
+
+    def _on_closed(self, reason: Exception) -> None:
+        self._channel = None
+        if self._operation is None:
+            return
+        if isinstance(reason, exceptions.ChannelClosedByClient):
+            self._operation.succeed(None)
+        else:
+            self._operation.fail(refusal(reason))
 
 
 def _error(what: str, refused: ChannelRefused) -> PumpError:

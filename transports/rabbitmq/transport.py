@@ -26,23 +26,6 @@ LARGEST_PREFETCH: Final = 65_535
 
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase)
 
-QUORUM: Final = Capabilities(
-    system="rabbitmq",
-    nack="releases",
-    blocks="nothing",
-    requeue="copy",
-    counts_deliveries=True,
-    carries_attempts=True,
-    durable=True,
-    durable_attempts=True,
-    leases=False,
-    delayed_publish=True,
-    hands_back="all",
-    largest_body=LARGEST_BODY,
-    largest_headers=LARGEST_HEADERS,
-)
-CLASSIC: Final = replace(QUORUM, counts_deliveries=False)
-
 
 class RabbitMQTransport:
     """One RabbitMQ. Making one opens nothing.
@@ -51,12 +34,26 @@ class RabbitMQTransport:
     letters, goes over one more, which they share: a broker that blocks publishers does not block acknowledgements.
     """
 
-    capabilities: Capabilities = QUORUM
+    capabilities: Capabilities = Capabilities(
+        system="rabbitmq",
+        nack="releases",
+        blocks="nothing",
+        requeue="copy",
+        counts_deliveries=True,
+        carries_attempts=True,
+        durable=True,
+        durable_attempts=True,
+        leases=False,
+        delayed_publish=True,
+        hands_back="all",
+        largest_body=LARGEST_BODY,
+        largest_headers=LARGEST_HEADERS,
+    )
 
     def __init__(self, settings: RabbitMQSettings | None = None) -> None:
         self.settings: Final = RabbitMQSettings() if settings is None else settings
         if self.settings.queue_type == "classic":
-            self.capabilities = CLASSIC
+            self.capabilities = replace(self.capabilities, counts_deliveries=False)
         self._uncharged: Final = Uncharged()
         self._publisher: Final = Publisher(self.settings, "pump copies and dead letters", CLOCK)
 
@@ -100,9 +97,9 @@ class RabbitMQTransport:
         channel = DeliveryChannel(self.settings, names, prefetch, CLOCK, self._uncharged)
         try:
             yield from channel.connection.open()
-            is_ours = yield from Topology.over(
-                channel.connection, self.settings, lambda topology: topology.subscribe(subscription)
-            )
+            topology = Topology(channel.connection, self.settings)
+            is_ours = yield from topology.subscribe(subscription)
+            yield from topology.close()
         except BaseException:
             channel.connection.close()
             raise

@@ -1,8 +1,10 @@
 """Connections to a server, and what its errors mean: none of the client library's own leaves this file."""
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.resources import files
 from typing import Any, Final, TypeAlias
 
 from redis import connection as client
@@ -11,10 +13,11 @@ from redis import exceptions
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PumpError, SetupError, TransportError
-from pump.transport_kit.tls import tls_context
-from pump.transports.redis.scripts import Command, known_scripts
+from pump.transport_kit.settings import tls_context
 from pump.transports.redis.settings import Server
 
+Argument: TypeAlias = str | bytes | int | float
+Command: TypeAlias = Sequence[Argument]
 Reply: TypeAlias = Any
 """What RESP2 has: bytes, int, None, a list of these; or a PumpError, where the server replied with an error."""
 
@@ -22,6 +25,9 @@ CHECK_SECONDS: Final = 0.05
 """A connection that was not used for so long is checked for its end before it is used,"""
 PING_SECONDS: Final = 1.0
 """and after so long by a PING."""
+
+_known_scripts: Final[dict[str, str]] = {}
+"""The texts of all scripts, by their digests: the connection loads one where the server does not know it yet."""
 
 
 class NotConnected(TransportError):  # noqa: N818 - it says what is the matter
@@ -38,6 +44,23 @@ class _ReadOnly(TransportError):  # noqa: N818 - it says what happened
 
 class _UnknownScript(TransportError):  # noqa: N818 - it says what is missing
     """The server was restarted, or its scripts were removed."""
+
+
+class Script:
+    """Functions in Lua, each of which the server runs as one step."""
+
+    def __init__(self, text: str) -> None:
+        self._digest: Final = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - it is how Redis names scripts
+        _known_scripts[self._digest] = text
+
+    @classmethod
+    def read(cls, *names: str) -> "Script":
+        """The functions in files of this folder."""
+        return cls("".join((files(__package__) / name).read_text("utf-8") for name in names))
+
+    def call(self, function: str, keys: Sequence[str], *args: Argument) -> Command:
+        """The command that calls one of them."""
+        return ("EVALSHA", self._digest, len(keys), *keys, function, *args)
 
 
 class Connection:
@@ -126,7 +149,7 @@ class Connection:
         if not any(isinstance(reply, _UnknownScript) for reply in replies):
             return replies
         return [
-            self._exchange([("SCRIPT", "LOAD", known_scripts[str(command[1])]), command])[1]
+            self._exchange([("SCRIPT", "LOAD", _known_scripts[str(command[1])]), command])[1]
             if isinstance(reply, _UnknownScript)
             else reply
             for command, reply in zip(commands, replies, strict=True)
@@ -173,7 +196,6 @@ _ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
 
 
 def _error_of(error: exceptions.ResponseError) -> PumpError:
-    """Our error for what the server replied."""
     text = _text(error)
     for code, theirs, kind, meaning in _ERRORS:
         if code in text or isinstance(error, theirs):

@@ -1,5 +1,6 @@
 """What consumers of streams and of lists share: when they poll, wait and acknowledge."""
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -15,8 +16,7 @@ from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, repo
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
 from pump.transport_kit.settings import finite_seconds
-from pump.transports.redis.connection import Connection, NoGroup, Reply, reply_or_raise
-from pump.transports.redis.scripts import Command
+from pump.transports.redis.connection import Command, Connection, NoGroup, Reply, reply_or_raise
 
 if TYPE_CHECKING:
     from pump.transports.redis.transport import RedisBase
@@ -53,7 +53,7 @@ class RedisConsumer(ABC):
         self._acks: Final = AckBatch[Hashable, None](self._clock, self._flush, retry_seconds=POLL_SECONDS)
         self._names_key: Final = (self._destinations.topic, self._channel)
         self._reusable_name: Final = transport.consumer_names.take(self._names_key)
-        self._name: Final = self._reusable_name.with_letters()
+        self._name: Final = self._reusable_name.prefix + secrets.token_hex(3)
         self._poll_at = 0.0
         self._blocked = False
         self._interrupted = False
@@ -181,7 +181,6 @@ class RedisConsumer(ABC):
             self._flush()
 
     def _flush(self) -> None:
-        """Send the pending acknowledgements now."""
         self._send_acks(self._connection)
 
     def _execute_reading(self, command: Command) -> Reply:
@@ -219,12 +218,8 @@ class RedisConsumer(ABC):
             else:
                 late += len(reply_or_raise(reply))
         if late:
-            log.warning(
-                "redis: %d of %d acknowledgements on channel %s came too late: these messages are not ours any more",
-                late,
-                count,
-                self._channel,
-            )
+            text = "redis: %d of %d acknowledgements on channel %s came too late: these messages are not ours any more"
+            log.warning(text, late, count, self._channel)
 
     # -- other verdicts
 
@@ -307,11 +302,8 @@ class RedisConsumer(ABC):
         self._acks.close()
         unsent = list(self._acks.take())
         if unsent:
-            log.warning(
-                "redis: channel %s: %d acknowledgements could not be sent; the next consumer sends them",
-                self._channel,
-                len(unsent),
-            )
+            text = "redis: channel %s: %d acknowledgements could not be sent; the next consumer sends them"
+            log.warning(text, self._channel, len(unsent))
             self._reusable_name.unsent, self._reusable_name.unsent_by = unsent, self._name
         self._connection.close()
         self._reading.close()

@@ -251,7 +251,6 @@ def read_element(element: bytes, *, topic: str, generation: int) -> Message:
 
 
 def _open(element: bytes, parsed: _ParsedTexts) -> bytes:
-    """Parse an envelope's texts, and return its body."""
     end = _JSON_START + int.from_bytes(element[RECEIPT_LENGTH:_JSON_START], "big")
     for name, text in _decode_texts(element[_JSON_START:end]).items():
         parsed.add(name, text)

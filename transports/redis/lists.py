@@ -14,14 +14,14 @@ from pump.errors import PumpError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.transport_kit.destinations import Destinations
-from pump.transport_kit.settings import Options
+from pump.transports.redis.connection import Command, Script
 from pump.transports.redis.consumer import POLL_SECONDS, SHORTEST_BLOCK, RedisConsumer
 from pump.transports.redis.entries import copy_envelope, envelope, read_element
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import LISTS, Command
 from pump.transports.redis.streams import RedisTransport
-from pump.transports.redis.transport import OPTIONS, RedisBase
+from pump.transports.redis.transport import RedisBase
 
+LISTS: Final = Script.read("common.lua", "lists.lua")
 HEARTBEATS_PER_LEASE: Final = 3
 """How many heartbeats a consumer sends in the time after which it is taken for dead."""
 
@@ -61,12 +61,11 @@ class RedisListTransport(RedisBase):
 
     capabilities: Capabilities = replace(RedisTransport.capabilities, counts_deliveries=False, leases=False)
     schemes: ClassVar[Sequence[str]] = ("redis+list", "rediss+list")
-    options: ClassVar[Options] = OPTIONS
 
     def _consumer(self, subscription: Subscription) -> "ListConsumer":
         return ListConsumer(self, subscription)
 
-    def _send(self, message: Message, delay: float) -> Command:
+    def send_command(self, message: Message, delay: float) -> Command:
         """An envelope for every channel that the topic has now, or has when it is due."""
         sent = envelope(message.header, message.body, topic=message.header.topic)
         topic = TopicKeys(message.header.topic, self.prefix)
@@ -95,7 +94,6 @@ class ListConsumer(RedisConsumer):
 
     def __init__(self, transport: RedisListTransport, subscription: Subscription) -> None:
         super().__init__(transport, subscription)
-        self._prefix: Final = transport.prefix
         self._keys: Final = ChannelKeys(self._destinations, transport.prefix)
         self._held: Final = self._keys.held + self._name
         self._heartbeat: Final = self._keys.heartbeat + self._name
@@ -163,7 +161,7 @@ class ListConsumer(RedisConsumer):
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
         keys, args = [self._held], [self._receipt(message)]
         if topic is not None:
-            target = TopicKeys(topic, self._prefix)
+            target = TopicKeys(topic, self._transport.prefix)
             keys += (target.list, target.channels)
             letter = envelope(dead_letter(message, rejection), message.body, topic=topic)
             args += (topic.encode(), target.begin.encode(), letter)

@@ -4,12 +4,11 @@ import os
 import secrets
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from pump.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
 
 
 def hash_tag(key: str) -> str:
@@ -22,6 +21,7 @@ def hash_tag(key: str) -> str:
     return f"{{{key}}}"
 
 
+@dataclass(slots=True)
 class ConsumerName:
     """A name that one consumer of a channel has at a time, and the acknowledgements that its last consumer left over.
 
@@ -29,15 +29,10 @@ class ConsumerName:
     be delivered to the predecessor. The prefix tells the next consumer which those are.
     """
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix: Final = prefix
-        self.unsent: Sequence[Any] = ()
-        """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
-        self.unsent_by: str = ""
-
-    def with_letters(self) -> str:
-        """The name of one more consumer."""
-        return self.prefix + secrets.token_hex(3)
+    prefix: str
+    unsent: Sequence[Any] = ()
+    """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
+    unsent_by: str = ""
 
 
 class ConsumerNames:
@@ -53,7 +48,7 @@ class ConsumerNames:
         self._process = 0
         self._prefix = ""
 
-    def take(self, channel: "Hashable") -> ConsumerName:
+    def take(self, channel: Hashable) -> ConsumerName:
         """A name that no other consumer of the channel has now."""
         with self._lock:
             self._check_for_fork()
@@ -63,7 +58,7 @@ class ConsumerNames:
             number = self._counts[channel] = self._counts.get(channel, 0) + 1
             return ConsumerName(f"{self._prefix}-{number}.")
 
-    def release(self, channel: "Hashable", name: ConsumerName) -> None:
+    def release(self, channel: Hashable, name: ConsumerName) -> None:
         """Let another consumer of the channel have it."""
         with self._lock:
             self._free.setdefault(channel, []).append(name)

@@ -5,8 +5,7 @@ from typing import Any, Final, Self
 
 from pump.duration import Duration
 from pump.errors import ConfigurationError
-from pump.transport_kit.settings import Options, TransportURL, finite_seconds
-from pump.transport_kit.tls import only_with_tls
+from pump.transport_kit.settings import Options, TransportURL, finite_seconds, only_with_tls
 
 FORM: Final = "redis://user:password@host:port/database?option=value"
 SERVER_OPTIONS: Final[Options] = {
@@ -14,8 +13,6 @@ SERVER_OPTIONS: Final[Options] = {
     "timeout": float,
 }
 """What a URL may say of the server beside its parts."""
-PORT: Final = 6379
-TIMEOUT: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +20,7 @@ class Server:
     """One Redis, or a fork of it, and how to talk to it. Checked when made."""
 
     host: str = "localhost"
-    port: int = PORT
+    port: int = 6379
     db: int = 0
     user: str = ""
     password: str = field(default="", repr=False)
@@ -35,7 +32,7 @@ class Server:
     cert_file: str | None = None
     """Our own certificate, where the server asks for one."""
     key_file: str | None = None
-    timeout: Duration = TIMEOUT
+    timeout: Duration = 5.0
     """Seconds to wait for an answer, beyond the time for which the server was asked to wait itself."""
 
     def __post_init__(self) -> None:

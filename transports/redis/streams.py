@@ -18,7 +18,7 @@ from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.settings import Options
-from pump.transports.redis.connection import NoGroup
+from pump.transports.redis.connection import Argument, Command, NoGroup, Script
 from pump.transports.redis.consumer import SHORTEST_BLOCK, RedisConsumer
 from pump.transports.redis.entries import (
     BODY,
@@ -30,10 +30,10 @@ from pump.transports.redis.entries import (
     entry_fields,
 )
 from pump.transports.redis.names import hash_tag
-from pump.transports.redis.scripts import STREAMS, Argument, Command
 from pump.transports.redis.settings import Server
 from pump.transports.redis.transport import LARGEST_BODY, LARGEST_HEADERS, LEASE, OPTIONS, RedisBase
 
+STREAMS: Final = Script.read("common.lua", "streams.lua")
 TRIM_SECONDS: Final = 2.0
 GONE_SECONDS: Final = 3600.0
 """A consumer with nothing pending is removed when it was not seen for so long."""
@@ -110,7 +110,8 @@ class RedisTransport(RedisBase):
     def _consumer(self, subscription: Subscription) -> "StreamConsumer":
         return StreamConsumer(self, subscription)
 
-    def _send(self, message: Message, delay: float) -> Command:
+    def send_command(self, message: Message, delay: float) -> Command:
+        """As RedisBase's."""
         topic = message.header.topic
         fields = entry_fields(message.header, message.body, topic=topic, body_field=self.body_field)
         if len(fields) > 2 * MOST_FIELDS:
@@ -137,7 +138,6 @@ class StreamConsumer(RedisConsumer):
     def __init__(self, transport: RedisTransport, subscription: Subscription) -> None:
         super().__init__(transport, subscription)
         self._keys: Final = StreamKeys(self._destinations, transport.prefix)
-        self._prefix: Final = transport.prefix
         self._keep_ms: Final = transport.keep_ms
         topic, stream = self._destinations.topic, self._keys.streams[0]
         self._reader: Final = EntryReader(topic, stream, self.generation, transport.body_field)
@@ -148,7 +148,6 @@ class StreamConsumer(RedisConsumer):
         self._connection.execute(self._call("take_over", self._reusable_name.prefix))
 
     def _call(self, function: str, *args: Argument, more_keys: Sequence[str] = ()) -> Command:
-        """The call of a function for this consumer."""
         return STREAMS.call(function, (*self._keys.streams, *more_keys), self._channel, self._name, *args)
 
     # -- receiving
@@ -167,11 +166,8 @@ class StreamConsumer(RedisConsumer):
             if claims:
                 self._claim_at = now + min(self._lease / CLAIMS_PER_LEASE, LONGEST_CLAIM_SECONDS)
         if lost:
-            log.error(
-                "redis: %d messages of %s are lost: they were removed from the stream before they were settled",
-                lost,
-                self._channel,
-            )
+            text = "redis: %d messages of %s are lost: they were removed from the stream before they were settled"
+            log.error(text, lost, self._channel)
         if now >= self._trim_at:
             self._trim(now)
         return self._messages(EntryReceipt(*each) for each in found)
@@ -221,7 +217,7 @@ class StreamConsumer(RedisConsumer):
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
         fields = [] if topic is None else dead_letter_fields(message, rejection)
-        keys = [] if topic is None else [self._prefix + topic]
+        keys = [] if topic is None else [self._transport.prefix + topic]
         if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only what others sent: stored first, as one step is not possible
             self._connection.execute(("XADD", *keys, "*", *fields))
             keys, fields = [], []

@@ -10,17 +10,16 @@ from typing import ClassVar, Final, Self
 from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.duration import Duration
-from pump.errors import ConfigurationError, PumpError, SetupError
+from pump.errors import ConfigurationError, PublishError, PumpError, SetupError
 from pump.message import Message
 from pump.subscription import Missing, Publication, Subscription
 from pump.telemetry import log
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.sending import check_sizes, not_sent
 from pump.transport_kit.settings import Options, finite_seconds, read_url
-from pump.transports.redis.connection import Connection
+from pump.transports.redis.connection import Command, Connection, NotConnected
 from pump.transports.redis.consumer import RedisConsumer
 from pump.transports.redis.names import ConsumerNames
-from pump.transports.redis.producer import RedisProducer
-from pump.transports.redis.scripts import Command
 from pump.transports.redis.settings import FORM, SERVER_OPTIONS, Server
 
 LEASE: Final = 30.0
@@ -28,6 +27,8 @@ LEASE: Final = 30.0
 LARGEST_BODY: Final = 512 * 1024 * 1024
 """What Redis takes as one value. docs/redis.md says how much less is wise."""
 LARGEST_HEADERS: Final = 64 * 1024
+AT_ONCE: Final = 500
+"""How many messages are sent before the replies are read."""
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("prefix", "consumer"), str),
@@ -47,7 +48,7 @@ class RedisBase(ABC):
 
     capabilities: Capabilities
     schemes: ClassVar[Sequence[str]]
-    options: ClassVar[Options]
+    options: ClassVar[Options] = OPTIONS
     """What a URL may have after the question mark."""
 
     def __init__(
@@ -81,15 +82,12 @@ class RedisBase(ABC):
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what each one needs on the server; SetupError names what is missing."""
         channels = [(each.missing, Destinations.of(each)) for each in subscriptions]
-        topics = [(each.missing, each.destination) for each in publications]
         with closing(Connection(self.server, self.clock)) as connection:
             for now in ("create", "validate"):  # all is created before anything is validated
-                for missing, channel in channels:
-                    if missing == now:
-                        self.ensure(connection, missing, channel.dead_letters, channel)
-                for missing, topic in topics:
-                    if missing == now:
-                        self.ensure(connection, missing, [topic])
+                for channel in [each for missing, each in channels if missing == now]:
+                    self.ensure(connection, now, channel.dead_letters, channel)
+                for topic in [each.destination for each in publications if each.missing == now]:
+                    self.ensure(connection, now, [topic])
             self._warn_of_loss(connection)
 
     def ensure(
@@ -122,9 +120,9 @@ class RedisBase(ABC):
         consumer.open()
         return consumer
 
-    def producer(self) -> RedisProducer:
+    def producer(self) -> "RedisProducer":
         """A producer, which connects when it first sends."""
-        return RedisProducer(Connection(self.server, self.clock), self.capabilities, self._send)
+        return RedisProducer(self)
 
     # -- what differs between streams and lists
 
@@ -133,7 +131,7 @@ class RedisBase(ABC):
         """A consumer that is not open yet."""
 
     @abstractmethod
-    def _send(self, message: Message, delay: float) -> Command:
+    def send_command(self, message: Message, delay: float) -> Command:
         """The command that stores a message, at once or after the delay; ValueError if it cannot be written."""
 
     @abstractmethod
@@ -143,3 +141,48 @@ class RedisBase(ABC):
     @abstractmethod
     def _find_missing(self, topics: Sequence[str], channel: Destinations | None) -> Command:
         """The command whose reply is a name of these that does not exist, or nothing."""
+
+
+class RedisProducer:
+    """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
+
+    def __init__(self, transport: RedisBase) -> None:
+        self._transport: Final = transport
+        self._connection: Final = Connection(transport.server, transport.clock)
+        self._closed = False
+
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """Return when the server has stored every message; a PublishError says what is known of the others."""
+        if self._closed:
+            raise not_sent("the producer is closed", retriable=True)
+        commands = [self._command(message, delay) for message in messages]
+        for start in range(0, len(commands), AT_ONCE):
+            self._store(commands[start : start + AT_ONCE], is_first=start == 0)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._closed = True
+        self._connection.close()
+
+    def _command(self, message: Message, delay: float) -> Command:
+        try:
+            check_sizes(message, self._transport.capabilities)
+            return self._transport.send_command(message, delay)
+        except (ValueError, ConfigurationError) as error:
+            raise not_sent(f"message {message.id} cannot be written: {error}") from error
+
+    def _store(self, commands: Sequence[Command], *, is_first: bool) -> None:
+        try:
+            replies = self._connection.execute_all(commands)
+        except PumpError as error:
+            nothing = is_first and isinstance(error, NotConnected | SetupError)
+            raise _failure(error, sent=False if nothing else None) from error
+        failures = [reply for reply in replies if isinstance(reply, PumpError)]
+        if failures:
+            nothing = is_first and len(failures) == len(replies)
+            raise _failure(failures[0], sent=False if nothing else None) from failures[0]
+
+
+def _failure(error: PumpError, *, sent: bool | None) -> PublishError:
+    known = "nothing was sent" if sent is False else "not everything was confirmed"
+    return PublishError(f"{known}: {error}", sent=sent, retriable=not isinstance(error, SetupError))

@@ -41,10 +41,12 @@ class Operation:
 class Connection:
     """A connection in which everything happens at once, in the calling thread."""
 
-    def __init__(self, settings: RabbitMQSettings, name: str, owner: Any) -> None:
+    def __init__(
+        self, settings: RabbitMQSettings, name: str, opened: object, lost: Callable[[PumpError], None]
+    ) -> None:
         self.channels: list[Channel] = []
         self.dropped: PumpError | None = None
-        self._owner = owner
+        self._lost = lost
 
     def call(self, act: Callable[..., object], *args: Any, **options: Any) -> None:
         act(*args, **options)
@@ -58,7 +60,7 @@ class Connection:
 
     def drop(self, error: PumpError) -> None:
         self.dropped = error
-        self._owner.lost(error)
+        self._lost(error)
 
     @property
     def channel(self) -> "Channel":

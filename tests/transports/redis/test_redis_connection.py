@@ -21,9 +21,8 @@ from pump.transports.redis import RedisListTransport, RedisTransport, Server
 from pump.transports.redis import connection as redis_connection
 from pump.transports.redis import consumer as redis_consumer
 from pump.transports.redis import lists as redis_lists
-from pump.transports.redis.connection import Connection, NotConnected
+from pump.transports.redis.connection import Connection, NotConnected, Script
 from pump.transports.redis.consumer import RedisConsumer
-from pump.transports.redis.scripts import Script
 from support.redis_bench import RedisBench, StreamBench, bodies, receive
 from support.waiting import eventually
 
