@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
 from itertools import count, takewhile
 from math import inf
 from threading import Lock
@@ -232,6 +233,7 @@ def _awaitable(
 ) -> Callable[Concatenate["AsyncMemoryConsumer", Arguments], Coroutine[Any, Any, Result]]:
     """A method of MemoryConsumer for awaiting callers. None of them waits."""
 
+    @wraps(method)
     async def call(self: "AsyncMemoryConsumer", /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         return method(self._consumer, *arguments, **options)
 

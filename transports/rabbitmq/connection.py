@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import pika
@@ -68,6 +68,7 @@ async def run_async(steps: Steps[Result]) -> Result:
 def blocking(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Result]:
     """The method that does the steps of this one, blocking."""
 
+    @wraps(method)
     def done(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
         return run(method(*args, **options))
 
@@ -77,6 +78,7 @@ def blocking(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, 
 def awaiting(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Coroutine[Any, Any, Result]]:
     """The same, awaiting."""
 
+    @wraps(method)
     async def done(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
         return await run_async(method(*args, **options))
 
