@@ -20,6 +20,8 @@ import asyncio, signal, sys, threading, time
 from dataclasses import dataclass
 from pump import *
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal; whoever starts the tests may ignore it
+
 @dataclass(frozen=True)
 class Order(Command):
     number: int
