@@ -185,8 +185,11 @@ def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
     began = clock.monotonic()
     demo = Demo(seconds, speed, show=lambda text: display.show(clock.monotonic() - began, text))
     with ExitStack() as restored, handling(lambda *_: stop.set()):
-        logging.disable()
-        restored.callback(logging.disable, logging.NOTSET)
+        log, silent = logging.getLogger("pump"), logging.NullHandler()  # what others log is still seen
+        restored.callback(setattr, log, "propagate", log.propagate)
+        restored.callback(log.removeHandler, silent)
+        log.propagate = False
+        log.addHandler(silent)
         if live:  # on the terminal's alternate page, without a cursor
             restored.callback(print, "\x1b[?25h\x1b[?1049l", end="", flush=True)
             print("\x1b[?1049h\x1b[?25l", end="", flush=True)
