@@ -8,11 +8,11 @@ from typing import Any, Final
 from pump.attribute import shown
 from pump.duration import seconds
 from pump.handling.registry import Registration
-from pump.mapping.mapper import wire_type
 from pump.program.dispatcher import Dispatcher
 from pump.program.performer import PerformerState
 from pump.program.plan import Plan
 from pump.subscription import Publication
+from pump.wire_name import wire_type
 
 _HIDDEN: Final = "…"
 _IN_URL: Final = re.compile(r"(?<=://)[^/\s'\"]*@")

@@ -13,7 +13,7 @@ from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Un
 from pump.handling.pipeline import Pipeline
 from pump.handling.registry import Registration
 from pump.mapping.errors import MappingError
-from pump.mapping.mapper import Mapper, mapper_for, wire_type
+from pump.mapping.mapper import Mapper, mapper_for
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
@@ -21,6 +21,7 @@ from pump.pumps.own_task import OwnTask, is_cancelled
 from pump.subscription import Subscription
 from pump.telemetry import Telemetry
 from pump.verdict import SetupFault
+from pump.wire_name import wire_type
 
 if TYPE_CHECKING:
     from pump.program.processor import CommandProcessor

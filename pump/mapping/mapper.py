@@ -1,18 +1,16 @@
-"""Between requests and messages: mappers, the default one for JSON, and the names that types travel under."""
+"""Between requests and messages: mappers, and the default one for JSON."""
 
-import inspect
 import re
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from pump.errors import ConfigurationError
 from pump.mapping.errors import MappingError, is_decision, mapping_error, refused
 from pump.mapping.msgspec_codec import MsgspecCodec
 from pump.mapping.pydantic_codec import PydanticCodec, is_pydantic
 from pump.mapping.strict_json import dump, parse
 from pump.message import Message
+from pump.wire_name import wire_version
 
 T = TypeVar("T")
 
@@ -89,51 +87,3 @@ def _upcasted(upcast: Upcast, version: str, body: bytes) -> bytes:
         if isinstance(error, MappingError) or is_decision(error):
             raise
         raise refused("upcast", error) from error
-
-
-# --- the names that types travel under
-
-
-def wire_type(request_type: type) -> str:
-    """The name that a type travels under: its own `wire_type`, a ClassVar[str], else its name, never its module.
-
-    It is not inherited, since two types cannot share one. A generic type's name says what it is made of.
-    """
-    origin: Any = get_origin(request_type) or request_type
-    args = get_args(request_type)
-    if origin is Annotated:
-        return wire_type(args[0])
-    if origin in (Union, types.UnionType):
-        return " | ".join(map(wire_type, args))
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, args))}]"
-    name = _declared(origin, "wire_type") or _name(origin)
-    return f"{name}[{', '.join(map(wire_type, args))}]" if args and name == _name(origin) else name
-
-
-def wire_version(request_type: type) -> str:
-    """The version that a type declares, or inherits, as `wire_version`, a ClassVar[str]; else "", which is none."""
-    origin: Any = get_origin(request_type) or request_type
-    declared = (_declared(cls, "wire_version") for cls in getattr(origin, "__mro__", ()))
-    return next(filter(None, declared), "")
-
-
-def _name(origin: object) -> str:
-    if origin is ...:
-        return "..."
-    if origin is types.NoneType:
-        return "None"
-    return getattr(origin, "__name__", None) or str(origin)
-
-
-def _declared(cls: object, name: str) -> str:
-    """What the class itself says of its name or version; a ConfigurationError if it says it in another way."""
-    if not isinstance(cls, type):
-        return ""
-    value, hint = vars(cls).get(name), inspect.get_annotations(cls).get(name)
-    if value is None and hint is None:
-        generic = getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
-        return _declared(generic, name)
-    if (hint is not None and "ClassVar" not in str(hint)) or not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{cls.__qualname__}.{name} must be a ClassVar[str], and not empty")
-    return value

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from pump.errors import ConfigurationError, DontAckAction, MessageAction
 from pump.handling.registry import Registration, Registry, register
-from pump.mapping.mapper import wire_type
 from pump.request import Event
 from pump.subscription import DEFAULT_DEAD_LETTER, PumpKind, Subscription
+from pump.wire_name import wire_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import inspect
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from pump.colour import must_not_block
 from pump.context import Context, enter_context, find_context, leave_context
@@ -12,11 +12,11 @@ from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, UnknownPublication
 from pump.handling.dispatch import Bound, DispatchSettings, bind
 from pump.handling.registry import Registry
-from pump.mapping.mapper import Mapper, wire_type, wire_version
 from pump.message import NO_HEADERS, Header, Kind, Message
 from pump.program.producers import Producers
 from pump.request import Document, Event
 from pump.subscription import Publication
+from pump.wire_name import wire_type, wire_version
 
 TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
@@ -172,7 +172,7 @@ class _Outgoing:
 
     def __init__(self, publication: Publication, settings: DispatchSettings) -> None:
         self._publication: Final = publication
-        self._mapper: Final[Mapper[Any]] = settings.mapper(publication.request)
+        self._mapper: Final = settings.mapper(publication.request)
         self._type: Final = wire_type(publication.request)
         self._version: Final = self._mapper.version or wire_version(publication.request)
         self._kind: Final[Kind] = _kind(publication.request)

@@ -9,10 +9,10 @@ from typing import Literal
 from pump.capabilities import Capabilities
 from pump.duration import seconds
 from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, RejectMessageAction
-from pump.mapping.mapper import wire_type
 from pump.program.plan import Plan
 from pump.request import Event
 from pump.subscription import Publication
+from pump.wire_name import wire_type
 
 
 @dataclass(frozen=True, slots=True)

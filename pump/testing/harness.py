@@ -18,7 +18,7 @@ from pump.duration import Duration
 from pump.duration import seconds as in_seconds
 from pump.errors import ConfigurationError, PumpError
 from pump.handling.dispatch import Bound, DispatchSettings
-from pump.mapping.mapper import Mapper, wire_type
+from pump.mapping.mapper import Mapper
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
 from pump.program.processor import CommandProcessor, PostOptions
@@ -35,6 +35,7 @@ from pump.testing.settings import SubscriptionOptions, Switchboard, program_of
 from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import Transport, find_transport
 from pump.verdict import Stopped, Verdict
+from pump.wire_name import wire_type
 
 Result = TypeVar("Result")
 

@@ -9,10 +9,10 @@ from pump.duration import Duration
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import DispatchSettings
 from pump.handling.registry import Registry
-from pump.mapping.mapper import wire_type
 from pump.program.dispatcher import Dispatcher
 from pump.program.plan import Plan, plan
 from pump.subscription import Missing, OnUnhandled, Publication, PumpKind, Subscription
+from pump.wire_name import wire_type
 
 
 class SubscriptionOptions(TypedDict, total=False):

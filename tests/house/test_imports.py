@@ -13,7 +13,7 @@ import pytest
 from support.tree import PACKAGES, modules
 
 LAYERS: tuple[str, ...] = (
-    "capabilities clock dead_letter duration errors message process_signals request subscription telemetry",
+    "capabilities clock dead_letter duration errors message process_signals request subscription telemetry wire_name",
     "colour conversation ledger pump_log",
     "context verdict",
     "attribute mapping transport_kit",
