@@ -107,6 +107,11 @@ class ListBench(RedisBench):
     def depth(self, name: str) -> int:
         return int(self.client.llen(name))
 
+    def held(self, channel: str) -> str:
+        """The key of what the only consumer of that channel has."""
+        (key,) = self.client.keys(f"{{{self.topic}}}:{channel}:held:*")
+        return str(key.decode())
+
     @property
     def in_hand(self) -> int:
         return sum(self.client.llen(key) for key in self.client.keys(self.key("held:*")))

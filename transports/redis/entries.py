@@ -2,7 +2,8 @@
 
 A message has named texts: its header, and what a copy of it carries. On a stream they are fields of an entry, beside
 the body. In a list they are the JSON of an envelope: MAGIC, sixteen bytes that no other envelope has, the length of the
-JSON in four bytes, the JSON, the body. A list's element that is no envelope is all body.
+JSON in four bytes, the JSON, the body. A list's element that is no envelope is all body. While a consumer has it, it is
+tagged: TAG and sixteen bytes stand before it, since an equal one may be there too.
 """
 
 import hashlib
@@ -27,8 +28,9 @@ MOST_FIELDS: Final = 1000
 """Of one entry: a script can pass on no more than some thousand fields."""
 LONGEST_COUNT: Final = 9
 MAGIC: Final = b"\0pump1"
+TAG: Final = b"\0pump0"
 RECEIPT_LENGTH: Final = len(MAGIC) + 16
-"""The bytes at the beginning of an envelope that no other envelope has."""
+"""The bytes at the beginning of an envelope, or of a tagged element, that no other one has."""
 _JSON_START: Final = RECEIPT_LENGTH + 4
 
 _HEADER_TEXTS: Final = {
@@ -224,13 +226,16 @@ def copy_envelope(message: Message, attempts: int, now: float, *, topic: str) ->
     return envelope(message.header, message.body, topic=topic, more=_copy_texts(message, attempts, now))
 
 
-def receipt_of(element: bytes) -> bytes:
-    """How the element is found in a list: by its beginning, if it is an envelope, or else by all of it."""
-    return element[:RECEIPT_LENGTH] if element.startswith(MAGIC) and len(element) > RECEIPT_LENGTH else element
+def is_envelope(element: bytes) -> bool:
+    """Whether the element is to be read as an envelope; any other is tagged while a consumer has it."""
+    return element.startswith(MAGIC) and len(element) > RECEIPT_LENGTH
 
 
 def read_element(element: bytes, *, topic: str, generation: int) -> Message:
     """The message of an element. What is no envelope is all body; so is one that cannot be read, as its fault says."""
+    receipt = element[:RECEIPT_LENGTH]
+    if receipt.startswith(TAG):
+        element = element[RECEIPT_LENGTH:]
     parsed, body, fault = _ParsedTexts(), element, ""
     if element.startswith(MAGIC):
         try:
@@ -243,7 +248,7 @@ def read_element(element: bytes, *, topic: str, generation: int) -> Message:
         header,
         body,
         identity=header.id or parsed.identity or f"{topic}/{hashlib.sha256(element).hexdigest()[:32]}",
-        receipt=receipt_of(element),
+        receipt=receipt,
         generation=generation,
         attempts=parsed.attempts,
         fault=fault,

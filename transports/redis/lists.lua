@@ -1,11 +1,32 @@
 -- Channels on lists. A delivery belongs to a consumer while it is in the consumer's own list, `held`, which every
--- function checks. It is found there by its receipt: the first 22 bytes of an envelope, or the whole of any other element.
+-- function checks. It is found there by its receipt, the 22 bytes at its beginning. An envelope begins with bytes that no
+-- other has. Any other element may stand in the list several times, so it gets a tag before it while it is held.
+
+local ENVELOPE, TAG, RECEIPT_LENGTH = '\0pump1', '\0pump0', 22
+
+local function begins_with(element, mark)
+  return string.sub(element, 1, #mark) == mark
+end
+
+-- The element that was held last, with a tag before it unless it is an envelope. `call` is a text of 12 characters that
+-- is another for each call of this consumer's.
+local function tag_last(held, element, call, number)
+  if #element > RECEIPT_LENGTH and begins_with(element, ENVELOPE) then return element end
+  local tagged = TAG .. call .. string.format('%04d', number) .. element
+  redis.call('LSET', held, -1, tagged)
+  return tagged
+end
+
+-- The element as it was before it was held.
+local function untagged(element)
+  if #element >= RECEIPT_LENGTH and begins_with(element, TAG) then return string.sub(element, RECEIPT_LENGTH + 1) end
+  return element
+end
 
 local function find(held, receipt)
-  local is_envelope = #receipt == 22 and string.sub(receipt, 1, 6) == '\0pump1'
   for place = 0, redis.call('LLEN', held) - 1 do
     local element = redis.call('LINDEX', held, place)
-    if element == receipt or (is_envelope and string.sub(element, 1, #receipt) == receipt) then return element end
+    if string.sub(element, 1, RECEIPT_LENGTH) == receipt then return element end
   end
 end
 
@@ -19,15 +40,19 @@ local function send_to(topic, list, channels, prefix, envelope)
 end
 
 local function give_back(held, list)
-  while redis.call('LMOVE', held, list, 'RIGHT', 'LEFT') do end
+  while true do
+    local element = redis.call('RPOP', held)
+    if not element then break end
+    redis.call('LPUSH', list, untagged(element))
+  end
 end
 
-local function take(list, held, limit)
+local function take(list, held, limit, call)
   local found = {}
   while #found < limit do
     local element = redis.call('LMOVE', list, held, 'LEFT', 'RIGHT')
     if not element then break end
-    found[#found + 1] = element
+    found[#found + 1] = tag_last(held, element, call, #found)
   end
   return found
 end
@@ -88,7 +113,7 @@ end
 -- Returns elements, and ms until something is due or -1.
 function functions.poll()
   local list, held, heartbeat, consumers, due, topic_list, channels, topic_due = unpack(KEYS)
-  local consumer, lease_ms, topic, channel, topic_prefix, held_prefix, heartbeat_prefix, limit = unpack(ARGV)
+  local consumer, lease_ms, topic, channel, topic_prefix, held_prefix, heartbeat_prefix, limit, call = unpack(ARGV)
   if redis.call('SISMEMBER', channels, channel) == 0 then
     return redis.error_reply('NOGROUP there is no channel ' .. channel)
   end
@@ -106,12 +131,19 @@ function functions.poll()
       redis.call('SREM', consumers, name)
     end
   end
-  return {take(list, held, tonumber(limit)), next_due}
+  return {take(list, held, tonumber(limit), call), next_due}
 end
 
 function functions.take()
   local list, held = unpack(KEYS)
-  return take(list, held, tonumber(ARGV[1]))
+  return take(list, held, tonumber(ARGV[1]), ARGV[2])
+end
+
+-- Tags what a blocking read has moved to this consumer; returns nothing if it is not this consumer's any more.
+function functions.tag()
+  local held, call = KEYS[1], ARGV[1]
+  local element = redis.call('LINDEX', held, -1)
+  return element and tag_last(held, element, call, 0)
 end
 
 -- Removes deliveries; returns the receipts of those that this consumer does not have.
@@ -161,7 +193,7 @@ function functions.hand_back()
     local element = find(held, ARGV[place])
     if element then
       redis.call('LREM', held, 1, element)
-      redis.call('LPUSH', list, element)
+      redis.call('LPUSH', list, untagged(element))
     end
   end
 end

@@ -6,6 +6,7 @@ lists the keys.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, ClassVar, Final
 
 from pump.capabilities import Capabilities
@@ -16,7 +17,7 @@ from pump.subscription import Subscription
 from pump.transport_kit.destinations import Destinations
 from pump.transports.redis.connection import Command, Script
 from pump.transports.redis.consumer import POLL_SECONDS, SHORTEST_BLOCK, RedisConsumer
-from pump.transports.redis.entries import copy_envelope, envelope, read_element
+from pump.transports.redis.entries import copy_envelope, envelope, is_envelope, read_element
 from pump.transports.redis.names import hash_tag
 from pump.transports.redis.streams import RedisTransport
 from pump.transports.redis.transport import RedisBase
@@ -98,6 +99,7 @@ class ListConsumer(RedisConsumer):
         self._held: Final = self._keys.held + self._name
         self._heartbeat: Final = self._keys.heartbeat + self._name
         self._lease_ms: Final = max(1, round(self._lease * 1000))
+        self._calls: Final = count()
 
     def _take_over(self) -> None:
         # heartbeats of earlier consumers go on until they expire: elements that were asked for may still come to them
@@ -126,7 +128,7 @@ class ListConsumer(RedisConsumer):
             "poll",
             (keys.list, self._held, self._heartbeat, keys.consumers, keys.due, topic.list, topic.channels, topic.due),
             *(self._name, self._lease_ms, self._destinations.topic, self._channel),
-            *(topic.begin, keys.held, keys.heartbeat, limit),
+            *(topic.begin, keys.held, keys.heartbeat, limit, self._next_call()),
         )
         found, due_ms = self._execute_reading(command)
         self._poll_when_due(now, due_ms)
@@ -134,11 +136,17 @@ class ListConsumer(RedisConsumer):
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
         keys = (self._keys.list, self._held)
-        found = self._execute_reading(LISTS.call("take", keys, limit))
+        found = self._execute_reading(LISTS.call("take", keys, limit, self._next_call()))
         if not found and wait >= SHORTEST_BLOCK and not self._interrupted:
             element = self._reading.execute(("BLMOVE", *keys, "LEFT", "RIGHT", f"{wait:.3f}"))
+            if element is not None and not is_envelope(element):
+                element = self._reading.execute(LISTS.call("tag", [self._held], self._next_call()))
             found = [] if element is None else [element]
         return self._messages(found)
+
+    def _next_call(self) -> str:
+        """What tags the elements that one call takes: no other call of this consumer has it."""
+        return f"{next(self._calls):012d}"
 
     def _messages(self, elements: Sequence[bytes]) -> Sequence[Message]:
         return [read_element(each, topic=self._destinations.topic, generation=self.generation) for each in elements]

@@ -33,18 +33,29 @@ local function attributes(list)
   return found
 end
 
--- Creates streams, and on the first of them the group, from their beginning, so that nothing is skipped.
+-- Creates topics, each of which has two keys: its stream, and the mark that the stream was created here. If a group is
+-- named, the first stream gets it, and so does the channel's own, whose key comes last. A group begins where its stream
+-- does, so that nothing is skipped.
 function functions.declare()
-  local group, with_group = ARGV[1], tonumber(ARGV[2])
-  for place, key in ipairs(KEYS) do
+  local group = ARGV[1]
+  for place = 1, #KEYS - 1, 2 do
+    local key, made = KEYS[place], KEYS[place + 1]
     local wrong = wrong_type(key, 'stream')
     if wrong then return wrong end
-    if place <= with_group then
+    local is_new = redis.call('EXISTS', key) == 0
+    if group ~= '' and place == 1 then
       create_group(key, group)
-    elseif redis.call('EXISTS', key) == 0 then
+    elseif is_new then
       redis.call('XGROUP', 'CREATE', key, 'pump-declare', '0', 'MKSTREAM')
       redis.call('XGROUP', 'DESTROY', key, 'pump-declare')
     end
+    if is_new then redis.call('SET', made, '1') end
+  end
+  if group ~= '' then
+    local own = KEYS[#KEYS]
+    local wrong = wrong_type(own, 'stream')
+    if wrong then return wrong end
+    create_group(own, group)
   end
 end
 
@@ -62,8 +73,7 @@ end
 
 -- Makes what is pending under earlier names of a consumer nobody's, in order, its deliveries counted as they are. The
 -- channel's own stream is created here too, since a group that others made does not have it.
-function functions.take_over()
-  local group, consumer, prefix = unpack(ARGV)
+local function take_over(keys, group, consumer, prefix)
   local function release(key, name)
     local before
     while true do
@@ -77,12 +87,16 @@ function functions.take_over()
     end
     if not has_pending(key, group, name) then redis.call('XGROUP', 'DELCONSUMER', key, group, name) end
   end
-  for place, key in ipairs(KEYS) do
+  for place, key in ipairs(keys) do
     if place == 2 then create_group(key, group) end
     for _, each in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
       if each[2] ~= consumer and string.sub(each[2], 1, #prefix) == prefix then release(key, each[2]) end
     end
   end
+end
+
+function functions.take_over()
+  take_over(KEYS, unpack(ARGV))
 end
 
 -- Acknowledges deliveries from one stream, whose ids, in one text, begin with milliseconds from `first` to `last`.
@@ -192,18 +206,23 @@ function functions.poll()
   return {found, due, lost}
 end
 
--- Removes what every group has acknowledged from the topic's stream, unless it is to be kept for longer (keep_ms; -1 is
--- for ever), and consumers that were not seen for gone_ms and have nothing pending. Takes over again, since what was
--- asked for under an earlier name may have come since.
+-- Removes what every group has acknowledged from the topic's stream, unless it is to be kept for longer: for keep_ms, or
+-- for ever if that is -1. If keep_ms is empty nobody said, and only a stream that was created here is trimmed: others
+-- may want what is in theirs. Also removes consumers that were not seen for gone_ms and have nothing pending, and takes
+-- over again, since what was asked for under an earlier name may have come since. Returns 0 if the stream is that
+-- of others.
 function functions.trim()
-  local main, group, consumer, _, keep_ms, gone_ms = KEYS[1], unpack(ARGV)
+  local main, own, made = unpack(KEYS)
+  local group, consumer, prefix, keep_ms, gone_ms = unpack(ARGV)
+  local is_others = keep_ms == '' and redis.call('EXISTS', made) == 0
 
   local function numbers(id)
     local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
     return tonumber(ms), tonumber(sequence)
   end
 
-  if tonumber(keep_ms) >= 0 and redis.call('EXISTS', main) == 1 then
+  local keep = is_others and -1 or tonumber(keep_ms) or 0
+  if keep >= 0 and redis.call('EXISTS', main) == 1 then
     local first_ms, first_sequence
     for _, each in ipairs(redis.call('XINFO', 'GROUPS', main)) do
       local other = attributes(each)
@@ -215,12 +234,12 @@ function functions.trim()
       end
     end
     if first_ms then
-      local oldest = now_ms() - keep_ms
-      if keep_ms ~= '0' and oldest < first_ms then first_ms, first_sequence = oldest, 0 end
+      local oldest = now_ms() - keep
+      if keep > 0 and oldest < first_ms then first_ms, first_sequence = oldest, 0 end
       redis.call('XTRIM', main, 'MINID', string.format('%.0f-%.0f', first_ms, first_sequence))
     end
   end
-  for _, key in ipairs(KEYS) do
+  for _, key in ipairs({main, own}) do
     for _, each in ipairs(redis.call('XINFO', 'CONSUMERS', key, group)) do
       local other = attributes(each)
       local stays = other['name'] == consumer or other['name'] == NOBODY or other['pending'] > 0
@@ -229,7 +248,8 @@ function functions.trim()
       end
     end
   end
-  functions.take_over()
+  take_over({main, own}, group, consumer, prefix)
+  return is_others and 0 or 1
 end
 
 -- Removes a consumer that has nothing pending.

@@ -7,7 +7,7 @@ What is deferred waits in a third until it is due. docs/redis.md lists the keys.
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection
@@ -52,8 +52,14 @@ class StreamKeys:
         own = f"{hash_tag(topic)}:{channel.channel}"
         self.streams: Final = (topic, f"{own}:again")
         """What the group reads: the topic's stream, and the channel's own. A receipt numbers them from 1."""
+        self.made: Final = made_mark(topic)
         self.topic_later: Final = later(topic)
         self.later: Final = (f"{own}:later", f"{own}:due")
+
+
+def made_mark(stream: str) -> str:
+    """The key that says that a pump created the topic's stream, and may remove from it what nobody needs any more."""
+    return f"{hash_tag(stream)}:made"
 
 
 def later(stream: str) -> tuple[str, str]:
@@ -66,7 +72,8 @@ class RedisTransport(RedisBase):
 
     `lease` is for subscriptions without their own, `prefix` begins every key, `consumer` is a name that no other
     process has, and that this one has again after a restart. `body_field` is where entries that others made have their
-    body. What all channels of a topic have acknowledged is kept for `keep` seconds; None is for ever.
+    body. What all channels of a topic have acknowledged is kept for `keep` seconds, or "forever". By default, None, it
+    is removed at once where a pump created the topic's stream, and kept for ever where others did.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -87,7 +94,7 @@ class RedisTransport(RedisBase):
     options: ClassVar[Options] = {
         **OPTIONS,
         "body_field": str,
-        "keep": lambda text: None if text == FOR_EVER else float(text),
+        "keep": lambda text: text if text == FOR_EVER else float(text),
     }
 
     def __init__(
@@ -98,14 +105,12 @@ class RedisTransport(RedisBase):
         prefix: str = "",
         consumer: str = "",
         body_field: str = BODY,
-        keep: Duration | None = 0.0,
+        keep: Duration | Literal["forever"] | None = None,
         largest_body: int = LARGEST_BODY,
     ) -> None:
         super().__init__(server, lease=lease, prefix=prefix, consumer=consumer, largest_body=largest_body)
-        if keep is not None and not 0 <= seconds(keep) < inf:
-            raise ConfigurationError(f"redis: keep is 0 s or longer, or None, which is for ever, not {keep}")
         self.body_field: Final = body_field
-        self.keep_ms: Final = -1 if keep is None else round(seconds(keep) * 1000)
+        self.keep_ms: Final = _keep_ms(keep)
 
     def _consumer(self, subscription: Subscription) -> "StreamConsumer":
         return StreamConsumer(self, subscription)
@@ -122,14 +127,27 @@ class RedisTransport(RedisBase):
         return ("XADD", stream, "*", *fields)
 
     def _declare(self, topics: Sequence[str], channel: Destinations | None) -> Command:
-        streams = StreamKeys(channel, self.prefix).streams if channel else ()
-        group = channel.channel if channel else ""
-        return STREAMS.call("declare", [*streams, *(self.prefix + topic for topic in topics)], group, len(streams))
+        names = (channel.topic, *topics) if channel else topics
+        keys = [key for stream in (self.prefix + name for name in names) for key in (stream, made_mark(stream))]
+        if channel is None:
+            return STREAMS.call("declare", keys, "")
+        return STREAMS.call("declare", [*keys, StreamKeys(channel, self.prefix).streams[1]], channel.channel)
 
     def _find_missing(self, topics: Sequence[str], channel: Destinations | None) -> Command:
         names = (channel.topic, *topics) if channel else topics
         group = channel.channel if channel else ""
         return STREAMS.call("find_missing", [self.prefix + name for name in names], group)
+
+
+def _keep_ms(keep: Duration | Literal["forever"] | None) -> int | str:
+    """As the script `trim` takes it."""
+    if keep is None:
+        return ""
+    if keep == FOR_EVER:
+        return -1
+    if 0 <= seconds(keep) < inf:
+        return round(seconds(keep) * 1000)
+    raise ConfigurationError(f"redis: keep is 0 s or longer, or {FOR_EVER!r}, or None, not {keep!r}")
 
 
 class StreamConsumer(RedisConsumer):
@@ -139,10 +157,17 @@ class StreamConsumer(RedisConsumer):
         super().__init__(transport, subscription)
         self._keys: Final = StreamKeys(self._destinations, transport.prefix)
         self._keep_ms: Final = transport.keep_ms
+        self._is_others: bool | None = None
+        """Whether others made the topic's stream, so that nothing is removed from it; None is not known yet."""
         topic, stream = self._destinations.topic, self._keys.streams[0]
         self._reader: Final = EntryReader(topic, stream, self.generation, transport.body_field)
         self._claim_at = 0.0
         self._trim_at = self._clock.monotonic() + TRIM_SECONDS
+
+    def _ensure_channel(self) -> None:
+        super()._ensure_channel()
+        if self._is_others is False and self._keep_ms == "":  # it was deleted, and a post may have created it anew
+            self._connection.execute(("SET", self._keys.made, "1"))
 
     def _take_over(self) -> None:
         self._connection.execute(self._call("take_over", self._reusable_name.prefix))
@@ -186,11 +211,17 @@ class StreamConsumer(RedisConsumer):
     def _trim(self, now: float) -> None:
         self._trim_at = now + TRIM_SECONDS
         gone_ms = round(GONE_SECONDS * 1000)
+        command = self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms, more_keys=[self._keys.made])
         try:
-            self._reading.execute(self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms))
+            is_others = self._reading.execute(command) == 0
         except SetupError as error:  # messages are received all the same
             self._trim_at = inf
             log.warning("redis: the stream of %s is not trimmed: %s", self._destinations.topic, error)
+            return
+        if is_others and not self._is_others:
+            text = "redis: the stream of %s was made by others: nothing is removed from it, unless keep= says so"
+            log.info(text, self._destinations.topic)
+        self._is_others = is_others
 
     # -- verdicts
 

@@ -1,13 +1,16 @@
 """Lists on a real Redis: copies for every channel, what is in whose hands, and what becomes of it."""
 
+import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pump.errors import LeaseLost, SetupError
+from pump.errors import LeaseLost, SetupError, TransportError
 from pump.subscription import Publication
 from pump.transports.redis import RedisTransport, entries
+from pump.transports.redis.connection import Command, Reply
 from pump.transports.redis.consumer import RedisConsumer
 from support.redis_bench import REJECTED, ListBench, Sample, bodies, receive
 from support.waiting import eventually
@@ -56,6 +59,64 @@ def test_a_channel_called_as_its_topic_takes_what_others_push_there(lists: ListB
     assert (again.body, again.attempts, again.identity) == (b'{"sku": "tea"}', 1, first.identity)
     consumer.acknowledge(again)
     eventually(lambda: not lists.client.keys(f"*{lists.topic}*:held:*"))
+
+
+TEA = b'{"sku": "tea"}'
+ELEMENTS = [TEA, TEA, b"", b"", entries.TAG, entries.TAG + bytes(40), entries.MAGIC, entries.MAGIC, TEA]
+"""What others push: the same several times, nothing at all, and what looks like ours."""
+
+
+def test_equal_elements_are_each_acknowledged_once(lists: ListBench) -> None:
+    consumer = lists.consumer(channel=lists.topic)
+    lists.client.rpush(lists.topic, *[TEA] * 40)
+    messages = receive(consumer, 40)
+
+    for message in messages[:30]:
+        consumer.acknowledge(message)
+
+    eventually(lambda: lists.client.llen(lists.held(lists.topic)) == 10)
+    with pytest.raises(LeaseLost):
+        consumer.extend(messages[0])
+    consumer.extend(messages[30])
+
+
+def test_an_acknowledgement_that_is_sent_twice_takes_no_equal_element_with_it(
+    lists: ListBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = lists.consumer(channel=lists.topic)
+    lists.client.rpush(lists.topic, TEA, TEA)
+    first, second = receive(consumer, 2)
+    execute_all, replies = consumer._connection.execute_all, list[Sequence[Reply]]()
+
+    def lose_the_first_reply(commands: Sequence[Command]) -> Sequence[Reply]:
+        replies.append(execute_all(commands))
+        if len(replies) == 1:
+            raise TransportError("the reply is lost")
+        return replies[-1]
+
+    monkeypatch.setattr(consumer._connection, "execute_all", lose_the_first_reply)
+    consumer.acknowledge(first)
+
+    eventually(lambda: len(replies) > 1)
+    assert lists.client.llen(lists.held(lists.topic)) == 1
+    consumer.extend(second)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_elements_of_others_go_back_as_they_came(lists: ListBench, *, waits: bool) -> None:
+    consumer = lists.consumer(channel=lists.topic)
+    pushing = threading.Timer(0.2 if waits else 0.0, lists.client.rpush, (lists.topic, *ELEMENTS))
+    pushing.start()
+    if not waits:
+        pushing.join()
+
+    messages = receive(consumer, len(ELEMENTS))
+    pushing.join()
+    consumer.hand_back(messages[3:])
+    consumer.close()
+
+    assert [message.body for message in messages] == ELEMENTS
+    assert lists.client.lrange(lists.topic, 0, -1) == ELEMENTS
 
 
 def test_what_is_received_moves_to_the_consumers_own_list_until_it_is_settled(lists: ListBench) -> None:

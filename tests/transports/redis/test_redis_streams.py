@@ -2,12 +2,14 @@
 
 import logging
 import time
+from typing import Any
 
 import pytest
 
 from pump.errors import LeaseLost, SetupError, TransportError
+from pump.subscription import Publication
 from pump.transports.redis import streams as redis_streams
-from support.redis_bench import INVALID, REJECTED, StreamBench, bodies, receive
+from support.redis_bench import INVALID, REJECTED, Sample, StreamBench, bodies, receive
 from support.waiting import eventually
 
 
@@ -301,9 +303,9 @@ def test_what_every_channel_has_acknowledged_is_removed_and_nothing_else(
     eventually(lambda: not shipping.receive(1, 0.6) and streams.depth(streams.topic) == 1)  # billing has not had 4
 
 
-@pytest.mark.parametrize("keep", [None, 60.0])
+@pytest.mark.parametrize("keep", ["forever", 60.0])
 def test_what_was_acknowledged_is_kept_as_long_as_it_was_asked_for(
-    streams: StreamBench, monkeypatch: pytest.MonkeyPatch, keep: float | None
+    streams: StreamBench, monkeypatch: pytest.MonkeyPatch, keep: Any
 ) -> None:
     monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
     consumer = streams.consumer(streams.transport(keep=keep))
@@ -315,6 +317,76 @@ def test_what_was_acknowledged_is_kept_as_long_as_it_was_asked_for(
     consumer.receive(1, 0.0)
 
     assert streams.depth(streams.topic) == 2
+
+
+def handle_all(streams: StreamBench, count: int, *, transport: Any = None, **options: Any) -> None:
+    """Handle so many messages, and give the transport time to remove what it will."""
+    consumer = streams.consumer(transport, **options)
+    for message in receive(consumer, count):
+        consumer.acknowledge(message)
+    for _ in range(2):
+        consumer.receive(1, 0.6)
+    assert not streams.pending()
+
+
+@pytest.mark.parametrize("missing", ["create", "validate", "assume"])
+def test_nothing_is_removed_from_a_stream_that_others_made(
+    streams: StreamBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
+    for number in range(20):
+        streams.client.xadd(streams.topic, {"body": str(number)})
+    if missing != "create":
+        streams.client.xgroup_create(streams.topic, streams.channel, "0")
+        streams.client.xadd(streams.dead_letter, {"body": "of others"})
+    streams.client.xgroup_create(streams.topic, "others", "$")
+
+    with caplog.at_level(logging.INFO):
+        handle_all(streams, 20, missing=missing)
+
+    assert streams.depth(streams.topic) == 20
+    told = [record.getMessage() for record in caplog.records if "made by others" in record.getMessage()]
+    assert len(told) == 1
+    assert streams.topic in told[0]
+
+
+def test_what_others_made_is_removed_where_that_is_asked_for(
+    streams: StreamBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
+    for number in range(5):
+        streams.client.xadd(streams.topic, {"body": str(number)})
+
+    handle_all(streams, 5, transport=streams.transport(keep=0))
+
+    assert streams.depth(streams.topic) == 0
+
+
+def test_a_stream_that_a_publication_made_is_a_pumps_also_for_a_later_process(
+    streams: StreamBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
+    streams.transport().prepare([], [Publication(Sample, topic=streams.topic)])
+    streams.post(*"12345")
+
+    handle_all(streams, 5)
+
+    assert streams.depth(streams.topic) == 0
+
+
+def test_a_stream_that_was_deleted_and_comes_back_by_a_post_stays_a_pumps(
+    streams: StreamBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_streams, "TRIM_SECONDS", 0.0)
+    consumer = streams.consumer()
+    consumer.receive(1, 0.6)
+    for key in streams.client.keys(f"*{streams.topic}*"):
+        streams.client.delete(key)
+    streams.post("1")
+
+    consumer.acknowledge(receive(consumer, 1)[0])
+
+    eventually(lambda: not consumer.receive(1, 0.6) and streams.depth(streams.topic) == 0)
 
 
 def test_messages_that_were_removed_unsettled_are_logged(
