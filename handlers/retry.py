@@ -15,8 +15,8 @@ class Retry(Attribute):
     """Runs the rest up to `attempts` times, waiting twice as long before each: `first`, … up to `longest`.
 
     Each wait is shortened by a random part of up to `jitter`. Errors of other types than `on`, decisions and
-    cancellation are never retried. A pump that stops ends the wait, and the last error is raised. The subscription's
-    `max_attempts` counts deliveries, each of which is retried: 3 × 3 are nine runs.
+    cancellation are never retried. A pump that stops ends the wait: the message goes back, and no attempt is counted.
+    The subscription's `max_attempts` counts deliveries, each of which is retried: 3 × 3 are nine runs.
     """
 
     def __init__(

@@ -167,5 +167,10 @@ def consists_of(error: BaseException, kinds: Errors) -> bool:
 
 
 def is_decision(error: BaseException) -> bool:
-    """Whether it is already decided what becomes of the message: no attribute may change that."""
-    return contains(error, MessageAction)
+    """Whether it is already decided what becomes of the message: no attribute may change that.
+
+    Where the pump's stop ended the handler, that is decided too: the message goes back.
+    """
+    context = find_context()
+    ended = context is not None and context.has_message and context.message.ended
+    return ended or contains(error, MessageAction)

@@ -93,6 +93,11 @@ class Context:
         else:
             self._whole().set()
 
+    def end(self) -> None:
+        """Note that a wait was cut short: if the pump stops, what fails now failed because of that."""
+        if self._message is not None and self.stopping is not None and self.stopping.is_set():
+            self._message.ended = True
+
     def remaining_lease(self, clock: Clock | None = None) -> float | None:
         """For how many seconds the lease still lasts, never below 0; None where there is no lease."""
         message = self._message

@@ -44,6 +44,7 @@ class Message:
         "attempts",
         "body",
         "deliveries",
+        "ended",
         "explicit",
         "fault",
         "generation",
@@ -107,6 +108,8 @@ class Message:
         """The handler that failed on it last."""
         self.interrupt: Callable[[], None] | None = None
         """Tells the handler that runs for it to end; None while none runs."""
+        self.ended: bool = False
+        """Whether the pump's stop ended its handler, or a wait of its attributes: a failure then counts no attempt."""
         self.lost: bool = False
         """Whether it is known not to be ours any more: nothing may be sent for it."""
         self.explicit: bool = False
@@ -123,7 +126,7 @@ class Message:
     def again(self) -> "Message":
         """The same delivery, to be handled once more: nothing is settled."""
         other = copy.copy(self)
-        other.interrupt, other.explicit, other.settled = None, False, False
+        other.interrupt, other.ended, other.explicit, other.settled = None, False, False, False
         return other
 
     @property

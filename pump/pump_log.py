@@ -42,6 +42,10 @@ class PumpLog:
         """A handler was ended because its message is not ours any more."""
         self._write(logging.WARNING, message, "Handler ended: the message is not ours any more, and comes again")
 
+    def handler_ended(self, message: Message, error: BaseException) -> None:
+        """A handler failed because the pump's stop ended it."""
+        self._write(logging.WARNING, message, "Handler ended by the stop: the message goes back, uncounted", error)
+
     def failed_after_settlement(self, message: Message, error: BaseException) -> None:
         """A handler raised after it had settled its message; that changes nothing."""
         self._write(logging.WARNING, message, "Handler failed after the message was settled", error)

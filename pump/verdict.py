@@ -154,6 +154,7 @@ class Stopped(Enum):
     REQUESTED = "requested"
     LIMIT_EXCEEDED = "limit exceeded"
     CONFIGURATION_ERROR = "configuration error"
+    INTERRUPTED = "a handler raised KeyboardInterrupt"
 
 
 _REPORTED: Final = (Requeue, Reject)  # listeners are told once one is carried out; every message asks for this tuple
@@ -296,19 +297,24 @@ class Judge:
     def failed(self, message: Message, error: BaseException) -> Verdict:
         """The verdict on a message whose mapping or handling raised; also stops the pump if the error asks for that."""
         asked = self._asks_to_stop(error)
-        if asked:
-            self.stop()
+        if asked is not None:
+            self.stop(asked)
         if message.explicit and not message.claim():
             self.log.failed_after_settlement(message, error)
             return UNSETTLED
-        if message.lost and _is_cancellation(error):  # the handler was ended because the message was lost
+        if message.lost and _contains(
+            error, asyncio.CancelledError
+        ):  # the handler was ended because the message was lost
             self.ledger.ignore(message)
             self.log.handler_interrupted(message)
             return UNSETTLED
         if message.lost or not (self.rules.auto_ack or message.explicit):
             self.log.handler_failed(message, error)
             return UNSETTLED
-        if asked:
+        ended = message.ended and not _contains(error, MessageAction)
+        if ended and asked is None:
+            self.log.handler_ended(message, error)
+        if ended or asked is not None:
             self.ledger.ignore(message)
             return HAND_BACK
         return self.decided(message, error)
@@ -352,10 +358,10 @@ class Judge:
             return self._requeue(message, error or MessageRefused(text), 0.0, reason)
         return self._give_up(message, error, reason, kind="unacceptable", description=text, runs=runs)
 
-    def _asks_to_stop(self, error: BaseException) -> bool:
+    def _asks_to_stop(self, error: BaseException) -> Stopped | None:
         if isinstance(error, asyncio.CancelledError):
-            return self._cancelled()
-        return any(isinstance(each, KeyboardInterrupt) for each in _flattened(error))
+            return Stopped.REQUESTED if self._cancelled() else None
+        return Stopped.INTERRUPTED if _contains(error, KeyboardInterrupt) else None
 
     def _undecided(self, message: Message, error: BaseException) -> Verdict:
         """The verdict where nothing in the error is a decision: as `on_unhandled` says."""
@@ -485,8 +491,8 @@ def _flattened(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    return any(isinstance(each, asyncio.CancelledError) for each in _flattened(error))
+def _contains(error: BaseException, kind: type[BaseException]) -> bool:
+    return any(isinstance(each, kind) for each in _flattened(error))
 
 
 def _doubled(first: float, times: int, longest: float) -> float:

@@ -62,6 +62,8 @@ class _Case:
     explicit: bool = False
     stopping: bool = False
     """Whether the pump is being stopped."""
+    ended: bool = False
+    """Whether that stop ended the handler, or a wait of its attributes."""
     before: int = 0
     """How often the message had the same outcome before."""
 
@@ -107,6 +109,7 @@ _CASES: Final[Sequence[str | _Case]] = (
     _Case("`SystemExit`, `GeneratorExit`: as any other", SystemExit()),
     _Case("a foreign `CancelledError`: as any other", asyncio.CancelledError()),
     _Case("cancelled by this pump's own stop", asyncio.CancelledError(), stopping=True),
+    _Case("any exception after this pump's own stop ended the handler, or the wait of a Retry", _ERROR, ended=True),
     _Case("`KeyboardInterrupt`", KeyboardInterrupt()),
     "Several handlers of one event failed: the strongest decision wins, nested groups too",
     _Case("Defer, with any others", _group(_ERROR, _INVALID, _REJECT, _DONT_ACK, _DEFER)),
@@ -161,7 +164,7 @@ def settlement_rows() -> Iterator[Sequence[str]]:
 def _row(case: _Case) -> Sequence[str]:
     clock = ManualClock()
     message = Message(Header("1"), b"", attempts=case.attempts, deliveries=case.deliveries, fault=case.fault)
-    message.explicit = case.explicit
+    message.explicit, message.ended = case.explicit, case.ended
     log = _SilentLog("samples", Telemetry())
     judge = Judge(case.rules, Ledger(clock), clock, log, cancelled=lambda: case.stopping)
     for _ in range(case.before):
@@ -210,7 +213,7 @@ def _name_and_call(verdict: Verdict) -> tuple[str, str]:
 
 
 def _then(judge: Judge, verdict: Verdict) -> str:
-    if judge.stopped is Stopped.CONFIGURATION_ERROR:
+    if judge.stopped in {Stopped.CONFIGURATION_ERROR, Stopped.INTERRUPTED}:
         return "the pump stops, with ERROR"
     if judge.stopped is not None:
         return "the pump stops"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from pump.attribute import Scope, SwitchProvider, is_decision
 from pump.clock import Clock, SystemClock
 from pump.context import Context, enter_context, leave_context
-from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Undecodable
+from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, PumpError, Undecodable
 from pump.handling.pipeline import Pipeline
 from pump.handling.registry import Registration
 from pump.mapping.errors import MappingError
@@ -196,6 +196,9 @@ class Dispatch(_Dispatching[object]):
     def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
         errors: list[BaseException] = []
         for bound in handlers:
+            if message.ended:
+                errors.append(_not_all_run())
+                break
             try:
                 self._run(bound, message, request)
             except KeyboardInterrupt:
@@ -240,6 +243,9 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
     async def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
         errors: list[BaseException] = []
         for bound in handlers:
+            if message.ended:
+                errors.append(_not_all_run())
+                break
             try:
                 await self._run(bound, message, request)
             except KeyboardInterrupt:
@@ -249,6 +255,10 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
                     raise
                 errors.append(error)
         return _raised(errors, handlers)
+
+
+def _not_all_run() -> PumpError:
+    return PumpError("the pump stops: the other handlers run when the message comes again")
 
 
 def _raised(errors: Sequence[BaseException], handlers: Sequence[Bound]) -> object:

@@ -137,7 +137,10 @@ class _Run:
         context = find_context()
         signals = () if context is None else (context.cancelled, context.stopping)
         with either(*signals) as signal:
-            return bool((yield from self.call(self.wait, signal, seconds(duration))))
+            ended = bool((yield from self.call(self.wait, signal, seconds(duration))))
+        if ended and context is not None:
+            context.end()
+        return ended
 
     def instance(self) -> object | None:
         return getattr(self.handle, "__self__", None)

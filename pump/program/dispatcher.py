@@ -257,9 +257,9 @@ class Dispatcher:
 
     @property
     def stopped_channels(self) -> Sequence[str]:
-        """The channels whose performers all stopped by themselves: at the limit, or because the set-up is wrong."""
+        """The channels whose performers all stopped by themselves; `states` says why each one did."""
         groups = ((channel, group.states) for channel, group in self._groups.items())
-        by_itself = {Stopped.LIMIT_EXCEEDED, Stopped.CONFIGURATION_ERROR}
+        by_itself = {Stopped.LIMIT_EXCEEDED, Stopped.CONFIGURATION_ERROR, Stopped.INTERRUPTED}
         return [channel for channel, states in groups if states and all(each.stopped in by_itself for each in states)]
 
     # -- control

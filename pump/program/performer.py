@@ -156,6 +156,7 @@ class ReactorPerformer(Performer[Reactor]):
         """Set `context.cancelled` for the handlers that run: a thread cannot be stopped."""
         if self._running is not None:
             for message in self._running.channel.in_hand:
+                message.ended = True
                 if message.interrupt is not None:
                     message.interrupt()
 
@@ -196,7 +197,9 @@ class ProactorPerformer(Performer[Proactor]):
         running, task = self._running, self._task
         if running is not None and isinstance(running, ConcurrentProactor):
             running.cancel()
-        elif running is not None and task is not None and running.channel.in_hand:
+        elif running is not None and task is not None and (in_hand := running.channel.in_hand):
+            for message in in_hand:
+                message.ended = True
             task.cancel()
 
     async def _supervise(self) -> None:

@@ -58,7 +58,8 @@ class ConcurrentProactor(Proactor):
 
     def cancel(self) -> None:
         """End the handlers that are running; their messages are handed back."""
-        for task in self._tasks:
+        for task, message in self._tasks.items():
+            message.ended = True
             task.cancel()
 
     def _begin(self) -> None:

@@ -14,7 +14,7 @@ class OwnTask(asyncio.Task[Result]):
 
     def cancel(self, msg: Any | None = None) -> bool:  # noqa: ANN401 - as asyncio has it
         """As any task's."""
-        if asyncio.current_task() is self:
+        if asyncio.current_task(self.get_loop()) is self:  # asked of no running loop: asyncio.run cancels after its end
             self.own_cancellations += 1
         return super().cancel(msg)
 

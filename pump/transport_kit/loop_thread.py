@@ -4,9 +4,15 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from pump.clock import Signal
+
 Result = TypeVar("Result")
+
+_END_A_LOOP: Final = (SystemExit, KeyboardInterrupt)
+"""A task that raises one of these ends its loop, by asyncio's rule. Here whoever awaits it gets it, as any error."""
 
 
 class LoopThread:
@@ -15,6 +21,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.loop: Final = asyncio.new_event_loop()
         """The loop. From other threads call only its `call_soon_threadsafe`."""
+        self.ended: Final = Signal()
+        """Set when the thread has ended."""
         self._lock: Final = threading.Lock()
         self._closed = False
         self._thread: Final = threading.Thread(target=self._run, name=name, daemon=True)
@@ -32,22 +40,31 @@ class LoopThread:
         """Run the work on the loop and wait for its result. If the wait is interrupted, the work goes on."""
         return self.submit(work).result()
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Cancel what still runs and end the thread. A thread that does not end in time runs until the process ends."""
+    def stop(self) -> None:
+        """Ask the thread to cancel what still runs and to end; `ended` says when it has."""
         with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
+            stopped, self._closed = self._closed, True
+        if not stopped:
             self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """The same, and wait. A thread that does not end in time runs until the process ends."""
+        self.stop()
         self._thread.join(timeout)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
-        finally:
+            while not self._closed:  # a handler, too, may have stopped the loop that it runs on
+                with suppress(*_END_A_LOOP):
+                    self.loop.run_forever()
             while tasks := asyncio.all_tasks(self.loop):  # ending one task may have started another
                 for task in tasks:
                     task.cancel()
-                self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+                with suppress(*_END_A_LOOP):
+                    self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            with suppress(*_END_A_LOOP):
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+        finally:
+            self.ended.set()

@@ -6,17 +6,21 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import pytest
 
-from pump.errors import DontAckAction
-from pump.handlers import DontAckOnError, Fallback, RejectMessageOnError, Retry
+from pump.attribute import Attribute
+from pump.clock import SystemClock
+from pump.context import current_context
+from pump.errors import DontAckAction, RejectMessageAction
+from pump.handlers import CircuitBreaker, DontAckOnError, Fallback, RejectMessageOnError, Retry
 from pump.handling.registry import RequestHandler
 from pump.program.dispatcher import Dispatcher
 from pump.program.performer import Activity
-from pump.subscription import Publication
-from support.pumps import CONCURRENT, PROACTOR, REACTOR, Broker, Kind, Order, Outcomes, consuming, consuming_by
+from pump.subscription import Publication, Subscription
+from support.pumps import CONCURRENT, PROACTOR, REACTOR, Broker, Kind, Order, Outcomes, Placed, consuming, consuming_by
 from support.waiting import LIMIT, eventually, eventually_async
 
 SHORT = 0.05
@@ -265,6 +269,171 @@ def test_a_handler_that_swallows_its_cancellation_is_judged_by_how_it_ends(kind:
 
     assert broker.named("acknowledge") == ["acknowledge"]
     assert broker.bus.pending("orders") == 0
+
+
+AROUND = pytest.mark.parametrize(
+    "attributes",
+    [(), (RejectMessageOnError(),), (DontAckOnError(), Fallback(lambda *_: None)), (CircuitBreaker(1), Retry(3))],
+    ids=["bare", "rejecting", "falling back", "retried"],
+)
+
+
+def marked(handle: Callable[..., object], attributes: tuple[Attribute, ...]) -> Callable[..., object]:
+    """The function of a handle method, anew, with these attributes."""
+    function = cast("FunctionType", handle)
+    fresh = FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+    fresh.__annotations__ = {"_": Order}
+    for attribute in reversed(attributes):
+        attribute(fresh)
+    return fresh
+
+
+class Told(RequestHandler[Order]):
+    """A blocking handler that ends as it is asked to: by an error."""
+
+    runs = 0
+
+    def handle(self, _: Order, /) -> None:
+        Told.runs += 1
+        SystemClock().wait(self.context.cancelled, LIMIT)
+        raise InterruptedError("asked to end")
+
+
+class CleansUp(RequestHandler[Order]):
+    """An async handler whose clean-up turns the cancellation into an error."""
+
+    runs = 0
+
+    async def handle(self, _: Order, /) -> None:
+        CleansUp.runs += 1
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise RuntimeError("the clean-up failed") from None
+
+
+@AROUND
+def test_an_error_of_a_handler_that_the_stop_ended_spends_no_attempt(
+    kind: Kind, attributes: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    ending = CleansUp if kind.awaits else Told
+    broker = Broker()
+    handler = type(ending.__name__, (ending,), {"handle": marked(ending.handle, attributes)})
+    dispatcher = consuming_by(kind, handler, broker, max_attempts=2, unacceptable_limit=1)
+    ending.runs = 0
+    for restart in range(1, 5):
+        with dispatcher:
+            if restart == 1:
+                dispatcher.post(Order(1), id="order-1")
+            eventually(lambda runs=restart: ending.runs == runs)  # type: ignore[misc]
+            dispatcher.stop(grace=SHORT)
+        assert left_behind(broker) == [("order-1", 0, 0)]
+        assert dispatcher.states[0].unacceptable == 0
+
+    assert broker.named("nack", "requeue", "reject", "acknowledge") == []
+    assert broker.bus.pending("orders.dead") == 0
+    assert "Handler ended by the stop" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [(), (RejectMessageOnError(),), (Fallback(lambda *_: None),)],
+    ids=["bare", "rejecting", "falling back"],
+)
+def test_a_stop_while_a_retry_waits_spends_no_attempt(kind: Kind, outer: tuple[Any, ...]) -> None:
+    broker = Broker()
+    body = Outcomes(ConnectionError("down for a minute"))
+    handler = kind.handler(body, *outer, Retry(3, first=600, longest=600))
+    dispatcher = consuming_by(kind, handler, broker, max_attempts=2)
+    for restart in range(1, 5):
+        with dispatcher:
+            if restart == 1:
+                dispatcher.post(Order(1), id="order-1")
+            eventually(lambda runs=restart: body.runs == runs)  # type: ignore[misc]
+        assert left_behind(broker) == [("order-1", 0, 0)]
+
+    assert broker.named("nack", "requeue", "reject", "acknowledge") == []
+
+
+def test_a_decision_of_a_handler_that_the_stop_ended_stands(kind: Kind) -> None:
+    class Blocking(RequestHandler[Order]):
+        def handle(self, _: Order, /) -> None:
+            begun.set()
+            SystemClock().wait(self.context.cancelled, LIMIT)
+            raise RejectMessageAction("sold out")
+
+    class Awaiting(RequestHandler[Order]):
+        async def handle(self, _: Order, /) -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                raise RejectMessageAction("sold out") from None
+
+    begun = threading.Event()
+    broker = Broker()
+    with consuming_by(kind, Awaiting if kind.awaits else Blocking, broker) as dispatcher:
+        dispatcher.post(Order(1))
+        assert begun.wait(LIMIT)
+        dispatcher.stop(grace=SHORT)
+
+    assert broker.named("reject", "hand_back") == ["reject"]
+
+
+def test_an_error_within_the_grace_is_an_attempt_like_any(kind: Kind, gate: threading.Event) -> None:
+    begun = threading.Event()
+
+    def fail(_: Order) -> None:
+        begun.set()
+        gate.wait(LIMIT)
+        raise ValueError("bad")
+
+    async def fail_async(order: Order) -> None:
+        await asyncio.to_thread(fail, order)
+
+    broker = Broker()
+    with consuming_by(kind, kind.handler(fail_async if kind.awaits else fail), broker) as dispatcher:
+        dispatcher.post(Order(1))
+        assert begun.wait(LIMIT)
+        stopping = threading.Thread(target=dispatcher.stop)
+        stopping.start()
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPING)
+        gate.set()
+        stopping.join(LIMIT)
+
+    assert broker.named("requeue", "hand_back") == ["requeue"]
+
+
+def test_of_several_handlers_of_an_event_none_begins_after_the_grace(kind: Kind) -> None:
+    runs: list[str] = []
+
+    def first(_: Placed) -> None:
+        runs.append("first")
+        SystemClock().wait(current_context().cancelled, LIMIT)
+
+    async def first_async(_: Placed) -> None:
+        runs.append("first")
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+    handlers = [
+        kind.handler(first_async if kind.awaits else first, takes=Placed),
+        kind.handler(lambda _: runs.append("second"), takes=Placed),
+    ]
+    broker = Broker()
+    dispatcher = Dispatcher(
+        broker,
+        handlers=handlers,
+        subscriptions=[Subscription(Placed, topic="orders", channel="orders", **kind.options)],
+        publications=[Publication(Placed, topic="orders")],
+    )
+    with dispatcher:
+        dispatcher.post(Placed(1), id="placed-1")
+        eventually(lambda: runs)
+        dispatcher.stop(grace=SHORT)
+
+    assert runs == ["first"]
+    assert left_behind(broker) == [("placed-1", 0, 0)]
 
 
 @AWAITING

@@ -142,8 +142,9 @@ def test_it_ends_when_a_handler_raises_a_keyboard_interrupt(tmp_path: Path, form
     with program(tmp_path, form, wait="raise KeyboardInterrupt") as running:
         code = running.ends()
 
-        running.says("left: 1")
-    assert code == 0
+        output = running.says("left: 1")
+    assert code == 1
+    assert "stops: a handler raised KeyboardInterrupt" in output
 
 
 def consuming(kind: Kind, body: Outcomes) -> Dispatcher:

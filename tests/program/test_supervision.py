@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,7 +14,7 @@ from pump.program.dispatcher import Dispatcher
 from pump.program.performer import Activity
 from pump.subscription import Publication, Subscription
 from pump.verdict import Stopped
-from support.pumps import CONCURRENT, Broker, Kind, Order, Outcomes, consuming
+from support.pumps import CONCURRENT, PROACTOR, Broker, Kind, Order, Outcomes, Placed, consuming
 from support.waiting import eventually
 
 SOON = (0.005, 0.02)
@@ -45,6 +45,70 @@ def test_a_performer_that_died_begins_again_and_loses_nothing(
         assert type(killer).__name__ in state.error
         assert state.state is Activity.RUNNING
     assert [each.levelno for each in caplog.records if "died" in each.getMessage()] == [logging.CRITICAL]
+
+
+async def _fails(error: BaseException) -> None:
+    raise error
+
+
+async def _gathers(error: BaseException) -> None:
+    await asyncio.gather(_fails(error), asyncio.sleep(3600))
+
+
+async def _groups(error: BaseException) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_fails(error))
+        group.create_task(asyncio.sleep(3600))
+
+
+@pytest.mark.parametrize("kind", [PROACTOR, CONCURRENT], ids=["proactor", "concurrent"])
+@pytest.mark.parametrize("begin", [_gathers, _groups])
+def test_a_system_exit_in_a_task_of_a_handler_is_the_handlers_error_and_the_loop_goes_on(
+    kind: Kind, begin: Callable[[BaseException], Awaitable[None]]
+) -> None:
+    broker = Broker()
+
+    def body(order: Order) -> object:
+        return begin(SystemExit(3)) if order.number == 1 else None
+
+    with consuming(kind, body, broker, max_attempts=1) as dispatcher:
+        dispatcher.post(Order(1))
+        eventually(lambda: broker.named("reject"))
+        dispatcher.post(Order(2))
+        eventually(lambda: broker.named("acknowledge"))
+
+        assert dispatcher.ready
+        assert dispatcher.states[0].restarts == 0
+    assert broker.bus.pending("orders.dead") == 1
+
+
+@pytest.mark.parametrize("kind", [PROACTOR, CONCURRENT], ids=["proactor", "concurrent"])
+@pytest.mark.parametrize("begin", [_gathers, _groups])
+def test_a_keyboard_interrupt_in_a_task_of_a_handler_stops_its_channel_and_no_other(
+    kind: Kind, begin: Callable[[BaseException], Awaitable[None]]
+) -> None:
+    broker, handled = Broker(), list[Placed]()
+    dispatcher = Dispatcher(
+        broker,
+        handlers=[
+            kind.handler(lambda _: begin(KeyboardInterrupt())),
+            kind.handler(handled.append, takes=Placed),
+        ],
+        subscriptions=[
+            Subscription(Order, topic="orders", **kind.options),
+            Subscription(Placed, channel="placed", **kind.options),
+        ],
+        publications=[Publication(Order, topic="orders"), Publication(Placed)],
+    )
+    with dispatcher:
+        dispatcher.post(Order(1))
+        eventually(lambda: dispatcher.stopped_channels == ["orders"])
+        dispatcher.post(Placed(2))
+        eventually(lambda: handled)
+
+        assert dispatcher.states[0].stopped is Stopped.INTERRUPTED
+        assert not dispatcher.ready
+    assert broker.bus.pending("orders") == 1
 
 
 @pytest.mark.requirement("P-08")

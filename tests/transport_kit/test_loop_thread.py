@@ -88,3 +88,58 @@ def test_a_loop_thread_may_be_closed_twice_and_by_two() -> None:
 
     with pytest.raises(RuntimeError, match="pump-consumer is closed"):
         loop.run(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_task_that_would_end_the_loop_ends_alone_and_whoever_awaits_it_is_told(error: BaseException) -> None:
+    async def end() -> None:
+        raise error
+
+    async def parent() -> str:
+        try:
+            await asyncio.gather(end())
+        except BaseException as raised:
+            return type(raised).__name__
+        return "nothing"
+
+    loop = LoopThread("pump-loop")
+
+    assert loop.run(parent()) == type(error).__name__
+    assert loop.run(asyncio.sleep(0, "goes on")) == "goes on"
+    loop.close()
+    assert loop.ended.is_set()
+
+
+def test_a_task_that_raises_system_exit_while_the_loop_is_closed_keeps_no_other_from_ending() -> None:
+    seen, began = list[str](), Signal()
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.sleep(LIMIT)
+        finally:
+            seen.append(name)
+            raise SystemExit(name)
+
+    async def begin() -> None:
+        tasks = [asyncio.create_task(work(name)) for name in ("first", "second")]
+        began.set()
+        await asyncio.wait(tasks)
+
+    loop = LoopThread("pump-loop")
+    loop.submit(begin())
+    SystemClock().wait(began, LIMIT)
+    loop.close()
+
+    assert sorted(seen) == ["first", "second"]
+    assert loop.loop.is_closed()
+
+
+def test_a_task_that_stops_the_loop_stops_nothing() -> None:
+    async def stop() -> None:
+        asyncio.get_running_loop().stop()
+
+    loop = LoopThread("pump-loop")
+    loop.run(stop())
+
+    assert loop.run(asyncio.sleep(0.001, "goes on")) == "goes on"
+    loop.close()

@@ -349,7 +349,7 @@ def test_a_keyboard_interrupt_of_a_handler_stops_the_pump_and_hands_the_message_
     bench.run(seconds=60)
 
     bus = bench.broker.bus
-    assert bench.stopped is Stopped.REQUESTED
+    assert bench.stopped is Stopped.INTERRUPTED
     assert bench.calls == ["hand_back"]
     assert bench.unacceptable == 0
     assert [(each.id, each.unexplained) for each in bus.messages("Order")] == [("order-1", 0), ("order-2", 0)]
@@ -383,7 +383,7 @@ def test_an_interrupt_in_a_group_stops_the_pump_all_the_same(pumping: Pumping) -
 
     bench.run(seconds=60)
 
-    assert bench.stopped is Stopped.REQUESTED
+    assert bench.stopped is Stopped.INTERRUPTED
     assert bench.calls == ["hand_back"]
 
 
