@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.colour import has_yield
 from pump.errors import ConfigurationError
 
 
@@ -21,10 +22,13 @@ class Fallback(Attribute):
             raise ConfigurationError(f"Fallback takes a method's name or a function, not {alternative!r}")
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same; a ConfigurationError if the handler has no such method."""
-        name = self.alternative
-        if isinstance(name, str) and not callable(getattr(scope.owner, name, None)):
-            raise ConfigurationError(f"Fallback: {scope.handler or 'the handler'} has no method {name}")
+        """The same; a ConfigurationError if the handler has no such method, or a call of it would run nothing."""
+        name, owner = self.alternative, scope.handler or "the handler"
+        alternative = getattr(scope.owner, name, None) if isinstance(name, str) else name
+        if not callable(alternative):
+            raise ConfigurationError(f"Fallback: {owner} has no method {name}")
+        if has_yield(alternative):
+            raise ConfigurationError(f"Fallback: the alternative of {owner} has a `yield`: a call of it runs nothing")
         return self
 
     def around(self, request: object, rest: Rest) -> Steps:

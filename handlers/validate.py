@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.colour import has_yield
 from pump.errors import ConfigurationError, InvalidMessageAction
 
 
@@ -28,6 +29,8 @@ class Validate(Attribute):
         self._checked: set[type] = set()
         if check is not None and not _takes(check, 1):
             raise ConfigurationError(f"Validate: a check takes the request and nothing else; {check!r} does not")
+        if check is not None and has_yield(check):
+            raise ConfigurationError(f"Validate: {check!r} has a `yield`: a call of it checks nothing")
 
     def prepare(self, scope: Scope) -> Attribute:
         """The same; a ConfigurationError if there is no check and the request has no `validate`."""

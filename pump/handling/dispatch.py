@@ -10,7 +10,7 @@ from pump.attribute import Scope, SwitchProvider, is_decision
 from pump.clock import Clock, SystemClock
 from pump.context import Context, enter_context, leave_context
 from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, PumpError, Undecodable
-from pump.handling.pipeline import Pipeline
+from pump.handling.pipeline import Pipeline, done
 from pump.handling.registry import Registration
 from pump.mapping.errors import MappingError
 from pump.mapping.mapper import Mapper, mapper_for
@@ -228,7 +228,8 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
                 message.explicit = True
                 request = registration.wrapper(message, request, self._channel)
             message.interrupt = context.interrupt
-            return await bound.pipeline.run(handle, request)
+            result = await bound.pipeline.run(handle, request)
+            return result if result is None else done(result)
         except BaseException:
             message.handler = registration.name
             raise

@@ -11,7 +11,7 @@ from types import CoroutineType, coroutine
 from typing import Any, Final, ParamSpec, cast
 
 from pump.attribute import Attribute, Rest, Scope, Steps, Wait
-from pump.colour import Colour
+from pump.colour import Colour, undone
 from pump.context import either, find_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, PumpError
@@ -33,7 +33,7 @@ class Pipeline:
         calls = (_call if bare else self._run) if blocking else (_call_async if bare else self._run_async)
         self.run: Final[Callable[[Callable[..., object], object], Any]] = calls
         """Runs a request through the attributes and this handle: a function, or the method of an instance. Returns the
-        handler's result, or an awaitable of it."""
+        handler's result, or an awaitable of it; who awaits that passes the result through `done`."""
         self._make: Final = partial(_Run, self.attributes, colour, scope)
         self._idle: Final[list[_Run]] = []
         """The runs that no message uses now. Threads may share it: append and pop are atomic."""
@@ -75,18 +75,18 @@ class Pipeline:
 
 def _call(handle: Callable[..., object], request: object) -> object:
     result = handle(request)
-    return result if result is None else checked(result)
+    return result if result is None else done(result)
 
 
 def _call_async(handle: Callable[..., object], request: object) -> object:
     return handle(request)
 
 
-def checked(result: object) -> object:
-    """What a blocking handler returned; a PipelineError if that is a coroutine, which nobody would await."""
-    if type(result) is CoroutineType:
-        result.close()
-        raise PipelineError(f"a handler that is no `async def` returned a coroutine: {result!r}")
+def done(result: object, whose: str = "the handler") -> object:
+    """The result; a PipelineError where it shows that the work was not done, so that nothing is acknowledged."""
+    why = undone(result)
+    if why:
+        raise PipelineError(f"{whose} {why}") from (result if isinstance(result, BaseException) else None)
     return result
 
 
@@ -163,7 +163,7 @@ def _blocking_handler(run: _Run) -> Callable[[object], Steps]:
         run.answered = True
         try:
             result = run.handle(request)
-            return result if result is None else checked(result)
+            return result if result is None else done(result)
         except (StopIteration, GeneratorExit) as error:
             raise _unfit(error) from error
         yield Wait()  # type: ignore[unreachable]  # pragma: no cover - it makes this a generator
@@ -183,7 +183,8 @@ def _awaiting_handler(run: _Run) -> Callable[[object], Steps]:
         try:
             waiting = run.handle(request)
             steps = cast("Steps", waiting) if type(waiting) is CoroutineType else _waiting(waiting)
-            return (yield from steps)
+            result = yield from steps
+            return result if result is None else done(result)
         except (StopIteration, GeneratorExit) as error:
             if _is_closing(error):
                 raise
@@ -211,14 +212,18 @@ def _is_closing(error: BaseException) -> bool:
 
 
 def _steps(function: Callable[..., object], /, *arguments: object) -> Steps:
-    return checked(function(*arguments))
+    return done(function(*arguments), _name(function))
     yield Wait()  # type: ignore[unreachable]  # pragma: no cover - it makes this a generator
 
 
 @_awaiting
 def _awaiting_steps(function: Callable[..., object], /, *arguments: object) -> Steps:
     result = function(*arguments)
-    return (yield from _waiting(result)) if inspect.isawaitable(result) else result
+    return done((yield from _waiting(result)) if inspect.isawaitable(result) else result, _name(function))
+
+
+def _name(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__qualname__", function))
 
 
 def _prepared(attribute: Attribute, scope: Scope) -> Attribute:

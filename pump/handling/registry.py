@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from pump.attribute import Attribute, attributes_of, declared_decisions
-from pump.colour import Colour, colour_of
+from pump.colour import Colour, colour_of, has_yield
 from pump.context import Context, current_context
 from pump.errors import ConfigurationError, MessageAction
 from pump.handling.delivery import AsyncDelivery, Delivery
@@ -57,6 +57,8 @@ class Registration:
 def register(handler: object) -> Registration:
     """Find out what a handler takes; a ConfigurationError names the handler and what is wrong with it."""
     name, handle, cls = _named(handler)
+    if has_yield(handle):
+        raise ConfigurationError(f"{name} has a `yield`: a call of it runs nothing. Do the work without one")
     parameter = _only_parameter(name, handle, bound=cls is None)
     annotation = _annotation(
         name, handle, parameter, cls if cls is not None else type(getattr(handle, "__self__", None))

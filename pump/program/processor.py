@@ -11,6 +11,7 @@ from pump.context import Context, enter_context, find_context, leave_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError, UnknownPublication
 from pump.handling.dispatch import Bound, DispatchSettings, bind
+from pump.handling.pipeline import done
 from pump.handling.registry import Registry
 from pump.message import NO_HEADERS, Header, Kind, Message
 from pump.program.producers import Producers
@@ -124,7 +125,7 @@ class CommandProcessor:
         token = enter_context(self._context(bound))
         try:
             result = bound.pipeline.run(bound.handle(), request)
-            return await result if inspect.isawaitable(result) else result
+            return done(await result) if inspect.isawaitable(result) else result
         finally:
             leave_context(token)
 

@@ -18,6 +18,7 @@ from pump.duration import Duration
 from pump.duration import seconds as in_seconds
 from pump.errors import ConfigurationError, PumpError
 from pump.handling.dispatch import Bound, DispatchSettings
+from pump.handling.pipeline import done
 from pump.mapping.mapper import Mapper
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
@@ -210,7 +211,7 @@ class PumpHarness:
 
         async def handled() -> object:
             with in_context(context):
-                return await self.clock.handling(bound.pipeline.run(bound.handle(), request))
+                return done(await self.clock.handling(bound.pipeline.run(bound.handle(), request)))
 
         with self._logging():
             if bound.registration.colour == "awaiting":

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -116,3 +117,20 @@ def test_a_method_that_is_not_there_shows_at_start() -> None:
 def test_an_alternative_that_makes_no_sense_shows_at_start(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="Fallback takes"):
         Fallback(wrong)
+
+
+def test_an_alternative_with_a_yield_shows_at_start(harness: Harness) -> None:
+    def later(request: object) -> Iterator[object]:
+        yield request
+
+    async def later_async(request: object) -> AsyncIterator[object]:
+        yield request
+
+    for alternative in (later, later_async):
+        with pytest.raises(ConfigurationError, match="the alternative of Handler has a `yield`"):
+            harness.around(Fallback(alternative), Failing())
+
+
+def test_an_alternative_that_returns_its_error_has_failed(harness: Harness) -> None:
+    with pytest.raises(PipelineError, match="returned KeyError instead of raising it"):
+        harness.around(Fallback(harness.handler(lambda _: KeyError("no tea"))), Failing(ValueError()))()

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,3 +135,11 @@ def test_a_built_in_will_do_as_a_check(harness: Harness) -> None:
 
 def test_it_declares_its_decision() -> None:
     assert declared_decisions(Validate()(lambda _: None)) == {InvalidMessageAction}
+
+
+def test_a_check_with_a_yield_shows_at_start() -> None:
+    def check(request: object) -> Iterator[object]:
+        yield request
+
+    with pytest.raises(ConfigurationError, match="has a `yield`: a call of it checks nothing"):
+        Validate(check)

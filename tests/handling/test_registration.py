@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import typing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,7 +19,7 @@ from pump.testing import PumpHarness
 from support.pumps import Bench, Kind, Order, Outcomes, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator
     from contextlib import ExitStack
     from decimal import Decimal
 
@@ -190,6 +191,34 @@ def wrong_colour_too(delivery: AsyncDelivery[Order]) -> None: ...
 def delivery_and_request(delivery: Delivery[Order], order: Order) -> None: ...
 
 
+def generator(order: Order) -> Iterator[Order]:
+    yield order
+
+
+async def async_generator(order: Order) -> AsyncIterator[Order]:
+    yield order
+
+
+def generator_of_a_delivery(delivery: Delivery[Order]) -> Iterator[Order]:
+    yield delivery.payload
+
+
+@types.coroutine
+def old_coroutine(order: Order) -> Generator[None, None, Order]:
+    yield
+    return order
+
+
+class YieldingMethod(RequestHandler[Order]):
+    def handle(self, order: Order) -> Iterator[Order]:
+        yield order
+
+
+class YieldingObject:
+    async def __call__(self, order: Order) -> AsyncIterator[Order]:
+        yield order
+
+
 class NoHandle(RequestHandler[Order]):
     pass
 
@@ -213,6 +242,14 @@ REFUSED: dict[str, tuple[object, str]] = {
     "a blocking delivery": (wrong_colour, r"wrong_colour is `async def`.*AsyncDelivery\[…\]"),
     "an async delivery": (wrong_colour_too, r"wrong_colour_too is `def`.*has to take Delivery\[…\]"),
     "both kinds at once": (delivery_and_request, "delivery_and_request has to take exactly one parameter"),
+    "a generator": (generator, "generator has a `yield`: a call of it runs nothing"),
+    "an async generator": (async_generator, "async_generator has a `yield`"),
+    "a generator that would settle": (generator_of_a_delivery, "generator_of_a_delivery has a `yield`"),
+    "a generator marked as a coroutine": (old_coroutine, "old_coroutine has a `yield`"),
+    "a partial of a generator": (functools.partial(generator), "generator has a `yield`"),
+    "a class whose handle yields": (YieldingMethod, "YieldingMethod has a `yield`"),
+    "an instance whose handle yields": (YieldingMethod(), "YieldingMethod has a `yield`"),
+    "an object that yields when called": (YieldingObject(), "YieldingObject has a `yield`"),
     "a class without handle": (NoHandle, "NoHandle is no handler"),
     "a method of two": (TwoParameters, "TwoParameters has to take exactly one parameter"),
     "a number": (42, "42 is no handler"),

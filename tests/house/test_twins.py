@@ -111,6 +111,12 @@ _UNDOES_WHAT_IT_DID_ITSELF = """\
             if isinstance(context.task, OwnTask) and context.task.own_cancellations:
                 context.task.recover()
 """
+_LOOKS_AT_WHAT_IT_AWAITED = """\
+            result = bound.pipeline.run(handle, request)
+            return result if result is None else done(result)
+"""
+_LOOKED_AT_ALREADY = "            return bound.pipeline.run(handle, request)\n"
+"""A blocking pipeline has looked at its result; an awaiting one has only made what is awaited."""
 
 DISPATCH_DIFFERS: Mapping[str, str] = {
     _KNOWS_ITS_LOOP: "    __slots__ = ()\n\n",
@@ -118,6 +124,7 @@ DISPATCH_DIFFERS: Mapping[str, str] = {
     "message.interrupt = context.interrupt": "message.interrupt = context.cancel",  # … which a thread cannot be
     _NOTES_ITS_TASK: "",
     _GOES_ON_AFTER_ALL: "",  # takes the cancellation back
+    _LOOKS_AT_WHAT_IT_AWAITED: _LOOKED_AT_ALREADY,
     _UNDOES_WHAT_IT_DID_ITSELF: "",  # a handler may cancel the task it runs in
     "                if _cancelled(error):\n                    raise\n": "",  # the pump stops: no other handler
 }

@@ -9,7 +9,7 @@ from typing import Self
 
 import httpx
 
-from pump.queue.client.base import ClientBase, ClientConsumerBase, awaiting, consumer_of, no_answer
+from pump.queue.client.base import ClientBase, ClientConsumerBase, awaiting, consumer_of, done, no_answer
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
@@ -84,4 +84,4 @@ class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
 
 async def _awaited(result: object) -> object:
-    return await result if inspect.isawaitable(result) else result
+    return done(await result if inspect.isawaitable(result) else result)

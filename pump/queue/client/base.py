@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAl
 import httpx
 
 from pump.clock import Clock, SystemClock
+from pump.colour import must_not_block, undone
 from pump.conversation import run, run_async
 from pump.duration import Duration, seconds
 from pump.queue.client.calls import Ask, Calls, ClientEffect, Steps
@@ -49,6 +50,8 @@ def blocking(
 
     @wraps(method)
     def call(self: Blocking[Source], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        name = f"{type(self).__name__}.{method.__name__}"
+        must_not_block(name, f"Async{name}")
         return run(method(self.calls, *args, **options), self.perform)
 
     return _described(call, method)
@@ -130,6 +133,13 @@ class ClientBase(ABC, Generic[Http, Transport]):
             "headers": self._headers if ask.body is None else {**self._headers, "Content-Type": "application/json"},
             "timeout": self._timeout + ask.wait,
         }
+
+
+def done(result: object) -> object:
+    """What a handler returned; a TypeError where that shows that its work was not done: the message has failed."""
+    if why := undone(result):
+        raise TypeError(f"the handler {why}")
+    return result
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Self
 
 import httpx
 
-from pump.queue.client.base import ClientBase, ClientConsumerBase, blocking, consumer_of, no_answer
+from pump.queue.client.base import ClientBase, ClientConsumerBase, blocking, consumer_of, done, no_answer
 from pump.queue.client.calls import Answer, Ask, Calls, ClientEffect, KeepRenewing, Pause
 from pump.queue.client.consuming import Consuming
 from pump.queue.client.messages import Transaction
@@ -81,4 +81,4 @@ class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
             return self.clock.wait(effect.unless, effect.seconds)
         if isinstance(effect, KeepRenewing):
             return self.clock.every(effect.every, partial(self._renew_if_open, effect.message))
-        return effect.function()
+        return done(effect.function())

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from pump.clock import ManualClock
-from pump.errors import LeaseLost
+from pump.errors import ConfigurationError, LeaseLost
 from pump.queue.client import Item, Outcome, QueueClient, QueueMessage, Transaction
 from pump.queue.client.awaiting import AsyncQueueClient
 from pump.queue.client.circuit import CircuitOpen
@@ -720,6 +720,22 @@ def test_a_transaction_whose_block_raises_asks_nothing() -> None:
 # -- operators
 
 
+def test_a_message_whose_handler_did_not_do_its_work_has_failed(client: Any) -> None:
+    async def never_awaited() -> None: ...
+
+    client.configure("orders", QueueOptions(retry_limit=0))
+    results = (never_awaited, lambda: (each for each in "x"), lambda: ValueError("no"))
+    client.push_many([Item(queue="orders", data=number) for number in range(3)])
+
+    client.consume("orders", until_empty=True, limit=1).each(lambda message: results[message.data]())
+
+    letters = client.dead_letters(queue="orders").letters
+    assert sorted(" ".join(each.error.split()[:5]).rstrip(",") for each in letters) == [
+        "TypeError: the handler returned ValueError",
+        *["TypeError: the handler returned a"] * 2,
+    ]
+
+
 @pytest.mark.requirement("Q-41")
 def test_a_dead_letter_is_pushed_again_once(client: Any) -> None:
     client.push_many([Item(queue="orders", payload=b'{"a":  1}', partition="x", transaction_id="order-1")])
@@ -768,6 +784,27 @@ def test_a_wrong_token_has_to_be_mended() -> None:
         client.push("orders")
 
     assert script.requests[0].headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("name", ["push", "pop", "groups", "commit", "each"])
+def test_a_blocking_call_on_a_running_loop_raises_instead_of_standing_still(name: str) -> None:
+    script = Script()
+    client = Direct("http://queue", transport=httpx.MockTransport(script))
+    calls: dict[str, Callable[[], object]] = {
+        "push": lambda: client.push("orders", 1),
+        "pop": lambda: client.pop("orders"),
+        "groups": client.groups,
+        "commit": lambda: client.commit(Transaction()),
+        "each": lambda: client.consume("orders").each(print),
+    }
+
+    async def main() -> object:
+        return calls[name]()
+
+    with client, pytest.raises(ConfigurationError, match=rf"\.{name} blocks.*: await Async\w+\.{name} instead"):
+        asyncio.run(main())
+
+    assert not script.requests
 
 
 def test_the_two_clients_offer_the_same() -> None:

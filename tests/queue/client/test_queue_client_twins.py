@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from support.tree import modules
 
 BLOCKING: Mapping[str, str] = {
-    "return await _awaited(effect.function())": "return effect.function()",
+    "return await _awaited(effect.function())": "return done(effect.function())",
     "Awaitable[object]": "object",
     "= awaiting(": "= blocking(",
     "async def ": "def ",
