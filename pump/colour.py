@@ -35,8 +35,8 @@ def _defined(function: Callable[..., object]) -> tuple[object, object]:
 
 def undone(result: object) -> str:
     """What is wrong with a result that shows that the work was not done, or failed; "" where it shows nothing."""
-    name = result.__name__ if isinstance(result, type) else type(result).__name__
-    if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
+    name = type(result).__name__
+    if isinstance(result, BaseException):
         return f"returned {name} instead of raising it: write `raise`"
     if isinstance(result, CoroutineType):
         result.close()  # nobody will await it, and Python shall not warn of that

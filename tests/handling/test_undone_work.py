@@ -61,7 +61,6 @@ UNDONE: dict[str, tuple[Callable[[], object], str]] = {
     "a map": (lambda: map(print, [1]), "returned a map, which nobody iterates over"),
     "a decision": (lambda: RejectMessageAction("sold out"), "returned RejectMessageAction instead of raising it"),
     "an error": (lambda: ValueError("no tea"), "returned ValueError instead of raising it"),
-    "a type of error": (lambda: RejectMessageAction, "returned RejectMessageAction instead of raising it"),
 }
 
 
@@ -135,7 +134,7 @@ def test_a_decorator_that_hides_an_async_handler_is_seen_when_it_runs(benches: E
     assert (runs, bench.acknowledged, len(bench.dead_letters)) == ([], [], 1)
 
 
-@pytest.mark.parametrize("result", [0, "done", [1], iter([1]), object(), {"a": 1}, ValueError.__name__, int])
+@pytest.mark.parametrize("result", [0, "done", [1], iter([1]), object(), {"a": 1}, int, ValueError])
 def test_any_other_result_is_of_no_consequence(pumping: Pumping, result: object) -> None:
     bench = pumping(lambda _: result)
     bench.post_orders(1)
