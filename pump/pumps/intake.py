@@ -68,12 +68,18 @@ class Intake:
         self._presented_again: set[str] = set()
         """Those in hand that were held before."""
         self._released: dict[str, _Released] = {}
+        self._asked = False
+        """Whether messages may be on their way here …"""
+        self._released_meanwhile: dict[Hashable, str] = {}
+        """… and, if so, domain and identity of what was released since they were asked for."""
+        self._too_early: list[Message] = []
+        """What was received ahead of a message that was released meanwhile, and goes back for that reason."""
         self._alone = False
         """Whether a suspect is in hand."""
         self._looked = -inf
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._held) + len(self._in_hand)
+        return len(self._ready) + len(self._held) + len(self._in_hand) + len(self._too_early)
 
     @property
     def size(self) -> int:
@@ -88,12 +94,14 @@ class Intake:
     @property
     def waiting(self) -> Sequence[Message]:
         """What nobody has begun to handle, in its order: held first."""
-        return (*(held.message for held in self._held), *self._ready)
+        return (*(held.message for held in self._held), *self._ready, *self._too_early)
 
     # -- coming in
 
     def room(self) -> int:
         """How many messages to ask the broker for. Held ones count only against the largest buffer."""
+        self._asked = True
+        self._released_meanwhile.clear()
         if self._alone:
             return 0
         here = len(self)
@@ -107,15 +115,26 @@ class Intake:
             if message.deliveries > 1 and self._replaced(message):
                 continue
             due = self._due(message)
-            if due > now:
+            if self._released_meanwhile and self._is_too_early(message):
+                self._too_early.append(message)
+            elif due > now:
                 self._held.append(_Held(message, due))
             else:
                 self._ready.append(message)
+        self._asked = False
+        self._released_meanwhile.clear()
         if self._released:
             here = {message.identity for message in (*self.waiting, *self._in_hand.values())}
             self._released = {
                 each: released for each, released in self._released.items() if released.due > now or each in here
             }
+
+    def _is_too_early(self, message: Message) -> bool:
+        """Whether a message of its domain was released while this one was on its way, and does not come before it."""
+        domain = self.domain(message)
+        if self._released_meanwhile.get(domain) == message.identity:
+            del self._released_meanwhile[domain]
+        return domain in self._released_meanwhile
 
     def _replaced(self, message: Message) -> bool:
         for held in self._held:
@@ -194,7 +213,10 @@ class Intake:
         return message.unexplained > 0 and self._suspect(message)
 
     def to_hand_back(self, now: float) -> Sequence[Message]:
-        """What has to go back to the broker before the suspect that comes next may be handled."""
+        """What has to go back to the broker: what came too early, or what is here beside the suspect that is next."""
+        if self._too_early:
+            back, self._too_early = self._too_early, []
+            return back
         if self._in_hand or not (self._ready or self._held) or len(self) == 1:
             return ()
         suspect = next(self._startable(now), None)
@@ -260,6 +282,8 @@ class Intake:
         domain = self.domain(message)
         if domain is None:
             return ()
+        if self._asked:
+            self._released_meanwhile[domain] = message.identity
         successors = [each for each in self.waiting if self.domain(each) == domain]
         for each in successors:
             self._remove(each)
@@ -270,6 +294,7 @@ class Intake:
         waiting = self.waiting
         self._held.clear()
         self._ready.clear()
+        self._too_early.clear()
         return waiting
 
     def expire(self, now: float) -> Sequence[Message]:
@@ -314,7 +339,7 @@ class Intake:
             if held.message is message:
                 del self._held[place]
                 return True
-        self._ready.remove(message)
+        (self._ready if message in self._ready else self._too_early).remove(message)
         return False
 
     # -- order

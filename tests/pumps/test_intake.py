@@ -345,6 +345,36 @@ def test_where_nothing_blocks_no_successor_goes_back() -> None:
     assert desk.release("1", 1.0) == ""
 
 
+def test_what_was_on_its_way_when_a_message_was_refused_goes_back_too() -> None:
+    desk = Desk(ordered=True)
+    desk.handle("a", "b")
+    desk.offer("1", "2")
+    desk.take()
+    assert desk.intake.room() > 0  # somebody asks the broker now …
+    assert desk.release("1", 1.0) == "2"
+    desk.offer("3")  # … and it had answered before the refused message went back
+    desk.settle("1")
+
+    assert desk.take() is None
+    assert desk.hand_back() == "3"
+    assert desk.hand_back() == ""
+    desk.offer("1", "2", "3")
+    assert desk.take_all() == "1"
+
+
+def test_what_comes_after_the_refused_message_in_one_answer_stays() -> None:
+    desk = Desk(ordered=True)
+    desk.offer("1")
+    desk.take()
+    desk.intake.room()
+    desk.release("1", 1.0)
+    desk.settle("1")
+    desk.offer("1", "2")
+
+    assert desk.hand_back() == ""
+    assert desk.take_all() == "1"
+
+
 def test_the_buffer_stays_at_one_until_the_refused_message_is_settled() -> None:
     desk = Desk(ordered=True)
     desk.handle("a", "b")
