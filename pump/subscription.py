@@ -1,12 +1,16 @@
 """What is consumed and how, and where requests are posted to. Checked when made, so that a mistake is seen at once."""
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast, get_origin
 
+from pump.checks import wrong_duration, wrong_list, wrong_number, wrong_text
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 from pump.message import Message
+from pump.request import Request
+from pump.wire_name import wire_type
 
 PumpKind: TypeAlias = Literal["reactor", "proactor"]
 Missing: TypeAlias = Literal["create", "validate", "assume"]
@@ -21,16 +25,16 @@ _CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "missing": ("create", "validate", "assume"),
     "on_unhandled": ("retry", "dont_ack", "reject", "acknowledge", "nak"),
 }
-_AT_LEAST: Final[dict[str, float]] = {
-    "performers": 1,
-    "buffer_size": 1,
-    "in_flight": 1,
-    "receive_timeout": 0,
-    "empty_delay": 0,
-    "dont_ack_delay": 0,
-    "unacceptable_window": 0,
-    "grace": 0,
+_FIELDS: Final = ("__dataclass_fields__", "__struct_fields__", "model_fields")
+"""Where dataclasses, msgspec structs and pydantic models say what fields they have."""
+_DURATIONS: Final = ("receive_timeout", "empty_delay", "dont_ack_delay", "unacceptable_window", "grace")
+_NOT_GIVEN: Final[dict[str, tuple[object, ...]]] = {
+    "topic": ("",),
+    "channel": ("",),
+    "dead_letter": (None,),
+    "invalid": (None,),
 }
+"""What leaves a name to its default, or to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class _Options:
     """The options of a Subscription. docs/options.md prints the text beneath each."""
 
     topic: str = ""
-    """Where the messages are posted to; by default the request's type name."""
+    """Where the messages are posted to; by default the request's name on the wire, for dead letters the channel."""
     channel: str = ""
     """The consumer's own queue, durable or group; by default the topic, for an Event `<dispatcher>.<topic>`."""
     handlers: Sequence[Any] = ()
@@ -119,8 +123,18 @@ class Subscription(_Options):
         is_type = isinstance(self.request, type) or get_origin(self.request) is not None
         return cast("type", self.request) if is_type else None
 
+    @property
+    def source(self) -> str:
+        """The topic, given or by default: `Publication.destination` of the same type."""
+        return self.topic or wire_type(self.request_type or type)
+
+    @property
+    def reads(self) -> str | None:
+        """The topic, or pattern of topics, whose messages it receives; None where only the broker knows."""
+        return self.source
+
     def __str__(self) -> str:
-        return self.channel or self.topic or getattr(self.request, "__name__", "subscription")
+        return self.channel or self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +142,7 @@ class _PublicationOptions:
     """The options of a Publication. docs/options.md prints the text beneath each."""
 
     topic: str = ""
-    """Where requests of this type are posted to; by default the type's name."""
+    """Where requests of this type are posted to; by default the type's name on the wire."""
     key: str | Callable[[Any], str | None] | None = None
     """The field, or the function of a request, that gives the key within which order is kept."""
     missing: Missing = "create"
@@ -146,22 +160,45 @@ class Publication(_PublicationOptions):
         if not isinstance(self.request, type):
             raise ConfigurationError(f"Publication takes a request type, not {self.request!r}")
         _choose(self, "missing")
+        wrong = self.topic != "" and wrong_text(self.topic)
+        if wrong:
+            raise ConfigurationError(f"Publication of {self.request.__name__}: topic {wrong}")
+        _check_key(self.request, self.key)
 
     @property
     def destination(self) -> str:
         """The topic, given or by default."""
-        return self.topic or self.request.__name__
+        return self.topic or wire_type(self.request)
+
+
+def _check_key(request: type, key: object) -> None:
+    if key is None or (callable(key) and not isinstance(key, type)):
+        return
+    if not isinstance(key, str):
+        raise ConfigurationError(f"Publication of {request.__name__}: key is a field's name or a function, not {key!r}")
+    fields = [name for kind in _FIELDS for name in getattr(request, kind, ())]
+    if fields and key not in fields and not hasattr(request, key):
+        close = difflib.get_close_matches(key, fields, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, fields))}"
+        raise ConfigurationError(f"Publication of {request.__name__}: key={key!r} is no field of it; {hint}")
 
 
 def _check(subscription: Subscription) -> None:
-    if not callable(subscription.request):
-        raise ConfigurationError(f"Subscription takes a request type or a function, not {subscription.request!r}")
+    request = subscription.request
+    if not callable(request):
+        raise ConfigurationError(f"Subscription takes a request type or a function, not {request!r}")
+    if isinstance(request, type) and not issubclass(request, Request) and callable(getattr(request, "handle", None)):
+        raise ConfigurationError(
+            f"Subscription({request.__name__}): that is a handler. Give the type of request that it takes, and the "
+            f"handler to Dispatcher(handlers=[{request.__name__}])"
+        )
     if subscription.request_type is None and not subscription.topic:
         raise ConfigurationError("a Subscription with a function instead of a type needs a topic=")
     for name in _CHOICES:
         _choose(subscription, name)
-    for text in _wrong_numbers(subscription):
-        raise ConfigurationError(f"Subscription {subscription}: {text}")
+    for name, wrong in _wrongs(subscription):
+        if wrong:
+            raise ConfigurationError(f"Subscription of {_named(request)}: {name} {wrong}")
     if subscription.in_flight > 1 and subscription.pump == "reactor":
         raise ConfigurationError(
             f"Subscription {subscription}: in_flight={subscription.in_flight} needs async handlers (a Proactor); "
@@ -169,21 +206,39 @@ def _check(subscription: Subscription) -> None:
         )
 
 
-def _wrong_numbers(subscription: Subscription) -> Iterator[str]:
-    for name, least in _AT_LEAST.items():
-        value = getattr(subscription, name)
-        if seconds(value) < least:
-            yield f"{name} must be at least {least:g}, not {value}"
-    for name in ("failure_backoff", "requeue_backoff"):
-        first, longest = (seconds(each) for each in getattr(subscription, name))
-        if not 0 <= first <= longest:
-            yield f"{name} is (first, longest), not {(first, longest)}"
+def _named(value: object) -> str:
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def _wrongs(subscription: Subscription) -> Iterator[tuple[str, str]]:
+    """What is wrong with single options: the name of each, and what to say of it."""
+    given = vars(subscription).get
+    yield "handlers", wrong_list(given("handlers"))
+    for name in ("topic", "channel", "dead_letter", "invalid"):
+        if given(name) not in _NOT_GIVEN[name]:
+            yield name, wrong_text(given(name))
+    for name in ("ordered", "auto_ack", "renew_lease"):
+        yield name, "" if isinstance(given(name), bool) else f"must be True or False, not {given(name)!r}"
+    for name in ("performers", "in_flight", "buffer_size"):
+        yield name, wrong_number(given(name), 1)
+    yield "unacceptable_limit", wrong_number(given("unacceptable_limit"))
     for name in ("max_attempts", "dont_ack_limit"):
-        value = getattr(subscription, name)
-        if value is not None and value < 1:
-            yield f"{name} must be at least 1, or None for no limit, not {value}"
-    if subscription.lease is not None and seconds(subscription.lease) <= 0:
-        yield f"lease must be longer than 0 s, not {subscription.lease}"
+        wrong = "" if given(name) is None else wrong_number(given(name), 1)
+        yield name, wrong.replace(", not", ", or None for no limit, not")
+    for name in _DURATIONS:
+        yield name, wrong_duration(given(name))
+    for name in ("lease", "dont_ack_longest_delay"):
+        yield name, "" if given(name) is None else wrong_duration(given(name), zero=False)
+    for name in ("failure_backoff", "requeue_backoff"):
+        yield name, _wrong_pair(given(name))
+
+
+def _wrong_pair(value: object) -> str:
+    is_pair = isinstance(value, Sequence) and len(value) == len(("first", "longest"))
+    if not isinstance(value, Sequence) or not is_pair or any(map(wrong_duration, value)):
+        return f"is (first, longest), two numbers of seconds or timedeltas, not {value!r}"
+    first, longest = map(seconds, value)
+    return "" if first <= longest else f"is (first, longest), not {(first, longest)}"
 
 
 def _choose(options: object, name: str) -> None:

@@ -187,12 +187,14 @@ def _run(options: argparse.Namespace) -> int:
     _log(options.log_level)
     if not dispatcher.plans:
         raise ConfigurationError(f"{options.target} has no subscriptions, so there is nothing to run: add one")
-    found = [*(dispatcher.check() if options.check else ()), *_worker_problems(dispatcher, options.one_of)]
-    errors = [problem for problem in found if problem.level == "error"]
+    of_process = _process_problems(dispatcher, options.one_of)
+    errors = [each for each in (*(dispatcher.check() if options.check else ()), *of_process) if each.level == "error"]
     for problem in errors:
         print(f"pump: {problem}", file=sys.stderr)
     if errors:
         return Exit.WRONG
+    for problem in of_process:
+        log.warning("%s", problem.text)
     if supervisor is not None:
         supervisor.send_grace(max(seconds(each.grace) for each in dispatcher.subscriptions))
     channels = (
@@ -225,7 +227,7 @@ def _supervise(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     dispatcher = load_dispatcher(options.target)
-    problems = [*dispatcher.check(), *_worker_problems(dispatcher, options.workers)]
+    problems = [*dispatcher.check(), *_process_problems(dispatcher, options.workers)]
     for problem in problems:
         print(problem)
     return Exit.WRONG if any(each.level == "error" for each in problems) else Exit.WELL
@@ -252,10 +254,16 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(options.seconds, options.speed, plain=options.plain)
 
 
-def _worker_problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
+def _process_problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]:
     capabilities = dispatcher.transport.capabilities
-    if workers == 1 or capabilities.between_processes:
+    if capabilities.between_processes:
         return []
+    if workers == 1:
+        text = (
+            f"{capabilities.system} is reachable from this process only: no other program can post to it, and its "
+            "messages end with the process. Use sqlite:///shop.db, or a broker, for more than a trial"
+        )
+        return [Problem("warning", text)]
     text = (
         f"{capabilities.system} is private to its process: with --workers {workers} each would have messages of "
         "its own. Use --workers 1, or a broker"

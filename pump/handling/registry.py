@@ -170,7 +170,15 @@ class Registry:
     """All handlers of one dispatcher."""
 
     def __init__(self, handlers: Iterable[object]) -> None:
-        self.registrations: Final = tuple(register(handler) for handler in handlers)
+        self.registrations: tuple[Registration, ...] = tuple(register(handler) for handler in handlers)
+
+    def joined_by(self, others: Iterable[Registration]) -> "Registry":
+        """These handlers and others, each once."""
+        joined = Registry(())
+        for each in (*self.registrations, *others):
+            if each not in joined.registrations:
+                joined.registrations += (each,)
+        return joined
 
     def handling(self, request: object) -> Sequence[Registration]:
         """The handlers of one type of request."""

@@ -20,7 +20,7 @@ from pump.mapping.mapper import Mapper
 from pump.process_signals import ENDING, handling
 from pump.program.performer import Activity, PerformerState
 from pump.program.performer_group import PerformerGroup
-from pump.program.plan import Plan, plan
+from pump.program.plan import Plan, plans
 from pump.program.processor import CommandProcessor
 from pump.program.producers import Producers
 from pump.program.validation import Problem, problems, raise_errors
@@ -80,13 +80,14 @@ class Dispatcher:
             clock=clock or SystemClock(),
             telemetry=Telemetry(*listeners),
         )
-        registry = Registry(handlers)
+        self.registry: Final = Registry(handlers)
         default = self.transport.capabilities.default_dead_letter
-        self.plans: Final[tuple[Plan, ...]] = tuple(plan(each, registry, name, default) for each in subscriptions)
+        self.plans: Final[tuple[Plan, ...]] = plans(subscriptions, self.registry, name, default)
         if isinstance(self.transport, Observed):
             self.transport.observe(self.settings.telemetry)
         self._producers: Final = Producers(self.transport)
-        self.processor: Final = CommandProcessor(registry, self.publications, self.settings, self._producers)
+        every = self.registry.joined_by(handler for each in self.plans for handler in each.handlers)
+        self.processor: Final = CommandProcessor(every, self.publications, self.settings, self._producers)
         """Sends and publishes in this process, and posts to the broker."""
         self.post: Final = self.processor.post
         self.post_async: Final = self.processor.post_async

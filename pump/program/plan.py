@@ -1,13 +1,17 @@
 """What a dispatcher is going to run: each subscription with every default filled in, and its handlers."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pump.errors import ConfigurationError, DontAckAction, MessageAction
 from pump.handling.registry import Registration, Registry, register
 from pump.request import Event
 from pump.subscription import DEFAULT_DEAD_LETTER, PumpKind, Subscription
-from pump.wire_name import wire_type
+
+_PLACEHOLDER: Final = re.compile(r"<\w+>")
+"""In the name of a dead-letter channel: stands for the channel, or for the topic of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,33 +26,48 @@ class Plan:
     """The decisions that its handlers' attributes may raise."""
 
 
-def plan(
-    rules: Subscription, registry: Registry, dispatcher: str, default_dead_letter: str = DEFAULT_DEAD_LETTER
-) -> Plan:
-    """Fill in the defaults of a subscription; a ConfigurationError says where that is not possible."""
-    topic = rules.topic or wire_type(rules.request_type or type)
-    channel = rules.channel or _default_channel(rules, topic, dispatcher)
-    handlers = _handlers(rules, registry)
+def plans(
+    subscriptions: Iterable[Subscription],
+    registry: Registry,
+    dispatcher: str,
+    default_dead_letter: str = DEFAULT_DEAD_LETTER,
+) -> tuple[Plan, ...]:
+    """Fill in the defaults of a dispatcher's subscriptions; a ConfigurationError says where that is not possible."""
+    routed = [_routed(each, dispatcher, default_dead_letter) for each in subscriptions]
+    named = (name for each in routed for name in (each.dead_letter, each.invalid) if name is not None)
+    dead_letters = {default_dead_letter, *named}
+    return tuple(_planned(replace(each, topic=_topic(each, dead_letters)), registry) for each in routed)
+
+
+def _topic(rules: Subscription, dead_letters: Iterable[str]) -> str:
+    """Where a subscription reads from; one of dead letters must not read what the handlers of its request read."""
+    patterns = (_PLACEHOLDER.sub(".+", re.escape(name)) for name in dead_letters)
+    has_dead_letters = any(re.fullmatch(pattern, rules.channel) for pattern in patterns)
+    return rules.topic or (rules.channel if has_dead_letters else rules.source)
+
+
+def _routed(rules: Subscription, dispatcher: str, default_dead_letter: str) -> Subscription:
+    """The subscription with its channel, and with where its rejected messages go."""
+    channel = rules.channel or _default_channel(rules, dispatcher)
     dead_letter = rules.dead_letter
     if dead_letter == DEFAULT_DEAD_LETTER:
         dead_letter = default_dead_letter.replace("<channel>", channel)
+    return replace(rules, channel=channel, dead_letter=dead_letter)
+
+
+def _planned(rules: Subscription, registry: Registry) -> Plan:
+    handlers = _handlers(rules, registry)
     declares = frozenset[type[MessageAction]]().union(*(handler.declares for handler in handlers))
     explicit = any(handler.wrapper is not None and handler.wrapper.may_nack for handler in handlers)
     may_block = rules.may_block
     if may_block is None:
         may_block = explicit or DontAckAction in declares or rules.on_unhandled == "dont_ack"
-    complete = replace(
-        rules,
-        topic=topic,
-        channel=channel,
-        dead_letter=dead_letter,
-        may_block=may_block,
-        pump=_kind(channel, rules, handlers),
-    )
-    return Plan(complete, handlers, declares)
+    kind = _kind(rules.channel, rules, handlers)
+    return Plan(replace(rules, may_block=may_block, pump=kind), handlers, declares)
 
 
-def _default_channel(rules: Subscription, topic: str, dispatcher: str) -> str:
+def _default_channel(rules: Subscription, dispatcher: str) -> str:
+    topic = rules.source
     if not isinstance(rules.request, type) or not issubclass(rules.request, Event):
         return topic
     if not dispatcher:

@@ -4,6 +4,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, zip_longest
 from typing import Literal
 
 from pump.capabilities import Capabilities
@@ -34,7 +35,8 @@ def problems(
     has_factory: bool,
 ) -> list[Problem]:
     """Every problem of a dispatcher's settings, without connecting to anything."""
-    found = [Problem("error", text) for text in _duplicates(plans, publications)]
+    found = [Problem("error", text) for text in (*_duplicates(plans, publications), *_twice_handled(plans))]
+    found += (Problem("warning", text) for text in _unread(plans, publications, capabilities))
     for plan in plans:
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
         found += (Problem("error", text) for text in _transport_errors(plan, capabilities))
@@ -67,6 +69,50 @@ def _duplicates(plans: Sequence[Plan], publications: Sequence[Publication]) -> I
     for request, count in posted.items():
         if count > 1:
             yield f"{request.__name__} has {count} Publications: a request type is posted to one topic"
+
+
+def _twice_handled(plans: Sequence[Plan]) -> Iterator[str]:
+    """Each message of a topic reaches every channel that reads it: a command is then handled once on each."""
+    for first, second in combinations(plans, 2):
+        both = [each.request for each in first.handlers if each.request in {other.request for other in second.handlers}]
+        once = [each for each in both if not (isinstance(each, type) and issubclass(each, Event))]
+        ours, theirs = first.rules, second.rules
+        chosen = ours.handlers and theirs.handlers
+        if ours.channel == theirs.channel or not once or chosen:
+            continue
+        if ours.reads and theirs.reads and _overlap(ours.reads, theirs.reads):
+            yield (
+                f"each {_name(once[0])} reaches both the channel {ours.channel} and the channel {theirs.channel}, and "
+                f"would be handled twice: give each Subscription its own handlers=[…] if that is meant, or another "
+                f"topic="
+            )
+
+
+def _unread(plans: Sequence[Plan], publications: Sequence[Publication], capabilities: Capabilities) -> Iterator[str]:
+    for publication in publications:
+        topic, name = publication.destination, publication.request.__name__
+        if any(plan.rules.reads is None or _overlap(plan.rules.reads, topic) for plan in plans):
+            continue
+        handled = [plan.rules for plan in plans if any(each.request == publication.request for each in plan.handlers)]
+        if handled:
+            where = ", ".join(f"{rules.topic!r}" for rules in handled)
+            yield (
+                f"{name} is posted to the topic {topic!r}, and what handles it here reads {where}: give the "
+                "Publication and the Subscription the same topic=, unless others read that topic"
+            )
+        elif plans and not capabilities.between_processes:
+            yield f"{name} is posted to the topic {topic!r}, and no subscription here reads it: add one, or nobody will"
+
+
+def _overlap(ours: str, theirs: str) -> bool:
+    """Whether a message may be read as both: topics may have `*` for one word, or `>` for all that follows."""
+    words = zip_longest(ours.split("."), theirs.split("."))
+    for one, other in words:
+        if ">" in {one, other}:
+            return True
+        if one != other and (None in {one, other} or "*" not in {one, other}):
+            return False
+    return True
 
 
 def _handler_errors(plan: Plan, *, has_factory: bool) -> Iterator[str]:

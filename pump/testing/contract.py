@@ -13,11 +13,12 @@ so is what it denies.
 
 from dataclasses import replace
 from itertools import cycle
+from uuid import uuid4
 
 import pytest
 
 from pump.errors import PublishError, PumpError, SetupError, TransportError
-from pump.message import Header
+from pump.message import Header, Message
 from pump.subscription import Publication
 from pump.testing.driver import Sample, TransportDriver
 from pump.testing.settlement import EVERY_BYTE, UNACCEPTABLE, SettlementContract
@@ -215,6 +216,17 @@ class TransportContract(SettlementContract):
             driver.prepare(publications=(publication,))
 
         assert publication.topic in str(refused.value)
+
+    def test_without_a_topic_what_is_posted_meets_what_is_subscribed(self, driver: TransportDriver) -> None:
+        request = type("Renamed", (Sample,), {"wire_type": self.unique_name()})
+        subscription = replace(self.subscription(), request=request, topic="")
+        publication = Publication(request)
+        driver.prepare(subscription, publications=(publication,))
+        channel = driver.open(subscription)
+
+        driver.send(Message(Header(uuid4().hex, publication.destination, publication.destination), b"1"))
+
+        self.expect_bodies(channel, "1")
 
     def test_a_missing_channel_is_an_outage_when_it_was_assumed(self, driver: TransportDriver) -> None:
         subscription = replace(self.subscription(), missing="assume")

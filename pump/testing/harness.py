@@ -22,6 +22,7 @@ from pump.handling.pipeline import done
 from pump.mapping.mapper import Mapper
 from pump.message import NO_HEADERS, Header, Message
 from pump.program.dispatcher import Dispatcher
+from pump.program.plan import Plan
 from pump.program.processor import CommandProcessor, PostOptions
 from pump.program.producers import Producers
 from pump.program.validation import problems, raise_errors
@@ -93,14 +94,15 @@ class PumpHarness:
         transport = self._transport()
         has_factory = settings.factory is not None
         raise_errors(problems(plans, publications, transport.capabilities, has_factory=has_factory))
-        blocking(transport).prepare([each.rules for each in plans], publications)
+        blocking(transport).prepare([*(each.rules for each in plans), *_elsewhere(plans, publications)], publications)
         self.bus: Final[Bus] = cast("Any", transport).bus
         """The in-memory bus; the channels' names are those of the subscriptions."""
         self._sent: Final[list[tuple[Message, bool]]] = []
         self._records: Final = Records(self.clock, self.bus)
         producers = self._producers = _RecordingProducers(transport, self._note)
         producers.open()
-        self.processor: Final = CommandProcessor(registry, publications, settings, producers)
+        every = registry.joined_by(handler for each in plans for handler in each.handlers)
+        self.processor: Final = CommandProcessor(every, publications, settings, producers)
         """Sends and publishes in the process, as `self.context.processor` does."""
         self._mappers: Final = {wire_type(each.request): settings.mapper(each.request) for each in publications}
         self._pumps: Final = [
@@ -374,6 +376,16 @@ class PumpHarness:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _elsewhere(plans: Sequence[Plan], publications: Sequence[Publication]) -> Sequence[Subscription]:
+    """A channel for each topic that other programs read: what the handlers post there is kept for the test."""
+    read = {each.rules.topic for each in plans}
+    return [
+        Subscription(each.request, topic=each.destination, channel=each.destination, dead_letter=None)
+        for each in publications
+        if each.destination not in read
+    ]
 
 
 class _RecordingProducers(Producers):

@@ -10,7 +10,7 @@ from pump.errors import ConfigurationError
 from pump.handling.dispatch import DispatchSettings
 from pump.handling.registry import Registry
 from pump.program.dispatcher import Dispatcher
-from pump.program.plan import Plan, plan
+from pump.program.plan import Plan, plans
 from pump.subscription import Missing, OnUnhandled, Publication, PumpKind, Subscription
 from pump.wire_name import wire_type
 
@@ -80,11 +80,11 @@ def program_of(
     if dispatcher is None:
         registry = Registry(handlers)
     else:
-        registry = dispatcher.processor._registry  # noqa: SLF001 - the dispatcher's own, to be run as it is
+        registry = dispatcher.registry
         subscriptions, publications = dispatcher.subscriptions, (*dispatcher.publications, *publications)
         settings = _merged(dispatcher.settings, settings)
-    plans = [plan(each, registry, settings.name) for each in _subscriptions(registry, subscriptions, options)]
-    return registry, plans, _publications(plans, publications), settings
+    planned = plans(_subscriptions(registry, subscriptions, options), registry, settings.name)
+    return registry, planned, _publications(planned, publications), settings
 
 
 def _merged(theirs: DispatchSettings, ours: DispatchSettings) -> DispatchSettings:

@@ -30,11 +30,11 @@ class Destinations:
     ) -> Self:
         """Fill in the defaults; ConfigurationError if the subscription would receive its own dead letters.
 
-        The topic is the name of the request's type, the channel is the topic, dead letters go where
+        The topic is the request's name on the wire, the channel is the topic, dead letters go where
         `default_dead_letter` says, and invalid messages go with the dead letters. `checked=False` is for a transport
         whose topics and channels have other kinds of names than its dead letters; it checks by itself.
         """
-        topic = subscription.topic or getattr(subscription.request, "__name__", "")
+        topic = subscription.source
         channel = subscription.channel or topic
         dead_letter = subscription.dead_letter
         if dead_letter == DEFAULT_DEAD_LETTER:

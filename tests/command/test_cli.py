@@ -83,9 +83,16 @@ def write(folder: Path, name: str, program: str) -> None:
 
 
 def only_line(text: str) -> str:
-    """The one line that says what is wrong; that it was about to start is no error."""
-    (line,) = (line for line in text.splitlines() if " INFO " not in line)
+    """The one line that says what is wrong; that it was about to start is no error, nor is that it is in memory."""
+    (line,) = wrong_lines(text)
     return line
+
+
+def wrong_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if " INFO " not in line and IN_MEMORY not in line]
+
+
+IN_MEMORY = "memory is reachable from this process only: no other program can post to it"
 
 
 # -- run
@@ -311,9 +318,28 @@ def test_unchecked_run_is_refused_by_the_dispatcher_itself(folder: Path) -> None
 
 @pytest.mark.requirement("P-20")
 def test_check_says_nothing_when_there_is_nothing_to_say(folder: Path) -> None:
-    ended = pump_run("check", "shop:Namespace.made", folder=folder)
+    write(folder, "stored.py", "dispatcher = make('sqlite:///shop.db')")
+
+    ended = pump_run("check", "stored:dispatcher", folder=folder)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.mark.requirement("P-20")
+@pytest.mark.parametrize("url", ["memory://", "memory://shared"])
+def test_check_and_run_say_that_no_other_program_reaches_memory(folder: Path, url: str) -> None:
+    write(folder, "alone.py", f"def quick(): return feeding('tea', transport={url!r})")
+
+    ended = pump_run("check", "alone:quick", folder=folder)
+    with pump("run", "alone:quick", folder=folder) as program:
+        assert " WARNING " in program.says(IN_MEMORY).splitlines()[0]
+        program.says("handled tea")
+        program.send(signal.SIGTERM)
+
+        assert program.ends() == 0
+    assert ended.returncode == 0
+    assert ended.stdout.startswith(f"warning: {IN_MEMORY}")
+    assert len(ended.stdout.splitlines()) == 1
 
 
 @pytest.mark.requirement("P-20")
@@ -323,7 +349,7 @@ def test_check_prints_each_problem_on_a_line(folder: Path) -> None:
     ended = pump_run("check", "errors:dispatcher", folder=folder)
 
     assert ended.returncode == 2
-    assert [line.split(" ", 4)[:3] for line in ended.stdout.splitlines()] == [
+    assert [line.split(" ", 4)[:3] for line in wrong_lines(ended.stdout)] == [
         ["error:", "channel", "PlaceOrder"],
         ["error:", "channel", "Namespace"],
     ]

@@ -40,7 +40,7 @@ class OrderPlaced(Event):
 
 @dataclass(frozen=True)
 class Paid(Event):
-    number: int = 0
+    order: int = 0
 
 
 class Secretive(Attribute):

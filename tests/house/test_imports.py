@@ -13,7 +13,8 @@ import pytest
 from support.tree import PACKAGES, modules
 
 LAYERS: tuple[str, ...] = (
-    "capabilities clock dead_letter duration errors message process_signals request subscription telemetry wire_name",
+    "checks duration errors wire_name",
+    "capabilities clock dead_letter message process_signals request subscription telemetry",
     "colour conversation ledger pump_log",
     "context verdict",
     "attribute mapping transport_kit",

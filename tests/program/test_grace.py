@@ -235,6 +235,7 @@ def test_cancelling_the_callers_task_stops_the_pumps_and_hands_back(kind: Kind) 
 
     async def main() -> None:
         task = asyncio.create_task(consume())
+        await eventually_async(lambda: "orders" in broker.bus.channels())
         await broker_post(broker)
         await eventually_async(lambda: body.runs == 1)
         task.cancel()

@@ -1,5 +1,6 @@
 """The bus behind the memory transport: topics, and the channels that keep their messages in order."""
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -135,10 +136,20 @@ class MemoryBus:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Final[Clock] = SystemClock() if clock is None else clock
-        self.lock: Final = Lock()
+        self.lock = Lock()
         """Held while a channel is used."""
+        self._process = 0
+        """Which process uses it; 0 before the first does."""
         self._channels: Final[dict[str, BusChannel]] = {}
         self._topics: Final[dict[str, tuple[BusChannel, ...]]] = {}
+
+    def claim(self) -> None:
+        """Use it in this process. A forked child starts with an empty one: what it was born with is its parent's."""
+        if self._process not in {0, os.getpid()}:
+            self.lock = Lock()
+            self._channels.clear()
+            self._topics.clear()
+        self._process = os.getpid()
 
     def channels(self) -> Sequence[str]:
         """The names of all channels there are."""
@@ -186,12 +197,20 @@ class MemoryBus:
 
     def publish(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Send each message to every channel bound to its topic: all of them, or none and a PublishError."""
+        if self._process not in {0, os.getpid()}:  # before the lock, which somebody may have held at the fork
+            raise PublishError(
+                f"nothing was sent: the memory bus is in the process {self._process}, and this is a child of it: post "
+                "there, or use a transport that other processes reach, such as sqlite:///shop.db",
+                sent=False,
+                retriable=False,
+            )
         with self.lock:
             try:
                 routes = [self._topics[message.header.topic] for message in messages]
             except KeyError as error:
                 raise PublishError(
-                    f"nothing was sent: no channel of the memory bus is bound to the topic {error.args[0]!r}",
+                    f"nothing was sent: no channel of the memory bus is bound to the topic {error.args[0]!r}, so "
+                    "nobody would receive it: add a Subscription to it, and start that before posting",
                     sent=False,
                     retriable=False,
                 ) from None

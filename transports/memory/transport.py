@@ -350,17 +350,18 @@ class MemoryTransport:
         return cls(read.name, **read.options)
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what each one needs on the bus; SetupError names what is missing."""
+        """Create or validate what each one needs on the bus; SetupError names what is missing.
+
+        A publication makes nothing: what nobody consumes is a PublishError when it is posted.
+        """
         channels = [(subscription.missing, Destinations.of(subscription)) for subscription in subscriptions]
+        self.bus.claim()
         with self.bus.lock:
             for missing, destinations in channels:
                 if missing == "create":
                     self.bus.declare(destinations.channel, destinations.topic)
                     for name in destinations.dead_letters:
                         self.bus.declare(name)
-            for publication in publications:
-                if publication.missing == "create" and not self.bus.bound(publication.destination):
-                    self.bus.declare(publication.destination, publication.destination)
             for missing, destinations in channels:
                 if missing == "validate":
                     self._validate(destinations)

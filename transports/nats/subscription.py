@@ -55,6 +55,11 @@ class NatsSubscription(Subscription):
         super().__post_init__()
 
     @property
+    def reads(self) -> str | None:
+        """As Subscription's; None where it is bound to a consumer: that one's filter is the broker's."""
+        return None if self.stream else super().reads
+
+    @property
     def refusal(self) -> Callable[[Message], str] | None:
         """Says why a message is refused: its tenant is not among those allowed, or it names none."""
         tenants = self.tenants

@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -225,22 +228,101 @@ def test_what_nobody_would_get_is_not_sent_and_nothing_with_it(
     assert transport.bus.pending("orders") == 0
 
 
-def test_preparing_a_publication_makes_a_channel_for_a_topic_that_has_none(transport: MemoryTransport) -> None:
+def test_preparing_a_publication_makes_no_channel_so_that_what_nobody_gets_is_refused(
+    transport: MemoryTransport,
+) -> None:
     transport.prepare([], [Publication(PlaceOrder, topic="orders")])
 
-    transport.producer().send([message("a")])
+    with pytest.raises(PublishError, match="'orders', so nobody would receive it: add a Subscription") as refused:
+        transport.producer().send([message("a")])
 
-    assert list(transport.bus.channels()) == ["orders"]
-    assert transport.bus.pending("orders") == 1
+    assert refused.value.sent is False
+    assert list(transport.bus.channels()) == []
 
 
-def test_preparing_a_publication_makes_none_for_a_topic_that_has_one(transport: MemoryTransport) -> None:
+def test_preparing_a_publication_leaves_the_channels_as_they_are(transport: MemoryTransport) -> None:
     subscription, publication = orders(channel="billing"), Publication(PlaceOrder, topic="orders")
 
+    transport.prepare([], [publication])
     transport.prepare([subscription], [publication])
     transport.prepare([], [publication])
 
     assert list(transport.bus.channels()) == ["billing", "billing.dead"]
+
+
+FORKING = """
+import os
+from dataclasses import dataclass
+
+from pump import Command, Dispatcher, Publication, PublishError, Subscription
+from pump.clock import Signal, SystemClock
+
+
+@dataclass(frozen=True)
+class Order(Command):
+    number: int
+
+
+def handle(order: Order) -> None:
+    print(os.getpid() == parent, order, flush=True)
+    handled.set()
+
+
+parent, handled = os.getpid(), Signal()
+dispatcher = Dispatcher(
+    "memory://", handlers=[handle], subscriptions=[Subscription(Order)], publications=[Publication(Order)]
+)
+
+
+def post(number: int) -> None:
+    handled.clear()
+    dispatcher.post(Order(number))
+    SystemClock().wait(handled, 10)
+
+
+def in_child(act) -> None:
+    child = os.fork()
+    if child == 0:
+        act()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def refused() -> None:
+    try:
+        dispatcher.post(Order(2))
+    except PublishError as error:
+        print(error.sent, error.retriable, error, flush=True)
+
+
+def of_its_own() -> None:
+    global dispatcher
+    dispatcher = Dispatcher(
+        dispatcher.transport, handlers=[handle], subscriptions=[Subscription(Order)], publications=[Publication(Order)]
+    )
+    with dispatcher:
+        post(4)
+
+
+with dispatcher:
+    post(1)
+    in_child(refused)
+    post(3)
+    in_child(of_its_own)
+    post(5)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_cannot_post_to_its_parents_bus_and_may_begin_an_empty_one() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    first, second, *others = ran.stdout.splitlines()
+    assert first == "True Order(number=1)"
+    assert second.startswith("False False nothing was sent: the memory bus is in the process ")
+    assert others == ["True Order(number=3)", "False Order(number=4)", "True Order(number=5)"]
 
 
 def test_validating_names_what_is_not_there(transport: MemoryTransport) -> None:
