@@ -406,3 +406,27 @@ def test_what_came_by_a_connection_that_is_gone_cannot_be_settled(
         }
         with pytest.raises(LeaseLost):
             getattr(consumer, settle)(message, *arguments.get(settle, ()))
+
+
+def test_the_original_is_settled_only_when_its_copy_is_stored(rabbitmq: RabbitMQ) -> None:
+    name = f"shop-{uuid4().hex[:8]}"
+    rules = Subscription(Job, topic=name, channel=name)
+    transport = RabbitMQTransport.from_url(rabbitmq.url)
+    with rabbitmq.connect() as connection, ExitStack() as stack:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        transport.prepare([rules], [])
+        channel.basic_publish("", name, b"original")
+        consumer = transport.consumer(rules)
+        stack.callback(consumer.close)
+        message = receive(consumer)
+        channel.basic_publish("", name, b"next")
+        eventually(lambda: channel.queue_declare(name, passive=True).method.message_count == 1)  # it is full again
+
+        with pytest.raises(PublishError) as refused:
+            consumer.requeue(message, 0.0, 1)
+        consumer.close()
+
+        assert refused.value.sent is False
+        eventually(lambda: channel.queue_declare(name, passive=True).method.message_count == 2)
+        assert channel.basic_get(name)[2] == b"original"
