@@ -6,8 +6,9 @@ from collections import deque
 from typing import Literal, TypeAlias
 
 from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.checks import refuse, wrong_duration, wrong_errors, wrong_number
 from pump.duration import Duration, seconds
-from pump.errors import ConfigurationError, DontAckAction
+from pump.errors import DontAckAction
 
 Pass: TypeAlias = Literal["call", "trial"]
 
@@ -30,14 +31,17 @@ class CircuitBreaker(Attribute):
         reset_after: Duration = 30.0,
         on: Errors = Exception,
     ) -> None:
+        refuse(
+            "CircuitBreaker",
+            failures=wrong_number(failures, 1),
+            window=wrong_duration(window, zero=False),
+            reset_after=wrong_duration(reset_after, zero=False),
+            on=wrong_errors(on),
+        )
         self.failures = failures
         self.window = seconds(window)
         self.reset_after = seconds(reset_after)
         self.on = on
-        if failures < 1:
-            raise ConfigurationError(f"CircuitBreaker: failures must be at least 1, not {failures}")
-        if self.window <= 0 or self.reset_after <= 0:
-            raise ConfigurationError("CircuitBreaker: window and reset_after must be longer than 0 s")
 
     def prepare(self, scope: Scope) -> Attribute:
         """A closed breaker for one pipeline."""

@@ -1,8 +1,9 @@
 """Deliver the message again later when its handler fails."""
 
 from pump.attribute import Errors, OnError
-from pump.duration import Duration, seconds
-from pump.errors import ConfigurationError, DeferMessageAction
+from pump.checks import refuse, wrong_duration
+from pump.duration import Duration
+from pump.errors import DeferMessageAction
 
 
 class DeferMessageOnError(OnError):
@@ -12,9 +13,8 @@ class DeferMessageOnError(OnError):
 
     def __init__(self, delay: Duration | None = None, *, only: Errors = Exception, but: Errors = ()) -> None:
         super().__init__(only=only, but=but)
+        refuse("DeferMessageOnError", delay="" if delay is None else wrong_duration(delay))
         self.delay = delay
-        if delay is not None and seconds(delay) < 0:
-            raise ConfigurationError(f"DeferMessageOnError: a delay cannot be negative: {delay}")
 
     def decide(self, error: Exception) -> DeferMessageAction:
         """Defer it."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.checks import refuse, wrong_errors
 from pump.colour import has_yield
 from pump.errors import ConfigurationError
 
@@ -16,6 +17,7 @@ class Fallback(Attribute):
     """
 
     def __init__(self, alternative: str | Callable[..., object], *, on: Errors = Exception) -> None:
+        refuse("Fallback", on=wrong_errors(on))
         self.alternative = alternative
         self.on = on
         if not isinstance(alternative, str) and not callable(alternative):

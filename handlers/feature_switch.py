@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from pump.attribute import Attribute, Rest, Scope, Steps, SwitchProvider, is_decision
+from pump.checks import refuse, wrong_switches, wrong_text
 from pump.errors import DontAckAction
 
 
@@ -23,6 +24,7 @@ class FeatureSwitch(Attribute):
         default: bool = True,
         provider: SwitchProvider | None = None,
     ) -> None:
+        refuse("FeatureSwitch", name=wrong_text(name), provider=wrong_switches(provider))
         self.name = name
         self.dont_ack = dont_ack
         self.default = default

@@ -3,8 +3,9 @@
 import threading
 
 from pump.attribute import Attribute, Rest, Scope, Steps
+from pump.checks import refuse, wrong_amount, wrong_duration
 from pump.duration import Duration, seconds
-from pump.errors import ConfigurationError, DontAckAction
+from pump.errors import DontAckAction
 
 
 class RateLimit(Attribute):
@@ -17,13 +18,15 @@ class RateLimit(Attribute):
     declares = frozenset({DontAckAction})
 
     def __init__(self, rate: float, *, per: Duration = 1.0, burst: float | None = None) -> None:
+        refuse(
+            "RateLimit",
+            rate=wrong_amount(rate),
+            per=wrong_duration(per, zero=False),
+            burst="" if burst is None else wrong_amount(burst, 1),
+        )
         self.rate = rate
         self.per = seconds(per)
         self.burst = max(1.0, rate) if burst is None else burst
-        if rate <= 0 or self.per <= 0:
-            raise ConfigurationError(f"RateLimit: rate and per must be more than 0, not {rate} per {per}")
-        if self.burst < 1:
-            raise ConfigurationError(f"RateLimit: burst must be at least 1, not {burst}")
 
     def prepare(self, scope: Scope) -> Attribute:
         """A full bucket for one pipeline."""

@@ -1,6 +1,7 @@
 """Make the message a dead letter when its handler fails."""
 
 from pump.attribute import Errors, OnError
+from pump.checks import refuse, wrong_text
 from pump.errors import RejectMessageAction
 
 
@@ -11,6 +12,7 @@ class RejectMessageOnError(OnError):
 
     def __init__(self, reason: str = "", *, only: Errors = Exception, but: Errors = ()) -> None:
         super().__init__(only=only, but=but)
+        refuse("RejectMessageOnError", reason="" if reason == "" else wrong_text(reason))
         self.reason = reason
 
     def decide(self, error: Exception) -> RejectMessageAction:

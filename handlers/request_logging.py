@@ -4,6 +4,7 @@ import logging
 from typing import Final
 
 from pump.attribute import Attribute, Rest, Steps, is_decision
+from pump.checks import refuse, wrong_number
 
 LONGEST_BODY: Final = 1024
 
@@ -16,6 +17,7 @@ class RequestLogging(Attribute):
     """
 
     def __init__(self, level: int = logging.INFO, *, include_body: bool = False) -> None:
+        refuse("RequestLogging", level=wrong_number(level))
         self.level = level
         self.include_body = include_body
 

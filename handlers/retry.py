@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 
 from pump.attribute import Attribute, Errors, Rest, Steps, consists_of, is_decision
+from pump.checks import refuse, wrong_duration, wrong_errors, wrong_number
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 
@@ -29,14 +30,19 @@ class Retry(Attribute):
         on: Errors = Exception,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        refuse(
+            "Retry",
+            attempts=wrong_number(attempts, 1),
+            first=wrong_duration(first),
+            longest=wrong_duration(longest),
+            on=wrong_errors(on),
+        )
         self.attempts = attempts
         self.first = seconds(first)
         self.longest = seconds(longest)
         self.jitter = jitter
         self.on = on
         self._chance = chance
-        if attempts < 1:
-            raise ConfigurationError(f"Retry: attempts must be at least 1, not {attempts}")
         if not 0 <= self.first <= self.longest:
             raise ConfigurationError(f"Retry: first={first} must lie between 0 and longest={longest}")
         if not 0 <= jitter <= 1:

@@ -7,10 +7,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 from pump.attribute import Attribute, Rest, Scope, Steps
+from pump.checks import refuse, wrong_duration
 from pump.clock import Clock, Signal
 from pump.context import Context, find_context
 from pump.duration import Duration, seconds
-from pump.errors import ConfigurationError, HandlerTimeout, PumpError
+from pump.errors import HandlerTimeout, PumpError
 
 
 class Timeout(Attribute):
@@ -21,9 +22,8 @@ class Timeout(Attribute):
     """
 
     def __init__(self, duration: Duration) -> None:
+        refuse("Timeout", duration=wrong_duration(duration, zero=False))
         self.duration = seconds(duration)
-        if self.duration <= 0:
-            raise ConfigurationError(f"Timeout: the duration must be longer than 0 s, not {duration}")
 
     def around(self, request: object, rest: Rest) -> Steps:
         """Run the rest, for at most the duration where that is possible."""

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision
+from pump.attribute import Attribute, Errors, Rest, Scope, Steps, consists_of, is_decision, shown
 from pump.colour import has_yield
 from pump.errors import ConfigurationError, InvalidMessageAction
 
@@ -28,7 +28,10 @@ class Validate(Attribute):
         self.on = on
         self._checked: set[type] = set()
         if check is not None and not _takes(check, 1):
-            raise ConfigurationError(f"Validate: a check takes the request and nothing else; {check!r} does not")
+            raise ConfigurationError(
+                f"Validate: a check takes the request and nothing else; {shown(check)} does not. "
+                "Above a handler stands @Validate(), with parentheses"
+            )
         if check is not None and has_yield(check):
             raise ConfigurationError(f"Validate: {check!r} has a `yield`: a call of it checks nothing")
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import Parameter, signature
 from types import FunctionType
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias, TypeVar
 
+from pump.checks import refuse, wrong_errors
 from pump.clock import Clock, SystemClock
 from pump.colour import Colour
 from pump.context import Context, find_context
@@ -84,6 +86,17 @@ class Attribute:
     declares: frozenset[type[MessageAction]] = frozenset()
     """The decisions that it may raise; they are compared with what the transport can do."""
 
+    if not TYPE_CHECKING:  # for a type checker, the parameters are those of __init__ alone
+
+        def __new__(cls, *arguments: object, **options: object) -> Self:
+            """Refuse a handler where options are expected: the decorator stands without parentheses."""
+            if len(arguments) == 1 and not options and isinstance(arguments[0], FunctionType):
+                if not _takes_function(cls):
+                    raise ConfigurationError(without_parentheses(cls, arguments[0].__qualname__))
+            elif (arguments or options) and cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            return object.__new__(cls)
+
     def around(self, request: object, rest: Rest) -> Steps:
         """Act around the handling of a request: `result = yield from rest(request)`, then return the result."""
         raise NotImplementedError(f"{type(self).__name__} has no around method")
@@ -106,6 +119,28 @@ class Attribute:
         return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in given)})"
 
 
+def without_parentheses(attribute: type[Attribute], handler: str = "the handler") -> str:
+    """What to say of an attribute that was put on a handler like a plain decorator."""
+    optional = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    needed = [each.name for each in _options(attribute) if each.default is each.empty and each.kind not in optional]
+    return (
+        f"@{attribute.__name__} stands on {handler} without parentheses: write "
+        f"@{attribute.__name__}({', '.join(needed)})"
+    )
+
+
+def _options(attribute: type[Attribute]) -> list[Parameter]:
+    return list(signature(attribute.__init__).parameters.values())[1:]
+
+
+def _takes_function(attribute: type[Attribute]) -> bool:
+    """Whether its first option may be a function: then what it is put on is found when the handler is registered."""
+    first = next((each for each in _options(attribute) if each.kind is not Parameter.KEYWORD_ONLY), None)
+    if first is None or attribute.__init__ is object.__init__:
+        return False
+    return first.annotation is Parameter.empty or "Callable" in str(first.annotation)
+
+
 class OnError(Attribute):
     """Turns errors into a decision, raised `from` the error. Decisions and cancellation pass unchanged.
 
@@ -114,6 +149,7 @@ class OnError(Attribute):
     """
 
     def __init__(self, *, only: Errors = Exception, but: Errors = ()) -> None:
+        refuse(type(self).__name__, only=wrong_errors(only), but=wrong_errors(but))
         self.only = only
         self.but = but
 

@@ -3,12 +3,22 @@
 Each function returns what to say after the thing's name, or "" where nothing is wrong.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from math import isfinite
 from numbers import Integral, Real
+from types import FunctionType
+from typing import get_origin
 
 from pump.duration import seconds
+from pump.errors import ConfigurationError
+
+
+def named(value: object) -> str:
+    """A class or a function by its name, a type such as list[int] as it is written, and all else by its repr."""
+    return (
+        value.__name__ if isinstance(value, type | FunctionType) else str(value) if get_origin(value) else repr(value)
+    )
 
 
 def wrong_number(value: object, least: int | None = None) -> str:
@@ -16,6 +26,15 @@ def wrong_number(value: object, least: int | None = None) -> str:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return f"must be a whole number, not {value!r}"
     return f"must be at least {least}, not {value}" if least is not None and int(value) < least else ""
+
+
+def wrong_amount(value: object, least: float = 0.0) -> str:
+    """A finite number above 0, and of at least that much."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+        return f"must be a number, not {value!r}"
+    if least and float(value) < least:
+        return f"must be at least {least:g}, not {value}"
+    return "" if float(value) > 0 else f"must be above 0, not {value}"
 
 
 def wrong_duration(value: object, *, zero: bool = True) -> str:
@@ -31,7 +50,8 @@ def wrong_duration(value: object, *, zero: bool = True) -> str:
 def wrong_list(value: object) -> str:
     """Several things, even if it is only one."""
     if isinstance(value, type | str) or not isinstance(value, Iterable):
-        return f"is a list: write [{getattr(value, '__name__', None) or repr(value)}]"
+        is_plain = isinstance(value, type | str | FunctionType)
+        return f"is a list: write [{named(value) if is_plain else f'{type(value).__name__}(…)'}]"
     return ""
 
 
@@ -40,3 +60,25 @@ def wrong_text(value: object) -> str:
     if not isinstance(value, str):
         return f"must be text, not {value!r}"
     return "" if value else "must not be empty"
+
+
+def wrong_errors(value: object) -> str:
+    """A type of exceptions, or several in a tuple."""
+    kinds = value if isinstance(value, tuple) else (value,)
+    if all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
+        return ""
+    return f"must be a type of exceptions, or a tuple of such types, not {value!r}"
+
+
+def wrong_switches(value: object) -> str:
+    """What says which feature switches are on, or nothing."""
+    if value is None or isinstance(value, Mapping) or callable(value):
+        return ""
+    return f"must be a mapping of names to True or False, or a function of a name, not {value!r}"
+
+
+def refuse(whose: str, **wrongs: str) -> None:
+    """A ConfigurationError for the first of these options with which something is wrong."""
+    for name, wrong in wrongs.items():
+        if wrong:
+            raise ConfigurationError(f"{whose}: {name} {wrong}")

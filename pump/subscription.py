@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast, get_origin
 
-from pump.checks import wrong_duration, wrong_list, wrong_number, wrong_text
+from pump.checks import named, wrong_duration, wrong_list, wrong_number, wrong_text
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 from pump.message import Message
@@ -28,13 +28,7 @@ _CHOICES: Final[dict[str, tuple[object, ...]]] = {
 _FIELDS: Final = ("__dataclass_fields__", "__struct_fields__", "model_fields")
 """Where dataclasses, msgspec structs and pydantic models say what fields they have."""
 _DURATIONS: Final = ("receive_timeout", "empty_delay", "dont_ack_delay", "unacceptable_window", "grace")
-_NOT_GIVEN: Final[dict[str, tuple[object, ...]]] = {
-    "topic": ("",),
-    "channel": ("",),
-    "dead_letter": (None,),
-    "invalid": (None,),
-}
-"""What leaves a name to its default, or to nothing."""
+_NONE: Final = {"dead_letter": "None to drop what is rejected", "invalid": "None for the dead letters"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +192,7 @@ def _check(subscription: Subscription) -> None:
         _choose(subscription, name)
     for name, wrong in _wrongs(subscription):
         if wrong:
-            raise ConfigurationError(f"Subscription of {_named(request)}: {name} {wrong}")
+            raise ConfigurationError(f"Subscription of {named(request)}: {name} {wrong}")
     if subscription.in_flight > 1 and subscription.pump == "reactor":
         raise ConfigurationError(
             f"Subscription {subscription}: in_flight={subscription.in_flight} needs async handlers (a Proactor); "
@@ -206,17 +200,15 @@ def _check(subscription: Subscription) -> None:
         )
 
 
-def _named(value: object) -> str:
-    return getattr(value, "__name__", None) or repr(value)
-
-
 def _wrongs(subscription: Subscription) -> Iterator[tuple[str, str]]:
     """What is wrong with single options: the name of each, and what to say of it."""
     given = vars(subscription).get
     yield "handlers", wrong_list(given("handlers"))
-    for name in ("topic", "channel", "dead_letter", "invalid"):
-        if given(name) not in _NOT_GIVEN[name]:
-            yield name, wrong_text(given(name))
+    for name in ("topic", "channel"):
+        yield name, "" if given(name) == "" else wrong_text(given(name))
+    for name in ("dead_letter", "invalid"):
+        wrong = "" if given(name) is None else wrong_text(given(name))
+        yield name, wrong and f"must be a channel's name, or {_NONE[name]}, not {given(name)!r}"
     for name in ("ordered", "auto_ack", "renew_lease"):
         yield name, "" if isinstance(given(name), bool) else f"must be True or False, not {given(name)!r}"
     for name in ("performers", "in_flight", "buffer_size"):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from pump.attribute import Attribute, attributes_of, declared_decisions
+from pump.attribute import Attribute, attributes_of, declared_decisions, without_parentheses
+from pump.checks import named
 from pump.colour import Colour, colour_of, has_yield
 from pump.context import Context, current_context
 from pump.errors import ConfigurationError, MessageAction
@@ -57,6 +58,8 @@ class Registration:
 def register(handler: object) -> Registration:
     """Find out what a handler takes; a ConfigurationError names the handler and what is wrong with it."""
     name, handle, cls = _named(handler)
+    if isinstance(handle, Attribute):
+        raise ConfigurationError(without_parentheses(type(handle), "the handler" if handle is handler else name))
     if has_yield(handle):
         raise ConfigurationError(f"{name} has a `yield`: a call of it runs nothing. Do the work without one")
     parameter = _only_parameter(name, handle, bound=cls is None)
@@ -76,6 +79,12 @@ def _named(handler: object) -> tuple[str, Callable[..., object], type | None]:
         handle = getattr(handler, "handle", None)
         if not callable(handle) or handle is RequestHandler.handle:
             raise ConfigurationError(f"{handler.__qualname__} is no handler: it has no handle method")
+        kind = type(inspect.getattr_static(handler, "handle"))
+        if kind in {staticmethod, classmethod}:
+            raise ConfigurationError(
+                f"{handler.__qualname__}.handle is a {kind.__name__}: each message has an instance of its own; write "
+                "def handle(self, request)"
+            )
         return handler.__qualname__, handle, handler
     if isinstance(handler, RequestHandler) or callable(getattr(handler, "handle", None)):
         return type(handler).__qualname__, handler.handle, None  # type: ignore[attr-defined]
@@ -95,6 +104,8 @@ def _only_parameter(name: str, handle: Callable[..., object], *, bound: bool) ->
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} is no handler: its parameters cannot be read") from error
     if not bound:
+        if len(parameters) == 1 and parameters[0].name != "self":
+            raise ConfigurationError(f"{name}.handle lacks self: write def handle(self, {parameters[0].name})")
         parameters = parameters[1:]
     wanted = [each for each in parameters if each.default is each.empty and each.kind not in _ANY_NUMBER]
     if len(wanted) != 1 or wanted[0].kind is inspect.Parameter.KEYWORD_ONLY:
@@ -126,7 +137,24 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
         raise ConfigurationError(
             f"{name}: the type {parameter.annotation!r} of its parameter {parameter.name} cannot be resolved ({error})"
         ) from error
-    return declared if declared is not None and isinstance(annotation, TypeVar) else annotation
+    if declared is None:
+        return annotation
+    if not _agrees(annotation, declared):
+        raise ConfigurationError(
+            f"{name} is a RequestHandler[{named(declared)}], and its parameter {parameter.name} is "
+            f"{named(annotation)}: make them the same"
+        )
+    return declared
+
+
+def _agrees(annotation: Any, declared: Any) -> bool:  # noqa: ANN401 - a type may be any type form
+    """Whether a parameter takes what RequestHandler[T] says: the same, or a base of it."""
+    if annotation == declared or isinstance(annotation, TypeVar) or annotation in {Any, object}:
+        return True
+    wide, narrow = (typing.get_origin(each) or each for each in (annotation, declared))
+    if not isinstance(wide, type) or not isinstance(narrow, type):
+        return False
+    return issubclass(narrow, wide) and (wide is annotation or typing.get_args(annotation) == typing.get_args(declared))
 
 
 def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form

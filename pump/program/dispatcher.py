@@ -18,6 +18,7 @@ from pump.handling.dispatch import DispatchSettings, Router
 from pump.handling.registry import Registry
 from pump.mapping.mapper import Mapper
 from pump.process_signals import ENDING, handling
+from pump.program.arguments import all_of, check_lists, check_settings, transport_of
 from pump.program.performer import Activity, PerformerState
 from pump.program.performer_group import PerformerGroup
 from pump.program.plan import Plan, plans
@@ -28,7 +29,7 @@ from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.loop_thread import LoopThread
-from pump.transport_kit.protocol import Observed, Transport, transport_from
+from pump.transport_kit.protocol import Observed, Transport
 from pump.verdict import Stopped
 
 _real_clock: Final = SystemClock()
@@ -69,9 +70,14 @@ class Dispatcher:
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
+        check_lists(handlers=handlers, subscriptions=subscriptions, publications=publications, listeners=listeners)
+        subscriptions, listeners = tuple(subscriptions), tuple(listeners)
+        check_settings(name, factory, switches, mappers, listeners)
         self.name: Final = name
-        self.transport: Final = transport_from(transport) if isinstance(transport, str) else transport
+        self.transport: Final = transport_of(transport)
         self.publications: Final = tuple(publications)
+        all_of(Subscription, subscriptions)
+        all_of(Publication, self.publications)
         self.settings: Final = DispatchSettings(
             name=name,
             factory=factory,
@@ -104,7 +110,13 @@ class Dispatcher:
     def check(self) -> Sequence[Problem]:
         """Every problem of these settings, without connecting to anything."""
         has_factory = self.settings.factory is not None
-        found = problems(self.plans, self.publications, self.transport.capabilities, has_factory=has_factory)
+        found = problems(
+            self.plans,
+            self.publications,
+            self.transport.capabilities,
+            has_factory=has_factory,
+            handlers=self.registry.registrations,
+        )
         for each in self.plans:
             try:
                 if each.handlers:  # only building mappers and pipelines shows these problems; it opens nothing either

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pump.checks import named
 from pump.errors import ConfigurationError, DontAckAction, MessageAction
 from pump.handling.registry import Registration, Registry, register
 from pump.request import Event
@@ -80,7 +81,14 @@ def _default_channel(rules: Subscription, dispatcher: str) -> str:
 
 def _handlers(rules: Subscription, registry: Registry) -> tuple[Registration, ...]:
     if rules.handlers:
-        return tuple(register(handler) for handler in rules.handlers)
+        own = tuple(register(handler) for handler in rules.handlers)
+        for each in own if rules.request_type is not None else ():
+            if each.request != rules.request:
+                raise ConfigurationError(
+                    f"channel {rules.channel} receives {named(rules.request)}, and its handler {each.name} takes "
+                    f"{named(each.request)}: make them the same, or give the handler a Subscription of its own"
+                )
+        return own
     if rules.request_type is None:
         return registry.registrations
     return tuple(registry.handling(rules.request))

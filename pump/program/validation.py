@@ -8,8 +8,10 @@ from itertools import combinations, zip_longest
 from typing import Literal
 
 from pump.capabilities import Capabilities
+from pump.checks import named
 from pump.duration import seconds
 from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, RejectMessageAction
+from pump.handling.registry import Registration
 from pump.program.plan import Plan
 from pump.request import Event
 from pump.subscription import Publication
@@ -33,6 +35,7 @@ def problems(
     capabilities: Capabilities,
     *,
     has_factory: bool,
+    handlers: Sequence[Registration] = (),
 ) -> list[Problem]:
     """Every problem of a dispatcher's settings, without connecting to anything."""
     found = [Problem("error", text) for text in (*_duplicates(plans, publications), *_twice_handled(plans))]
@@ -41,6 +44,7 @@ def problems(
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
         found += (Problem("error", text) for text in _transport_errors(plan, capabilities))
         found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
+    found += (Problem("warning", text) for text in _idle(plans, handlers))
     return found
 
 
@@ -82,9 +86,20 @@ def _twice_handled(plans: Sequence[Plan]) -> Iterator[str]:
             continue
         if ours.reads and theirs.reads and _overlap(ours.reads, theirs.reads):
             yield (
-                f"each {_name(once[0])} reaches both the channel {ours.channel} and the channel {theirs.channel}, and "
+                f"each {named(once[0])} reaches both the channel {ours.channel} and the channel {theirs.channel}, and "
                 f"would be handled twice: give each Subscription its own handlers=[…] if that is meant, or another "
                 f"topic="
+            )
+
+
+def _idle(plans: Sequence[Plan], handlers: Sequence[Registration]) -> Iterator[str]:
+    """A program may have handlers for `send` and `publish` alone; one that consumes probably forgot a subscription."""
+    taken = {request for plan in plans for request in (plan.rules.request, *(each.request for each in plan.handlers))}
+    for each in handlers if plans else ():
+        if each.request not in taken:
+            yield (
+                f"{each.name} takes {named(each.request)}, and no Subscription does: only send and publish run it. "
+                f"Add Subscription({named(each.request)})"
             )
 
 
@@ -125,10 +140,10 @@ def _handler_errors(plan: Plan, *, has_factory: bool) -> Iterator[str]:
         several = [handler for handler in handlers if handler.request == request]
         if count > 1 and not (isinstance(request, type) and issubclass(request, Event)):
             names = ", ".join(handler.name for handler in several)
-            yield f"{_name(request)} has {count} handlers ({names}): only an Event may have more than one"
+            yield f"{named(request)} has {count} handlers ({names}): only an Event may have more than one"
         if count > 1 and any(handler.explicit for handler in several):
             yield (
-                f"{_name(request)} on channel {rules.channel} has several handlers, and one settles by itself: "
+                f"{named(request)} on channel {rules.channel} has several handlers, and one settles by itself: "
                 "give each its own Subscription(handlers=[…], channel=…)"
             )
     if rules.in_flight > 1 and rules.pump == "reactor":
@@ -203,7 +218,3 @@ def _capability_warnings(plan: Plan, capabilities: Capabilities) -> Iterator[str
         yield f"channel {rules.channel}: {capabilities.system} delays by at most {longest:g} s"
     if rules.max_attempts is not None and not capabilities.durable_attempts and not capabilities.counts_deliveries:
         yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: a restart counts them from 0 again"
-
-
-def _name(request: object) -> str:
-    return request.__name__ if isinstance(request, type) else str(request)

@@ -1,5 +1,6 @@
 """What a transport is: a factory of consumers and producers, blocking or awaiting, as its client library is."""
 
+import difflib
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from itertools import count
@@ -174,13 +175,17 @@ def find_transport(scheme: str) -> type[Transport]:
             raise ConfigurationError(
                 f"{scheme}:// needs the package {error.name}: pip install 'message-pump[{extra}]'"
             ) from error
-    known = ", ".join(sorted(f"{each.name}://" for each in entry_points(group=GROUP)))
-    raise ConfigurationError(f"no transport is installed for {scheme}://; there are {known or 'none at all'}")
+    names = sorted(each.name for each in entry_points(group=GROUP))
+    close = difflib.get_close_matches(scheme, names, n=1)
+    hint = (
+        f"did you mean {close[0]}://?" if close else f"there are {', '.join(f'{name}://' for name in names) or 'none'}"
+    )
+    raise ConfigurationError(f"no transport is installed for {scheme}://; {hint}")
 
 
 def transport_from(url: str) -> Transport:
     """The transport that a URL chooses by its scheme."""
     scheme = urlsplit(url).scheme
-    if not scheme:
-        raise ConfigurationError("a transport URL begins with a scheme, such as memory:// or amqp://")
+    if not scheme or not url.startswith(f"{scheme}://"):
+        raise ConfigurationError("a transport URL begins with a scheme and ://, such as memory:// or amqp://")
     return find_transport(scheme).from_url(url)

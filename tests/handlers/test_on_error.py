@@ -150,7 +150,7 @@ def test_a_deferral_has_the_delay_that_was_asked_for(
 
 
 def test_a_negative_delay_shows_at_start() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be negative"):
+    with pytest.raises(ConfigurationError, match="delay must be at least 0, not -1"):
         DeferMessageOnError(-1)
 
 
