@@ -33,6 +33,8 @@ from pump.errors import (
     RejectMessageAction,
     Undecodable,
 )
+from pump.in_hand.gate import OPEN_GATE, Gate
+from pump.in_hand.slots import NOWHERE, CrashGuard
 from pump.ledger import NO_RUNS, Ledger, PastRuns
 from pump.message import Message
 from pump.pump_log import PumpLog
@@ -196,6 +198,7 @@ class Judge:
         clock: Clock,
         log: PumpLog,
         *,
+        guard: CrashGuard | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -205,6 +208,8 @@ class Judge:
         """What is remembered of messages that failed; shared by the pumps of one channel."""
         self.clock: Final = clock
         self.log: Final = log
+        self.gate: Final[Gate] = OPEN_GATE if guard is None else guard.gate
+        """Lets a suspect be alone in this process."""
         self.stopping: Final = Signal()
         """Set when the pump shall stop, or has stopped."""
         self.stopped: Stopped | None = None
@@ -213,6 +218,7 @@ class Judge:
         """How many messages were unacceptable, within the window where there is one."""
         self._may_block = bool(rules.may_block)
         """Whether DontAck is expected: deliveries of unknown outcome may then be nacks, and count no attempts."""
+        self._hand: Final = None if guard is None else guard.hand
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts
@@ -247,8 +253,8 @@ class Judge:
         Such a message is handled alone, so that nothing else is lost if it kills the process again.
         """
         runs = self.ledger.past_runs(message)
-        limit = self._max_attempts
-        return limit is not None and runs.unexplained > 0 and runs.attempts + runs.unexplained >= limit
+        limit, unknown = self._max_attempts, runs.unexplained + self.ledger.shared(message)
+        return limit is not None and unknown > 0 and runs.attempts + unknown >= limit
 
     def arrived(self, message: Message) -> Verdict | None:
         """The verdict on a message that is not to be handled; None if it is."""
@@ -275,7 +281,12 @@ class Judge:
         limit = self._max_attempts
         if limit is None or runs is NO_RUNS:
             return None
-        if runs.attempts >= limit:
+        if runs.attempts >= limit and self.ledger.died(message):
+            reason, text = (
+                PROCESS_DIED,
+                f"{runs.attempts} runs of it did not go well, and the last ended with its process",
+            )
+        elif runs.attempts >= limit:
             reason, text = EXHAUSTED, ""
         elif not self._may_block and runs.unexplained >= 3 * limit:
             reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
@@ -283,6 +294,22 @@ class Judge:
             return None
         self._count_unacceptable()
         return self._give_up(message, None, reason, description=text, runs=0)
+
+    # -- while the message is handled
+
+    def begins(self, message: Message) -> int:
+        """A run of the message begins; returns its place in hand, for `ends`. The place outlives this process."""
+        hand = self._hand
+        if hand is None:
+            return NOWHERE
+        if message.attempts or message.unexplained or self.ledger.accounts:
+            return hand.fill(message.identity, *self.ledger.known(message))
+        return hand.fill(message.identity)
+
+    def ends(self, place: int) -> None:
+        """The run has ended, and its verdict is known."""
+        if self._hand is not None:
+            self._hand.clear(place)
 
     # -- after the message was handled
 

@@ -85,10 +85,11 @@ class Court:
         cancelled: Callable[[], bool] | None = None,
         chance: Callable[[], float] = lambda: 0.0,
         clock: ManualClock | None = None,
+        book: Any = None,
         **options: Any,
     ) -> None:
         self.clock: Final = clock or ManualClock()
-        self.ledger: Final = Ledger(self.clock)
+        self.ledger: Final = Ledger(self.clock, book=book)
         self.rules: Final = rules(**options)
         self.events: Final[list[str]] = []
         telemetry = Telemetry(lambda event, _: self.events.append(event))
@@ -98,7 +99,7 @@ class Court:
             self.clock,
             PumpLog("samples", telemetry),
             chance=chance,
-            **({} if cancelled is None else {"cancelled": cancelled}),
+            cancelled=cancelled or (lambda: False),
         )
         self.spy: Final = Spy()
 
