@@ -18,9 +18,10 @@ from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.pumps.own_task import is_cancelled
 from pump.pumps.proactor import Proactor
+from pump.settling import Unsettled, Verdict
 from pump.testing.records import Call, Records
 from pump.transport_kit.protocol import Transport
-from pump.verdict import Judge, Unsettled, Verdict
+from pump.verdict import Judge
 
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "acknowledge": (),

@@ -9,9 +9,10 @@ from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Header, Message
 from pump.pump_log import PumpLog
+from pump.settling import Verdict
 from pump.subscription import OnUndecodable, Subscription
 from pump.telemetry import Telemetry
-from pump.verdict import Judge, Verdict
+from pump.verdict import Judge
 
 Call: TypeAlias = tuple[object, ...]
 

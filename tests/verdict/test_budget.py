@@ -16,7 +16,8 @@ from pump.errors import (
 )
 from pump.in_hand.book import Record
 from pump.message import Message
-from pump.verdict import SetupFault, Verdict
+from pump.settling import Verdict
+from pump.verdict import SetupFault
 from support.court import Call, Court, message
 
 EXHAUSTED: Call = ("reject", "delivery error", "attempts exhausted")
