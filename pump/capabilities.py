@@ -20,6 +20,8 @@ class Capabilities:
     """Whether `deliveries` rises when a message comes again."""
     carries_attempts: bool
     """Whether a requeue leaves the attempts on the message, for whoever receives it next."""
+    keeps_held_attempts: bool = True
+    """Whether attempts of a message that is held here stay with it when it is handed back in its old place."""
     durable: bool
     """Whether messages outlive the broker's process."""
     durable_attempts: bool

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from pump.clock import Clock
 from pump.dead_letter import Rejection
+from pump.in_hand.book import ChannelBook, Record
 from pump.message import FIRST_FAILURE_HEADER, Message
 
 CAPACITY: Final = 10_000
@@ -30,8 +31,10 @@ class _Account:
     """What is remembered of one message."""
 
     attempts: int = 0
-    crashes: int = 0
-    """Runs reported by `count_crash` since `attempts` was set."""
+    died: bool = False
+    """Whether the last of them ended with its process."""
+    shared: int = 0
+    """Deaths of a process that had this message and others in hand, since a run of it ended otherwise."""
     explained: int = 0
     """How many of the message's unexplained deliveries ended in a way that we know …"""
     judged: int | None = None
@@ -41,6 +44,14 @@ class _Account:
     first_failure: float = 0.0
     rejection: Rejection | None = None
     touched: float = 0.0
+    booked: bool = False
+    """Whether the book has a record of it."""
+
+    def explained_at(self, count: int) -> int:
+        return self.explained + (self.judged is not None and count > self.judged)
+
+    def record(self) -> Record:
+        return Record(self.attempts, self.shared, self.explained, self.judged, self.died)
 
 
 class Ledger:
@@ -49,15 +60,24 @@ class Ledger:
     `attempts before a run = carried by the message + unexplained deliveries − those forgiven`. An account keeps the
     number up to which the broker's count is explained, so forgiving a delivery is setting that number: a second count
     beside the broker's would have to know which events the broker counts.
+
+    It begins with what the book says that earlier processes have left, and keeps those records true.
     """
 
-    def __init__(self, clock: Clock, *, capacity: int = CAPACITY, lifetime: float = LIFETIME) -> None:
+    def __init__(
+        self, clock: Clock, *, book: ChannelBook | None = None, capacity: int = CAPACITY, lifetime: float = LIFETIME
+    ) -> None:
         self.accounts: Final[OrderedDict[str, _Account]] = OrderedDict()
         """Empty as long as everything goes well, so that the judge need not look anything up."""
+        self.accused: Final[set[str]] = set()
+        """The identities of messages that were in hand, together with others, when a process died."""
         self._clock: Final = clock
         self._capacity: Final = capacity
         self._lifetime: Final = lifetime
         self._lock: Final = threading.Lock()
+        self._book: Final = book
+        for identity, record in ({} if book is None else book.read()).items():
+            self._load(identity, record)
 
     def __len__(self) -> int:
         return len(self.accounts)
@@ -86,15 +106,17 @@ class Ledger:
         """
         with self._lock:
             account = self._judged(message)
-            account.attempts, account.crashes = attempts, 0
+            account.attempts = attempts
             account.rejection = rejection
             account.touched = max(account.touched, until)
             account.first_failure = account.first_failure or self._clock.wall()
+        self._correct(message, account)
 
     def forgive(self, message: Message) -> None:
         """This delivery counts no attempt, and every earlier one of unknown outcome is forgiven."""
         with self._lock:
-            self._judged(message)
+            account = self._judged(message)
+        self._correct(message, account)
 
     def nacked(self, message: Message, due: float) -> None:
         """The message was nacked, which counts no attempt; here it is not presented again before `due`."""
@@ -104,6 +126,7 @@ class Ledger:
             account.due = due
             account.touched = max(account.touched, due)
             account.first_failure = account.first_failure or self._clock.wall()
+        self._correct(message, account)
 
     def ignore(self, message: Message) -> None:
         """This delivery counts no attempt and explains nothing: earlier ones of unknown outcome stay so."""
@@ -113,17 +136,38 @@ class Ledger:
                 unexplained = _past_runs(account, message).unexplained
                 account.explained, account.judged = message.unexplained - unexplained, message.unexplained
 
-    def count_crash(self, identity: str) -> None:
-        """A run of this message ended with its process, as somebody found out: it counts one attempt."""
-        with self._lock:
-            account = self._open(identity)
-            account.crashes += 1
-            account.explained += 1
-
     def forget(self, message: Message) -> None:
         """The message is done."""
         with self._lock:
-            self.accounts.pop(message.identity, None)
+            account = self.accounts.pop(message.identity, None)
+            self.accused.discard(message.identity)
+        if account is not None and account.booked and self._book is not None:
+            self._book.write({message.identity: None})
+
+    def keep(self) -> None:
+        """Write into the book how often each message was run, for the next process."""
+        with self._lock:
+            runs = {identity: account for identity, account in self.accounts.items() if account.attempts}
+        if runs and self._book is not None:
+            self._book.write({identity: account.record() for identity, account in runs.items()})
+
+    def known(self, message: Message) -> tuple[int, int, int]:
+        """What the slot says of a message whose run begins: its attempts, and its deliveries, explained and in all."""
+        account = self._find(message)
+        if account is None:
+            return message.attempts, 0, message.unexplained
+        explained = account.explained_at(message.unexplained)
+        return max(message.attempts, account.attempts), explained, message.unexplained
+
+    def shared(self, message: Message) -> int:
+        """How many processes have died with this message and others in hand."""
+        account = self._find(message) if message.identity in self.accused else None
+        return 0 if account is None else account.shared
+
+    def died(self, message: Message) -> bool:
+        """Whether the last of the message's attempts ended with its process."""
+        account = self._find(message)
+        return account is not None and account.died
 
     def due(self, message: Message) -> float:
         """When a nacked message may be presented again here, on the monotonic clock; 0 for any other."""
@@ -152,6 +196,18 @@ class Ledger:
             account = self._find(message)
             return account.first_failure if account is not None and account.first_failure else self._clock.wall()
 
+    def _correct(self, message: Message, account: _Account) -> None:
+        """What the book says of a message is not true any more: a run of it has ended otherwise since."""
+        if account.booked and self._book is not None:
+            self._book.write({message.identity: account.record()})
+
+    def _load(self, identity: str, record: Record) -> None:
+        account = self._open(identity)
+        account.attempts, account.shared, account.died = record.attempts, record.shared, record.died
+        account.explained, account.judged, account.booked = record.explained, record.judged, True
+        if record.shared:
+            self.accused.add(identity)
+
     def _find(self, message: Message) -> _Account | None:
         account = self.accounts.get(message.identity) if self.accounts else None
         if account is None or account.touched < self._clock.monotonic() - self._lifetime:
@@ -163,24 +219,25 @@ class Ledger:
         account = self._open(message.identity)
         if _is_latest(account, message):
             account.explained = account.judged = message.unexplained
+        account.shared, account.died = 0, False
+        self.accused.discard(message.identity)
         return account
 
     def _open(self, identity: str) -> _Account:
         now = self._clock.monotonic()
         while self.accounts and next(iter(self.accounts.values())).touched < now - self._lifetime:
-            self.accounts.popitem(last=False)
+            self.accused.discard(self.accounts.popitem(last=False)[0])
         account = self.accounts.setdefault(identity, _Account())
         account.touched = now
         self.accounts.move_to_end(identity)
         while len(self.accounts) > self._capacity:
-            self.accounts.popitem(last=False)
+            self.accused.discard(self.accounts.popitem(last=False)[0])
         return account
 
 
 def _past_runs(account: _Account, message: Message) -> PastRuns:
-    count, judged = message.unexplained, account.judged
-    explained = account.explained + (judged is not None and count > judged)
-    return PastRuns(max(message.attempts, account.attempts) + account.crashes, max(0, count - explained))
+    count = message.unexplained
+    return PastRuns(max(message.attempts, account.attempts), max(0, count - account.explained_at(count)))
 
 
 def _is_latest(account: _Account, message: Message) -> bool:

@@ -15,10 +15,9 @@ docs/settlement.md, printed from this code, says which outcome has which verdict
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
+from typing import Final
 
 from pump.clock import Clock, Signal
 from pump.dead_letter import Rejection, RejectionKind
@@ -33,115 +32,13 @@ from pump.errors import (
     RejectMessageAction,
     Undecodable,
 )
+from pump.in_hand.gate import OPEN_GATE, Gate
+from pump.in_hand.slots import NOWHERE, CrashGuard
 from pump.ledger import NO_RUNS, Ledger, PastRuns
 from pump.message import Message
 from pump.pump_log import PumpLog
+from pump.settling import ACKNOWLEDGE, HAND_BACK, UNSETTLED, Acknowledge, Nack, Reject, Requeue, Verdict
 from pump.subscription import Subscription
-
-Done = TypeVar("Done", None, Awaitable[None], covariant=True)
-"""What a channel's methods return: None where they block, an awaitable where they do not."""
-
-
-class Settles(Protocol[Done]):
-    """Where verdicts are carried out: a Channel or an AsyncChannel."""
-
-    def acknowledge(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
-    def nack(self, message: Message, delay: float) -> Done: ...  # noqa: D102 - as Channel's
-    def requeue(self, message: Message, delay: float, attempts: int) -> Done: ...  # noqa: D102 - as Channel's
-    def reject(self, message: Message, rejection: Rejection) -> Done: ...  # noqa: D102 - as Channel's
-    def hand_back(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
-    def leave_unsettled(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
-
-
-class _Defaults:
-    """What a verdict has unless it says otherwise."""
-
-    __slots__ = ()
-
-    final: ClassVar[bool] = False
-    """Whether nothing more can become of the message once the verdict is carried out."""
-    pause: float = 0.0
-    """How long the pump waits afterwards, in seconds."""
-    error: BaseException | None = None
-    """What the handler raised, if anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge(_Defaults):
-    """The message is done."""
-
-    final: ClassVar[bool] = True
-
-    def settle(self, channel: Settles[Done], message: Message) -> Done:
-        """Carry it out."""
-        return channel.acknowledge(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Nack(_Defaults):
-    """The message stays with the broker, and no attempt is counted; the pump pauses before it goes on."""
-
-    pause: float
-    error: BaseException | None = None
-
-    def settle(self, channel: Settles[Done], message: Message) -> Done:
-        """Carry it out."""
-        return channel.nack(message, self.pause)
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue(_Defaults):
-    """The message comes again after the delay, with so many attempts behind it."""
-
-    delay: float
-    attempts: int
-    error: BaseException | None = None
-
-    def settle(self, channel: Settles[Done], message: Message) -> Done:
-        """Carry it out."""
-        return channel.requeue(message, self.delay, self.attempts)
-
-
-@dataclass(frozen=True, slots=True)
-class Reject(_Defaults):
-    """The message becomes a dead letter, or goes to the invalid-message channel."""
-
-    final: ClassVar[bool] = True
-    rejection: Rejection
-
-    @property
-    def error(self) -> BaseException | None:  # type: ignore[override] # read only, here as in every verdict
-        """What the handler raised, if anything."""
-        return self.rejection.error
-
-    def settle(self, channel: Settles[Done], message: Message) -> Done:
-        """Carry it out."""
-        return channel.reject(message, self.rejection)
-
-
-@dataclass(frozen=True, slots=True)
-class HandBack(_Defaults):
-    """The message goes back as if it had not been received."""
-
-    def settle(self, channel: Settles[Done], message: Message) -> Done:
-        """Carry it out."""
-        return channel.hand_back(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Unsettled(_Defaults):
-    """The broker is sent nothing: the handler settles the message itself, or nobody does and its lease ends."""
-
-    def settle(self, channel: Settles[Done], message: Message) -> Done:
-        """Carry it out."""
-        return channel.leave_unsettled(message)
-
-
-Verdict: TypeAlias = Acknowledge | Nack | Requeue | Reject | HandBack | Unsettled
-
-ACKNOWLEDGE: Final = Acknowledge()
-HAND_BACK: Final = HandBack()
-UNSETTLED: Final = Unsettled()
 
 
 class SetupFault(Exception):  # noqa: N818 - a fault of the set-up, never of the message
@@ -196,6 +93,7 @@ class Judge:
         clock: Clock,
         log: PumpLog,
         *,
+        guard: CrashGuard | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -205,6 +103,8 @@ class Judge:
         """What is remembered of messages that failed; shared by the pumps of one channel."""
         self.clock: Final = clock
         self.log: Final = log
+        self.gate: Final[Gate] = OPEN_GATE if guard is None else guard.gate
+        """Lets a suspect be alone in this process."""
         self.stopping: Final = Signal()
         """Set when the pump shall stop, or has stopped."""
         self.stopped: Stopped | None = None
@@ -213,6 +113,7 @@ class Judge:
         """How many messages were unacceptable, within the window where there is one."""
         self._may_block = bool(rules.may_block)
         """Whether DontAck is expected: deliveries of unknown outcome may then be nacks, and count no attempts."""
+        self._hand: Final = None if guard is None else guard.hand
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts
@@ -247,8 +148,8 @@ class Judge:
         Such a message is handled alone, so that nothing else is lost if it kills the process again.
         """
         runs = self.ledger.past_runs(message)
-        limit = self._max_attempts
-        return limit is not None and runs.unexplained > 0 and runs.attempts + runs.unexplained >= limit
+        limit, unknown = self._max_attempts, runs.unexplained + self.ledger.shared(message)
+        return limit is not None and unknown > 0 and runs.attempts + unknown >= limit
 
     def arrived(self, message: Message) -> Verdict | None:
         """The verdict on a message that is not to be handled; None if it is."""
@@ -275,7 +176,12 @@ class Judge:
         limit = self._max_attempts
         if limit is None or runs is NO_RUNS:
             return None
-        if runs.attempts >= limit:
+        if runs.attempts >= limit and self.ledger.died(message):
+            reason, text = (
+                PROCESS_DIED,
+                f"{runs.attempts} runs of it did not go well, and the last ended with its process",
+            )
+        elif runs.attempts >= limit:
             reason, text = EXHAUSTED, ""
         elif not self._may_block and runs.unexplained >= 3 * limit:
             reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
@@ -283,6 +189,22 @@ class Judge:
             return None
         self._count_unacceptable()
         return self._give_up(message, None, reason, description=text, runs=0)
+
+    # -- while the message is handled
+
+    def begins(self, message: Message) -> int:
+        """A run of the message begins; returns its place in hand, for `ends`. The place outlives this process."""
+        hand = self._hand
+        if hand is None:
+            return NOWHERE
+        if message.attempts or message.unexplained or self.ledger.accounts:
+            return hand.fill(message.identity, *self.ledger.known(message))
+        return hand.fill(message.identity)
+
+    def ends(self, place: int) -> None:
+        """The run has ended, and its verdict is known."""
+        if self._hand is not None:
+            self._hand.clear(place)
 
     # -- after the message was handled
 

@@ -40,7 +40,7 @@ class SqliteTransport(QueueTransport):
     @property
     def place(self) -> str:
         """The file."""
-        return str(self.path)
+        return str(self.path.absolute())
 
     def _open(self) -> SqliteEngine:
         return SqliteEngine(self.path, synchronous=self._synchronous)

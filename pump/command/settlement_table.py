@@ -19,20 +19,10 @@ from pump.ledger import Ledger
 from pump.mapping.mapper import Mapper
 from pump.message import Header, Message
 from pump.pump_log import PumpLog
+from pump.settling import Acknowledge, HandBack, Nack, Reject, Requeue, Unsettled, Verdict
 from pump.subscription import Subscription
 from pump.telemetry import Telemetry
-from pump.verdict import (
-    Acknowledge,
-    HandBack,
-    Judge,
-    Nack,
-    Reject,
-    Requeue,
-    SetupFault,
-    Stopped,
-    Unsettled,
-    Verdict,
-)
+from pump.verdict import Judge, SetupFault, Stopped
 
 HEAD: Final = ("outcome", "verdict", "channel call", "counts as unacceptable", "then")
 

@@ -11,7 +11,8 @@ from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
-from pump.verdict import ACKNOWLEDGE, Judge, Verdict
+from pump.settling import ACKNOWLEDGE, Verdict
+from pump.verdict import Judge
 
 T = TypeVar("T")
 Done = TypeVar("Done")

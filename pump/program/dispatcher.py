@@ -6,6 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -16,6 +17,8 @@ from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import DispatchSettings, Router
 from pump.handling.registry import Registry
+from pump.in_hand.folder import default_folder
+from pump.in_hand.slots import CrashGuard, guard
 from pump.mapping.mapper import Mapper
 from pump.process_signals import ENDING, handling
 from pump.program.arguments import all_of, check_lists, check_settings, transport_of
@@ -29,7 +32,7 @@ from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.loop_thread import LoopThread
-from pump.transport_kit.protocol import Observed, Transport
+from pump.transport_kit.protocol import Observed, Placed, Transport
 from pump.verdict import Stopped
 
 _real_clock: Final = SystemClock()
@@ -54,6 +57,8 @@ class Dispatcher:
     * `mappers`: A mapper for each type that is not mapped by default.
     * `clock`: The time that pumps and attributes go by; by default the machine's.
     * `listeners`: Functions that are told of events, each with a name and its fields.
+    * `state_folder`: Where the next process finds what this one had in hand when it died; by default a folder of this
+      user's among the machine's temporary files.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Dispatcher:
         mappers: Mapping[type, Mapper[Any]] | None = None,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
+        state_folder: str | Path | None = None,
     ) -> None:
         check_lists(handlers=handlers, subscriptions=subscriptions, publications=publications, listeners=listeners)
         subscriptions, listeners = tuple(subscriptions), tuple(listeners)
@@ -99,6 +105,7 @@ class Dispatcher:
         self.post_async: Final = self.processor.post_async
         self.post_many: Final = self.processor.post_many
         self.post_many_async: Final = self.processor.post_many_async
+        self._state_folder: Final = None if state_folder is None else Path(state_folder)
         self._groups: dict[str, PerformerGroup] = {}
         self._loop_thread: LoopThread | None = None
         self._wake: Final = Signal()
@@ -186,12 +193,27 @@ class Dispatcher:
         self._producers.open()
         self._groups = {
             each.rules.channel: PerformerGroup(
-                each, self.transport, self.settings, self.processor, loop, self._wake.set, self._names
+                each,
+                self.transport,
+                self.settings,
+                self.processor,
+                loop,
+                self._wake.set,
+                self._names,
+                self._guard(each),
             )
             for each in self.plans
         }
         for group in self._groups.values():
             group.scale(group.plan.rules.performers)
+
+    def _guard(self, each: Plan) -> CrashGuard | None:
+        """What notes the messages in hand; nothing, where they end with this process anyway."""
+        capabilities = self.transport.capabilities
+        if not capabilities.durable and not capabilities.between_processes:
+            return None
+        place = self.transport.place if isinstance(self.transport, Placed) else ""
+        return guard(self._state_folder or default_folder(), capabilities.system, place, each.rules.channel)
 
     def stop(self, grace: Duration | None = None) -> None:
         """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest."""
@@ -230,6 +252,8 @@ class Dispatcher:
 
     def _close(self) -> None:
         self._running = False
+        for group in self._groups.values():
+            group.close()
         try:
             self._producers.close()
         finally:

@@ -5,9 +5,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
+from pump.capabilities import Capabilities
 from pump.duration import seconds
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import AsyncDispatch, Dispatch, DispatchSettings, Router
+from pump.in_hand.slots import CrashGuard
 from pump.ledger import Ledger
 from pump.program.performer import PerformerState, ProactorPerformer, ReactorPerformer
 from pump.program.plan import Plan
@@ -19,6 +21,7 @@ from pump.pumps.concurrent_proactor import ConcurrentProactor
 from pump.pumps.own_task import is_cancelled
 from pump.pumps.proactor import Proactor
 from pump.pumps.reactor import Reactor
+from pump.subscription import Subscription
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.protocol import Transport
 from pump.verdict import Judge
@@ -38,6 +41,7 @@ class PerformerGroup:
         loop: asyncio.AbstractEventLoop | None,
         ended: Callable[[], None],
         names: Iterator[int],
+        guard: CrashGuard | None = None,
     ) -> None:
         self.plan: Final = plan
         self._transport: Final = transport
@@ -46,7 +50,8 @@ class PerformerGroup:
         self._ended: Final = ended
         self._names: Final = names
         self._log: Final = PumpLog(plan.rules.channel, settings.telemetry)
-        self._ledger: Final = Ledger(settings.clock)
+        self._guard = guard
+        self._ledger: Final = Ledger(settings.clock, book=None if guard is None else guard.book)
         self._router: Final = Router(plan.rules, plan.handlers, settings, processor)
         self._empty_delay: Final = 0.0 if transport.capabilities.waits else seconds(plan.rules.empty_delay)
         self._lock: Final = threading.Lock()
@@ -101,6 +106,15 @@ class PerformerGroup:
         for performer in self.unfinished:
             performer.give_up()
 
+    def close(self) -> None:
+        """The process ends in order: nothing is in hand any more, and what the broker does not keep is kept."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        guard.hand.close()
+        if keeps_attempts_itself(self.plan.rules, self._transport.capabilities):
+            self._ledger.keep()
+
     # -- what is known
 
     @property
@@ -135,12 +149,17 @@ class PerformerGroup:
         return performer
 
     def _reactor(self) -> Reactor:
-        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log)
+        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log, guard=self._guard)
         return make_reactor(self._transport, judge, self._router, self._empty_delay)
 
     def _proactor(self) -> Proactor:
-        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log, cancelled=is_cancelled)
+        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log, guard=self._guard, cancelled=is_cancelled)
         return make_proactor(self._transport, judge, self._router, self._empty_delay, self._loop)
+
+
+def keeps_attempts_itself(rules: Subscription, capabilities: Capabilities) -> bool:
+    """Whether a channel has attempts that the broker cannot keep over a restart of its consumer."""
+    return (rules.ordered and not capabilities.keeps_held_attempts) or not capabilities.carries_attempts
 
 
 def make_reactor(transport: Transport, judge: Judge, router: Router, empty_delay: float = 0.0) -> Reactor:

@@ -18,6 +18,8 @@ from pump.verdict import Judge, may_release, may_requeue
 
 RETRY_FIRST: Final = 0.05
 RETRY_LONGEST: Final = 2.0
+GATE_SECONDS: Final = 0.05
+"""How often a channel looks whether it may go on, or be alone."""
 UNSETTLED_WARNING: Final = 30.0
 """A message that is left unsettled for so many seconds, without a lease that would end, is logged."""
 
@@ -45,9 +47,12 @@ class ChannelBase(Generic[SomeConsumer]):
             ordered=rules.ordered,
             blocks=capabilities.blocks,
             suspect=judge.suspect,
+            accused=judge.ledger.accused,
+            alone=lambda: self._gate.admit(self),
             due=judge.ledger.due,
             dropped=judge.handed_back,
         )
+        self._gate: Final = judge.gate
         self._lock: Final = threading.Lock()
         self._changed: Final = Signal()
         self._consumer: SomeConsumer | None = None
@@ -70,7 +75,7 @@ class ChannelBase(Generic[SomeConsumer]):
     def take(self) -> Message | None:
         """The next message that was received already and may be handled; None if there is none."""
         consumer = self._consumer
-        if consumer is None or self._paused or self._broken:
+        if consumer is None or self._paused or self._broken or (self._gate.closed and self._gate.keeps_out(self)):
             return None
         if consumer.generation != self._generation:
             self._drop_other_generations(consumer)
@@ -94,8 +99,11 @@ class ChannelBase(Generic[SomeConsumer]):
             now = self._clock.monotonic()
             lost = self._intake.expire(now)
             back = self._intake.drain() if self._paused else self._intake.to_hand_back(now)
-            room = 0 if self._paused or self._retrying or self._closed else self._intake.room()
+            waits = self._paused or self._retrying or self._closed
+            room = 0 if waits else self._intake.room()
             due = self._intake.next_due(now)
+            if self._gate.closed:  # somebody has to be alone: look again soon
+                room, timeout = 0, min(timeout, GATE_SECONDS)
             self._waiting = room == 0
         if lost:
             self._interrupt_handlers(lost)

@@ -1,7 +1,7 @@
 """Which message may be handled next. Pure: it is told what came, what ended and what time it is, and never waits."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
@@ -35,7 +35,7 @@ class Intake:
 
     * never more than `slots` messages are in hand, and of one key one at a time, in order;
     * a message that is held or was released blocks the later ones of its domain until it is settled;
-    * a suspect, which may kill the process, is handed out only when nothing else is here;
+    * a suspect, which may kill the process, is handed out only when nothing else is here, and `alone` agrees;
     * the buffer shrinks to one at a redelivery, and grows again only by first deliveries;
     * never more messages are asked for than the buffer has room for;
     * a lost message is never handed out; `dropped` is called with it if nobody had begun to handle it.
@@ -49,6 +49,8 @@ class Intake:
         ordered: bool = False,
         blocks: Literal["partition", "channel", "nothing"] = "nothing",
         suspect: Callable[[Message], bool],
+        accused: Collection[str] = (),
+        alone: Callable[[], bool] = lambda: True,
         due: Callable[[Message], float],
         dropped: Callable[[Message], None],
     ) -> None:
@@ -57,6 +59,9 @@ class Intake:
         self._ordered: Final = ordered
         self._blocks: Final = blocks
         self._suspect: Final = suspect
+        self._accused: Final = accused
+        """The identities of messages that may be suspects though the broker counts no delivery."""
+        self._admitted: Final = alone
         self._due: Final = due
         self._dropped: Final = dropped
         self._size = 1
@@ -110,7 +115,7 @@ class Intake:
     def offer(self, messages: Iterable[Message], now: float) -> None:
         """Add what was received. A message that was nacked here is held until due; a redelivery takes its old place."""
         for message in messages:
-            if message.unexplained:
+            if message.unexplained or (self._accused and message.identity in self._accused):
                 self._size = 1
             if message.deliveries > 1 and self._replaced(message):
                 continue
@@ -157,7 +162,7 @@ class Intake:
             return self._choose(now)
         while self._ready and not self._in_hand:
             message = self._ready[0]
-            if message.unexplained:
+            if message.unexplained or (self._accused and message.identity in self._accused):
                 return self._choose(now)
             self._ready.popleft()
             expires = message.lease_expires
@@ -176,7 +181,7 @@ class Intake:
         if message is None:
             return None
         if self._is_suspect(message):
-            if len(self) > 1:
+            if len(self) > 1 or not self._admitted():
                 return None  # the others go first: back to the broker, or to their end
             self._alone = True
         if self._remove(message):
@@ -210,7 +215,8 @@ class Intake:
         return (key is None or key not in busy) and message.identity not in self._in_hand
 
     def _is_suspect(self, message: Message) -> bool:
-        return message.unexplained > 0 and self._suspect(message)
+        known = message.unexplained > 0 or message.identity in self._accused
+        return known and self._suspect(message)
 
     def to_hand_back(self, now: float) -> Sequence[Message]:
         """What has to go back to the broker: what came too early, or what is here beside the suspect that is next."""

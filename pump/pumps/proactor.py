@@ -47,12 +47,14 @@ class Proactor:
         judge = self.judge
         verdict = judge.arrived(message)
         if verdict is None:
+            place = judge.begins(message)
             try:
                 await self._dispatch(message)
             except BaseException as error:
                 verdict = judge.failed(message, error)
             else:
                 verdict = judge.handled(message)
+            judge.ends(place)
         try:
             await verdict.settle(self.channel, message)
         except Exception as error:

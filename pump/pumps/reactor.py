@@ -45,12 +45,14 @@ class Reactor:
         judge = self.judge
         verdict = judge.arrived(message)
         if verdict is None:
+            place = judge.begins(message)
             try:
                 self._dispatch(message)
             except BaseException as error:
                 verdict = judge.failed(message, error)
             else:
                 verdict = judge.handled(message)
+            judge.ends(place)
         try:
             verdict.settle(self.channel, message)
         except Exception as error:

@@ -28,6 +28,7 @@ from pump.program.producers import Producers
 from pump.program.validation import problems, raise_errors
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.proactor import Proactor
+from pump.settling import Verdict
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
 from pump.testing.clock import SelfMovingClock, SelfMovingLoop
@@ -36,7 +37,7 @@ from pump.testing.records import Bus, Call, DeadLetter, Records
 from pump.testing.settings import SubscriptionOptions, Switchboard, program_of
 from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import Transport, find_transport
-from pump.verdict import Stopped, Verdict
+from pump.verdict import Stopped
 from pump.wire_name import wire_type
 
 Result = TypeVar("Result")

@@ -18,9 +18,10 @@ from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.pumps.own_task import is_cancelled
 from pump.pumps.proactor import Proactor
+from pump.settling import Unsettled, Verdict
 from pump.testing.records import Call, Records
 from pump.transport_kit.protocol import Transport
-from pump.verdict import Judge, Unsettled, Verdict
+from pump.verdict import Judge
 
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "acknowledge": (),
@@ -90,8 +91,8 @@ class RecordedPump:
         """Whether the test wants another message handled."""
         awaits = plan.rules.pump == "proactor"
         log = PumpLog(plan.rules.channel, settings.telemetry)
-        cancelled = {"cancelled": is_cancelled} if awaits else {}
-        self.judge: Final = RecordingJudge(plan.rules, Ledger(self._clock), self._clock, log, **cancelled)
+        cancelled = is_cancelled if awaits else _never
+        self.judge: Final = RecordingJudge(plan.rules, Ledger(self._clock), self._clock, log, cancelled=cancelled)
         self.judge.pump = self
         parts = (transport, self.judge, self.router)
         self.pump: Final = make_proactor(*parts) if awaits else make_reactor(*parts)
@@ -187,3 +188,8 @@ def _within(context: Callable[..., AbstractContextManager[bool]], method: Callab
                 await method(*arguments)
 
     return call_async if iscoroutinefunction(method) else call
+
+
+def _never() -> bool:
+    """Whether a handler that blocks was cancelled."""
+    return False

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from pump.dead_letter import Rejection, dead_letter
 from pump.message import Message
+from pump.settling import Verdict
 from pump.testing.clock import SelfMovingClock
-from pump.verdict import Verdict
 
 
 class Bus(Protocol):

@@ -162,6 +162,15 @@ class Observed(Protocol):
         """Send these events to the listeners from now on."""
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A transport that says where its messages are, so that equal names of other brokers are told apart."""
+
+    @property
+    def place(self) -> str:
+        """The broker's address, without user and password; of a file, its whole path."""
+
+
 GROUP: Final = "pump.transports"
 
 

@@ -15,7 +15,7 @@ from support.tree import PACKAGES, modules
 LAYERS: tuple[str, ...] = (
     "checks duration errors wire_name",
     "capabilities clock dead_letter message process_signals request subscription telemetry",
-    "colour conversation ledger pump_log",
+    "colour conversation in_hand ledger pump_log settling",
     "context verdict",
     "attribute mapping transport_kit",
     "pumps queue",

@@ -15,9 +15,10 @@ from pump.message import Message
 from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
+from pump.settling import Verdict
 from pump.telemetry import Telemetry
 from pump.transport_kit.protocol import new_generation
-from pump.verdict import Judge, Verdict
+from pump.verdict import Judge
 from support.court import message, rules
 
 Result = TypeVar("Result")

@@ -9,9 +9,10 @@ from pump.dead_letter import Rejection
 from pump.ledger import Ledger
 from pump.message import Header, Message
 from pump.pump_log import PumpLog
+from pump.settling import Verdict
 from pump.subscription import OnUndecodable, Subscription
 from pump.telemetry import Telemetry
-from pump.verdict import Judge, Verdict
+from pump.verdict import Judge
 
 Call: TypeAlias = tuple[object, ...]
 
@@ -85,10 +86,11 @@ class Court:
         cancelled: Callable[[], bool] | None = None,
         chance: Callable[[], float] = lambda: 0.0,
         clock: ManualClock | None = None,
+        book: Any = None,
         **options: Any,
     ) -> None:
         self.clock: Final = clock or ManualClock()
-        self.ledger: Final = Ledger(self.clock)
+        self.ledger: Final = Ledger(self.clock, book=book)
         self.rules: Final = rules(**options)
         self.events: Final[list[str]] = []
         telemetry = Telemetry(lambda event, _: self.events.append(event))
@@ -98,7 +100,7 @@ class Court:
             self.clock,
             PumpLog("samples", telemetry),
             chance=chance,
-            **({} if cancelled is None else {"cancelled": cancelled}),
+            cancelled=cancelled or (lambda: False),
         )
         self.spy: Final = Spy()
 

@@ -63,7 +63,12 @@ def main() -> int:
         max_attempts=options.attempts,
         failure_backoff=(0.2, 1),
     )
-    dispatcher = Dispatcher(options.url, handlers=[handle_async if options.awaits else handle], subscriptions=[rules])
+    dispatcher = Dispatcher(
+        options.url,
+        handlers=[handle_async if options.awaits else handle],
+        subscriptions=[rules],
+        state_folder=options.file.parent / "state",
+    )
     return dispatcher.run()
 
 

@@ -12,8 +12,9 @@ from pump.pumps.channel import Channel
 from pump.pumps.concurrent_proactor import ConcurrentProactor
 from pump.pumps.proactor import Proactor
 from pump.pumps.reactor import Reactor
+from pump.settling import Verdict
 from pump.telemetry import Telemetry
-from pump.verdict import Judge, Verdict
+from pump.verdict import Judge
 from support.fates import ERRORS, FAILING, Crash, Outcome
 from support.flaky import AsyncFlakyConsumer, FlakyConsumer
 

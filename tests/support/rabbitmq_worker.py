@@ -72,7 +72,9 @@ def meet(job: Job) -> None:
         raise DeferMessageAction(job.delay)
 
 
-def dispatcher(url: str, channel: str, file: Path, *, colour: str = "reactor", **options: Any) -> Dispatcher:
+def dispatcher(
+    url: str, channel: str, file: Path, *, colour: str = "reactor", state_folder: str | None = None, **options: Any
+) -> Dispatcher:
     """What consumes the jobs of a channel."""
     worker = (AsyncWorker if colour == "proactor" else Worker)(Notes(file))
     return Dispatcher(
@@ -80,6 +82,7 @@ def dispatcher(url: str, channel: str, file: Path, *, colour: str = "reactor", *
         handlers=[worker],
         subscriptions=[Subscription(Job, topic=channel, channel=channel, **options)],
         publications=[Publication(Job, topic=channel)],
+        state_folder=state_folder,
     )
 
 

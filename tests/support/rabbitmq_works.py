@@ -32,7 +32,8 @@ class Works:
 
     def program(self, url: str, **options: Any) -> Program:
         """A process of its own that does the jobs."""
-        settings = {"url": url, "channel": self.channel, "file": str(self.file), **options}
+        own = {"channel": self.channel, "file": str(self.file), "state_folder": str(self._folder / "state")}
+        settings = {"url": url, **own, **options}
         return Program([sys.executable, str(WORKER), json.dumps(settings)], WORKER.parent.parent)
 
     def post(self, url: str, *jobs: Job) -> None:

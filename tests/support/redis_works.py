@@ -79,10 +79,13 @@ def meet(job: Job) -> None:
             pass
 
 
-def dispatcher(url: str, channel: str, file: Path, *, awaiting: bool = False, **options: Any) -> Dispatcher:
+def dispatcher(
+    url: str, channel: str, file: Path, *, awaiting: bool = False, state_folder: str | None = None, **options: Any
+) -> Dispatcher:
     """What consumes the jobs of a channel."""
     return Dispatcher(
         url,
+        state_folder=state_folder,
         handlers=[(AsyncWorker if awaiting else Worker)(Notes(file))],
         subscriptions=[Subscription(Job, topic=channel, channel=channel, **options)],
         publications=[Publication(Job, topic=channel)],
@@ -95,19 +98,22 @@ class Works:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.channel = f"jobs-{uuid4().hex[:8]}"
-        self._file = folder / f"{self.channel}.runs"
+        self.state_folder = str(folder / "state")
+        """What one process leaves for the next; nothing of other tests."""
+        self.file = folder / f"{self.channel}.runs"
 
     @property
     def runs(self) -> Sequence[str]:
         """The names of all jobs that were run, in order."""
-        return self._file.read_text().split() if self._file.exists() else []
+        return self.file.read_text().split() if self.file.exists() else []
 
     def dispatcher(self, url: str, **options: Any) -> Dispatcher:
-        return dispatcher(url, self.channel, self._file, **options)
+        return dispatcher(url, self.channel, self.file, **{"state_folder": self.state_folder, **options})
 
     def command(self, url: str, **options: Any) -> Sequence[str]:
         """What starts a process of its own that does the jobs."""
-        settings = {"url": url, "channel": self.channel, "file": str(self._file), **options}
+        own = {"channel": self.channel, "file": str(self.file), "state_folder": self.state_folder}
+        settings = {"url": url, **own, **options}
         return [sys.executable, __file__, json.dumps(settings)]
 
     def post(self, url: str, *jobs: Job) -> None:

@@ -21,9 +21,9 @@ from pump.mapping.mapper import JsonMapper
 from pump.message import Message
 from pump.program.dispatcher import Dispatcher
 from pump.request import Command
+from pump.settling import Acknowledge, Nack, Reject, Requeue
 from pump.subscription import Publication, Subscription
 from pump.testing import Call, DeadLetter, PumpHarness
-from pump.verdict import Acknowledge, Nack, Reject, Requeue
 from support.pump_fixtures import Pumping
 from support.pumps import REACTOR, Kind, Order, Outcomes, Placed, numbers
 

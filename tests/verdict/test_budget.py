@@ -1,14 +1,23 @@
 """How often a message may fail: attempts and deliveries, on every kind of broker and across restarts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, LeaseLost, TransportError
+from pump.errors import (
+    ConfigurationError,
+    DeferMessageAction,
+    DontAckAction,
+    LeaseLost,
+    RejectMessageAction,
+    TransportError,
+)
+from pump.in_hand.book import Record
 from pump.message import Message
-from pump.verdict import SetupFault, Verdict
+from pump.settling import Verdict
+from pump.verdict import SetupFault
 from support.court import Call, Court, message
 
 EXHAUSTED: Call = ("reject", "delivery error", "attempts exhausted")
@@ -380,42 +389,94 @@ def test_what_was_dead_lettered_and_sent_again_begins_anew(broker: str) -> None:
 # -- the in-hand slot
 
 
-@pytest.mark.parametrize("attempts", [0, 1])
+class Left:
+    """What earlier processes have left of messages, and what this one writes of them."""
+
+    def __init__(self, **records: Record) -> None:
+        self.records = {f"{name.removeprefix('_')}": record for name, record in records.items()}
+
+    def read(self) -> dict[str, Record]:
+        return self.records
+
+    def write(self, records: Mapping[str, Record | None]) -> None:
+        for identity, record in records.items():
+            self.records.pop(identity, None)
+            if record is not None:
+                self.records[identity] = record
+
+
 @pytest.mark.parametrize("counts", [False, True])
-def test_a_run_that_ended_with_its_process_is_charged_once(attempts: int, *, counts: bool) -> None:
-    court = Court()
+def test_a_run_that_ended_with_its_process_is_charged_once(*, counts: bool) -> None:
+    court = Court(book=Left(_1=Record(attempts=2, judged=0, died=True)))
 
-    court.ledger.count_crash("1")
-
-    assert court.ledger.arrived(message(attempts=attempts, deliveries=1 + counts)) == (attempts + 1, 0)
+    assert court.ledger.arrived(message(attempts=1, deliveries=1 + counts)) == (2, 0)
 
 
-def test_charges_add_up_with_what_the_message_carries_until_it_is_given_up() -> None:
-    court = Court()
-    for _ in range(2):
-        court.ledger.count_crash("1")
+def test_what_has_killed_as_often_as_it_may_is_given_up_unrun() -> None:
+    court = Court(book=Left(_1=Record(attempts=3, judged=2, died=True)), may_block=True)
 
     assert court.runs(message("2"))
-    assert court.turn(message(attempts=1)) == EXHAUSTED
+    assert court.turn(message(deliveries=4)) == DIED
     assert court.rejection.attempts == 3
 
 
+def test_attempts_that_an_earlier_process_kept_are_the_messages_own() -> None:
+    court = Court(book=Left(_1=Record(attempts=3, judged=2)), may_block=True)
+
+    assert court.turn(message(deliveries=4)) == EXHAUSTED
+
+
 def test_a_charge_is_part_of_the_next_verdict_and_not_counted_twice() -> None:
-    court = Court()
-    court.ledger.count_crash("1")
+    left = Left(_1=Record(attempts=1, judged=0, died=True))
+    court = Court(book=left)
 
     court.turn(message(deliveries=2), ValueError("bad"))
 
     assert court.spy.calls == [("requeue", 2.0, 2)]
     assert court.ledger.arrived(message(attempts=2)) == (2, 0)
+    assert left.records["1"][:5] == (2, 0, 1, 1, False)
 
 
 def test_a_charge_blames_nobody_else() -> None:
-    court = Court()
-
-    court.ledger.count_crash("1")
+    court = Court(book=Left(_1=Record(attempts=1, died=True)))
 
     assert court.ledger.arrived(message("2", deliveries=2)) == (0, 1)
+
+
+@pytest.mark.parametrize("ending", [None, RejectMessageAction("no")])
+def test_what_has_come_to_its_end_leaves_nothing_for_the_next_process(ending: Exception | None) -> None:
+    left = Left(_1=Record(attempts=1, died=True), _2=Record(shared=1))
+    court = Court(book=left)
+
+    court.turn(message(), ending)
+
+    assert set(left.records) == {"2"}
+
+
+@pytest.mark.parametrize("deliveries", [1, 4])
+def test_who_was_there_whenever_a_process_died_is_a_suspect_and_has_spent_nothing(deliveries: int) -> None:
+    court = Court(book=Left(_1=Record(shared=3, judged=2, explained=2)), may_block=True)
+    suspect = message(deliveries=deliveries)
+
+    assert court.judge.suspect(suspect)
+    assert court.turn(suspect, ValueError("bad")) == ("requeue", 1.0, 1)
+    assert not court.judge.suspect(suspect)
+
+
+@pytest.mark.parametrize(("shared", "attempts"), [(1, 1), (2, 0), (0, 2)])
+def test_who_was_there_seldom_is_no_suspect(shared: int, attempts: int) -> None:
+    court = Court(book=Left(_1=Record(attempts=attempts, shared=shared)))
+
+    assert not court.judge.suspect(message())
+
+
+def test_a_run_that_is_cut_off_by_a_stop_leaves_the_record_as_it_was() -> None:
+    left = Left(_1=Record(attempts=1, shared=1))
+    court = Court(book=left)
+
+    court.judge.handed_back(message())
+
+    assert left.records == {"1": Record(attempts=1, shared=1)}
 
 
 # -- the same, with late and lost deliveries

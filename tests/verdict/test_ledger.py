@@ -3,12 +3,15 @@
 import threading
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pump.clock import ManualClock
 from pump.dead_letter import Rejection
 from pump.errors import DontAckAction, RejectMessageAction
+from pump.in_hand.book import Book, Record
+from pump.in_hand.folder import StateFolder
 from pump.ledger import CAPACITY, LIFETIME, NO_RUNS, Ledger
 from support.court import Court, message
 
@@ -55,9 +58,8 @@ def test_an_account_that_is_used_is_not_the_oldest(clock: ManualClock) -> None:
         lambda ledger, name: ledger.forgive(message(name)),
         lambda ledger, name: ledger.nacked(message(name), 1.0),
         lambda ledger, name: ledger.ignore(message(name)),
-        lambda ledger, name: ledger.count_crash(name),
     ],
-    ids=["spend", "forgive", "refuse", "spare", "charge"],
+    ids=["spend", "forgive", "refuse", "spare"],
 )
 def test_every_entry_is_bounded(clock: ManualClock, enter: Callable[[Ledger, str], None]) -> None:
     ledger = Ledger(clock, capacity=10)
@@ -270,7 +272,8 @@ def hammer(ledger: Ledger, clock: ManualClock, seed: int, rounds: int) -> None:
             case 3:
                 ledger.ignore(delivered)
             case 4:
-                ledger.count_crash(name)
+                ledger.known(delivered)
+                ledger.shared(delivered)
             case 5:
                 ledger.forget(delivered)
             case _:
@@ -297,10 +300,9 @@ def test_eight_threads_may_use_it_at_once(clock: ManualClock) -> None:
     assert len(ledger) <= 50
 
 
-def test_no_charge_and_no_refusal_of_eight_threads_is_lost(ledger: Ledger) -> None:
+def test_no_refusal_of_eight_threads_is_lost(ledger: Ledger) -> None:
     def run() -> None:
         for _ in range(1000):
-            ledger.count_crash("1")
             ledger.nacked(message("2"), 0.0)
 
     threads = [threading.Thread(target=run) for _ in range(8)]
@@ -309,5 +311,14 @@ def test_no_charge_and_no_refusal_of_eight_threads_is_lost(ledger: Ledger) -> No
     for thread in threads:
         thread.join()
 
-    assert ledger.arrived(message()).attempts == 8000
     assert ledger.nacks(message("2")) == 8000
+
+
+def test_of_many_accused_no_more_are_remembered_than_there_are_accounts(clock: ManualClock, tmp_path: Path) -> None:
+    book = Book(StateFolder(tmp_path)).channel("channel")
+    book.write({str(number): Record(shared=1) for number in range(50)})
+
+    ledger = Ledger(clock, book=book, capacity=20)
+
+    assert ledger.accused == set(ledger.accounts)
+    assert len(ledger) == 20

@@ -23,7 +23,7 @@ from pump.transports.nats.pull import LONGEST_SECONDS, Puller
 from pump.transports.nats.streams import Durable
 
 if TYPE_CHECKING:
-    from pump.verdict import Verdict
+    from pump.settling import Verdict
 
 ACK: Final = b""
 NAK: Final = b"-NAK"

@@ -8,12 +8,13 @@ import nats.errors
 
 from pump.errors import DeferMessageAction, DontAckAction, MessageRefused, PublishError, TransportError
 from pump.message import Message
+from pump.settling import Reject, Requeue
 from pump.telemetry import Telemetry
 from pump.transports.nats.connection import log
 from pump.transports.nats.consumer import NatsReceipt
 from pump.transports.nats.headers import correlation_ids
 from pump.transports.nats.subscription import TENANT_REFUSED
-from pump.verdict import EXHAUSTED, PROCESS_DIED, Reject, Requeue
+from pump.verdict import EXHAUSTED, PROCESS_DIED
 
 SOURCES: Final[Mapping[str, str]] = {
     TENANT_REFUSED: "tenant_validation",

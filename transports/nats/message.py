@@ -17,9 +17,10 @@ from pump.handling.delivery import AsyncDelivery, Delivery
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
+from pump.settling import Acknowledge, Requeue, Settles, Verdict
 from pump.transports.nats.consumer import NatsReceipt, parse_reply
 from pump.transports.nats.headers import find
-from pump.verdict import Acknowledge, Judge, Requeue, Settles, Verdict, may_requeue
+from pump.verdict import Judge, may_requeue
 
 T = TypeVar("T")
 Done = TypeVar("Done")

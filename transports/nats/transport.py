@@ -57,6 +57,7 @@ class NatsTransport:
         requeue="same",
         counts_deliveries=True,
         carries_attempts=False,
+        keeps_held_attempts=False,
         durable=True,
         durable_attempts=True,
         leases=True,
@@ -123,6 +124,11 @@ class NatsTransport:
         """Tell these listeners too about redeliveries, used-up attempts and postings."""
         telemetry.listen(NatsEvents(telemetry))
         self._telemetry.listen(lambda event, fields: telemetry.tell(event, **fields))
+
+    @property
+    def place(self) -> str:
+        """The servers' addresses, and the domain."""
+        return f"{self._address}, {self._address.domain}"
 
     def __repr__(self) -> str:
         return f"NatsTransport({str(self._address)!r})"

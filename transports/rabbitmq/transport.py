@@ -41,6 +41,7 @@ class RabbitMQTransport:
         requeue="copy",
         counts_deliveries=True,
         carries_attempts=True,
+        keeps_held_attempts=False,
         durable=True,
         durable_attempts=True,
         leases=False,
@@ -61,6 +62,11 @@ class RabbitMQTransport:
     def from_url(cls, url: str) -> Self:
         """The transport of `amqp[s]://user:password@host:port/vhost?option=value`; RabbitMQSettings has the options."""
         return cls(RabbitMQSettings.from_url(url))
+
+    @property
+    def place(self) -> str:
+        """The broker's address and its virtual host."""
+        return str(self.settings)
 
     def __repr__(self) -> str:
         return f"<RabbitMQTransport to {self.settings}>"

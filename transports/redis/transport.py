@@ -76,6 +76,11 @@ class RedisBase(ABC):
         own = {name: value for name, value in read.options.items() if name not in SERVER_OPTIONS}
         return cls(Server.from_url(read), **own)
 
+    @property
+    def place(self) -> str:
+        """The server's address, the database, and how the keys begin."""
+        return f"{self.server}, {self.prefix!r}"
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.server}>"
 

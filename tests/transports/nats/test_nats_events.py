@@ -9,10 +9,10 @@ import pytest
 from pump.dead_letter import Rejection
 from pump.errors import DeferMessageAction, DontAckAction, HandlerTimeout, MessageRefused, PublishError, TransportError
 from pump.message import Header, Message
+from pump.settling import Reject, Requeue
 from pump.telemetry import Telemetry
 from pump.transports.nats import NatsTransport
 from pump.transports.nats.events import SOURCES, NatsEvents, reason_for, source_of
-from pump.verdict import Reject, Requeue
 from support.nats_message_setup import MessageSetup
 from support.nats_wire import Seen, Wire, explicit, pumping, subscribed
 from support.pumps import Kind, Order

@@ -1,0 +1,132 @@
+"""What earlier processes of this machine leave to be known of messages: attempts that the broker does not know of."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from pump.clock import SystemClock
+from pump.in_hand.folder import StateFolder
+from pump.telemetry import log
+
+CAPACITY: Final = 2_000
+"""Records, of all channels; the oldest are dropped."""
+LIFETIME: Final = 24 * 3600.0
+"""Seconds after which a record is dropped that nobody has asked for."""
+_NAME: Final = "book.json"
+
+
+class Record(NamedTuple):
+    """What is known of one message's earlier runs."""
+
+    attempts: int = 0
+    """Runs that count, those that ended with their process too."""
+    shared: int = 0
+    """Deaths of a process that had this message and others in hand: it may have been the cause."""
+    explained: int = 0
+    """How many of its unexplained deliveries these account for …"""
+    judged: int | None = None
+    """… plus one where the broker's count is above this one."""
+    died: bool = False
+    """Whether the last of the attempts ended with its process."""
+    written: float = 0.0
+    """In seconds since the epoch."""
+
+    def explained_at(self, count: int) -> int:
+        """How many unexplained deliveries are accounted for where the broker counts so many."""
+        return self.explained + (self.judged is not None and count > self.judged)
+
+
+Records = dict[str, Record]
+"""By channel and message."""
+
+
+class Book:
+    """The records of all channels, in one file of a folder. Nothing that it cannot read or write stops anybody."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        self._folder: Final = folder
+        self._file: Final = folder.path / _NAME
+        self._now: Final = SystemClock().wall
+
+    def read(self) -> Records:
+        """All records. What cannot be read is as if it were not there."""
+        try:
+            found = json.loads(self._file.read_text("utf-8"))
+            return {str(key): _record(value) for key, value in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
+            log.warning(
+                "what was known of messages in hand cannot be read, and is forgotten: %s: %s", self._file, error
+            )
+            return {}
+
+    def change(self, change: Callable[[Records], None]) -> None:
+        """Change the records, between those of other processes."""
+        try:
+            with self._folder.locked():
+                records = self.read()
+                before = dict(records)
+                change(records)
+                if records != before:
+                    self._write(records)
+        except OSError as error:
+            log.warning("what is known of messages in hand cannot be kept for a restart: %s", error)
+
+    def _write(self, records: Records) -> None:
+        now = self._now()
+        recent = [(key, record) for key, record in records.items() if now - record.written < LIFETIME]
+        recent.sort(key=lambda item: item[1].written)
+        new = self._file.with_suffix(".new")
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump(dict(recent[-CAPACITY:]), file)
+            new.replace(self._file)
+        except BaseException:
+            with suppress(OSError):
+                new.unlink()
+            raise
+
+    def channel(self, name: str) -> "ChannelBook":
+        """The records of one channel."""
+        return ChannelBook(self, f"{name}/")
+
+    def dated(self, record: Record) -> Record:
+        """The record as written now."""
+        return record._replace(written=self._now())
+
+
+class ChannelBook:
+    """The records of one channel, by message identity."""
+
+    def __init__(self, book: Book, prefix: str) -> None:
+        self._book: Final = book
+        self._prefix: Final = prefix
+
+    def read(self) -> Mapping[str, Record]:
+        """What earlier processes have left."""
+        start = len(self._prefix)
+        return {key[start:]: record for key, record in self._book.read().items() if key.startswith(self._prefix)}
+
+    def write(self, records: Mapping[str, Record | None]) -> None:
+        """Replace records; None removes one."""
+
+        def change(found: Records) -> None:
+            for identity, record in records.items():
+                found.pop(self._prefix + identity, None)
+                if record is not None:
+                    found[self._prefix + identity] = self._book.dated(record)
+
+        self._book.change(change)
+
+
+def _record(fields: list[object]) -> Record:
+    """A record as it was written; ValueError or TypeError for anything else."""
+    judged = fields[3]
+    numbers = [*fields[:3], 0 if judged is None else judged]
+    written = fields[5]
+    if not all(isinstance(each, int) and each >= 0 for each in numbers) or not isinstance(written, int | float):
+        raise ValueError(f"{fields} is no record")
+    return Record(*fields)  # type: ignore[arg-type]  # checked above
