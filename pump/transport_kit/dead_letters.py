@@ -4,7 +4,7 @@ The settled order of a rejection is: store the dead letter, wait until that is c
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
@@ -30,14 +30,6 @@ def dead_letter_headers(
         header = dead_letter(message, rejection, limit=limit)._replace(id=header.id)
         yield header
     yield header._replace(headers={name: text for name, text in header.headers.items() if name in MINIMAL})
-
-
-def fitting_dead_letter(message: Message, rejection: Rejection, fits: Callable[[Header], bool]) -> Header:
-    """The largest header of a dead letter that fits; the minimal one if none does."""
-    for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
-        if fits(header):
-            break
-    return header
 
 
 def identified(message: Message) -> Header:

@@ -37,10 +37,8 @@ class Wire:
         self.heard: list[tuple[str, bytes]] = []
         """Every acknowledgement: the durable, and its body."""
         self._thread = LoopThread("wire")
-        self._connection = self.run(
-            nats.connect(url, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore)
-        )
-        self.js = self._connection.jetstream()
+        self.connection = self.run(nats.connect(url, allow_reconnect=True, max_reconnect_attempts=-1, error_cb=_ignore))
+        self.js = self.connection.jetstream()
         self.run(self._listen())
 
     def __enter__(self) -> Self:
@@ -49,7 +47,7 @@ class Wire:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.run(self._connection.close())
+        self.run(self.connection.close())
         self._thread.close()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -58,7 +56,7 @@ class Wire:
 
     def acknowledgements(self, durable: str) -> list[bytes]:
         """How the deliveries of one durable were acknowledged, in order."""
-        self.run(self._connection.flush())
+        self.run(self.connection.flush())
         return [word for name, word in self.heard if name == durable]
 
     def stream(self, name: str, *subjects: str, **options: Any) -> None:
@@ -134,8 +132,8 @@ class Wire:
             return 0
 
     async def _listen(self) -> None:
-        await self._connection.subscribe("$JS.ACK.>", cb=self._on_word)
-        await self._connection.flush()
+        await self.connection.subscribe("$JS.ACK.>", cb=self._on_word)
+        await self.connection.flush()
 
     async def _on_word(self, message: Any) -> None:
         self.heard.append((message.subject.split(".")[3], message.data))

@@ -1,7 +1,6 @@
 """Dead letters that fit, rejections that failed, and messages that are gone."""
 
 import logging
-from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +10,6 @@ from pump.transport_kit.dead_letters import (
     MINIMAL,
     copy_headers,
     dead_letter_headers,
-    fitting_dead_letter,
     identified,
     must_be_parked,
     report_gone,
@@ -32,10 +30,6 @@ def size(header: Header) -> int:
     return sum(len(name) + len(text) for name, text in header.headers.items())
 
 
-def within(limit: int) -> Callable[[Header], bool]:
-    return lambda header: size(header) <= limit
-
-
 def test_a_dead_letter_says_all_first_and_the_least_last() -> None:
     rejected = message(colour="red")
 
@@ -46,14 +40,6 @@ def test_a_dead_letter_says_all_first_and_the_least_last() -> None:
     assert short.headers["colour"] == "red"
     assert minimal.headers == {"pump-reason": "broken", "pump-origin": "shop"}
     assert set(minimal.headers) == set(MINIMAL)
-
-
-def test_the_largest_that_fits_is_chosen() -> None:
-    rejected = message(colour="red" * 200)
-    full, short, minimal = dead_letter_headers(rejected, REJECTION, (8192, 256))
-
-    for limit, expected in ((10_000, full), (1000, short), (100, minimal), (0, minimal)):
-        assert fitting_dead_letter(rejected, REJECTION, within(limit)) == expected
 
 
 def test_the_dead_letter_of_a_message_without_an_id_is_known_by_its_identity() -> None:

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from pump.errors import SetupError, TransportError
+from pump.transports.nats.client import PumpClient
 
 log: Final = logging.getLogger("pump.transports.nats")
 
@@ -50,7 +51,7 @@ class ServerAddress:
     tls: SSLContext | None = None
     """When given, nothing is sent to a server that does not encrypt."""
     domain: str | None = None
-    client: Callable[[], Client] = Client
+    client: Callable[[], Client] = PumpClient
 
     def __str__(self) -> str:
         return ", ".join(self.servers)

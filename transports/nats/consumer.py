@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ from pump.transports.nats.connection import ANSWER_SECONDS, NatsConnection, erro
 from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.headers import from_nats
 from pump.transports.nats.pull import LONGEST_SECONDS, Puller
-from pump.transports.nats.streams import Durable
+from pump.transports.nats.streams import UNLIMITED, Durable
 
 if TYPE_CHECKING:
     from pump.settling import Verdict
@@ -33,6 +33,8 @@ IN_PROGRESS: Final = b"+WPI"
 LATE_SECONDS: Final = 0.2
 """How long a message that arrives after an interrupted receive waits for the next receive, before it is handed back."""
 PURGE_BATCH: Final = 250
+PURGE_SECONDS: Final = 0.1
+"""How long to wait for what is to be purged: while max_ack_pending is reached, the server does not answer at once."""
 UNFLUSHED: Final = 64
 """At most so many acknowledgements wait for the loop to send them: the most that a kill makes come again."""
 _SHORT_REPLY: Final = 9
@@ -82,9 +84,14 @@ class NatsConsumer:
         self._telemetry: Final = telemetry
         self._changed: Final = asyncio.Event()
         self._next_receive: Final = Signal()
-        longest = min(LONGEST_SECONDS, durable.lease(1) / 4)
         self._puller: Final = Puller(
-            connection, durable.stream, durable.name, longest=longest, clock=clock, on_change=self._on_change
+            connection,
+            durable.stream,
+            durable.name,
+            longest=min(LONGEST_SECONDS, durable.lease(1) / 4, durable.longest_request or LONGEST_SECONDS),
+            largest=durable.largest_request,
+            clock=clock,
+            on_change=self._on_change,
         )
         self._receiving = False
         self._interrupted = False
@@ -289,13 +296,41 @@ class NatsConsumer:
 
     async def purge(self) -> int:
         """Acknowledge everything that waits. Other consumers of the stream still get their messages."""
+        durable, limit = self.durable, self.durable.max_ack_pending
+        purged = await self._purge(min(PURGE_BATCH, limit) if limit > 0 else PURGE_BATCH)
+        if limit <= 0:
+            return purged
+        try:
+            known = await self._connection.request(f"CONSUMER.INFO.{durable.stream}.{durable.name}", {})
+            if not known["num_pending"] or known["num_ack_pending"] < limit:
+                return purged
+            if not durable.is_ours:
+                raise TransportError(
+                    f"{durable.name!r} cannot be purged while {limit} of its messages are in hand: its max_ack_pending "
+                    "keeps the others back"
+                )
+            await self._change(known["config"], max_ack_pending=UNLIMITED)
+            try:
+                return purged + await self._purge(PURGE_BATCH)
+            finally:
+                await self._change(known["config"])
+        except (nats.errors.Error, OSError) as error:
+            raise TransportError(f"purging failed: {error_text(error)}") from error
+
+    async def _change(self, config: Mapping[str, object], **changed: object) -> None:
+        durable = self.durable
+        request = {"stream_name": durable.stream, "config": {**config, **changed}}
+        await self._connection.request(f"CONSUMER.DURABLE.CREATE.{durable.stream}.{durable.name}", request)
+
+    async def _purge(self, batch: int) -> int:
+        """Acknowledge what the server gives, so many at a time."""
         purged = 0
         await self._drain()
         while True:
             if not self._puller.arrived:
                 self._connection.check_alive("purging")
                 try:
-                    await self._puller.request(PURGE_BATCH, 0.0)
+                    await self._puller.request(batch, PURGE_SECONDS)
                 except (nats.errors.Error, OSError) as error:
                     raise TransportError(f"purging failed: {error_text(error)}") from error
                 await self._drain()

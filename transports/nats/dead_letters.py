@@ -1,26 +1,30 @@
 """Dead letters on NATS: a copy in another stream, confirmed, and stored once however often it is published.
 
+One that is too large for the server is made smaller until it fits.
+
 A durable with a limit of its own (max_deliver) makes the server itself give messages up: it leaves such a message in
 its stream, delivers it no more, and publishes one advisory. Its dead letter is made from that.
 """
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import nats.errors
+import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
 
 from pump.clock import Clock
-from pump.dead_letter import Rejection
-from pump.errors import UNMAPPABLE, TransportError
+from pump.dead_letter import TOTAL_LIMIT, Rejection
+from pump.errors import UNMAPPABLE, PublishError, TransportError
 from pump.message import NO_RAW_HEADERS, Header, Message
 from pump.subscription import Subscription
-from pump.transport_kit.dead_letters import fitting_dead_letter, report_gone
+from pump.transport_kit.dead_letters import SHORT_LIMIT, dead_letter_headers, report_gone
 from pump.transports.nats.connection import NatsConnection, error_text, log
-from pump.transports.nats.headers import from_nats, to_nats
+from pump.transports.nats.headers import SERVER_PREFIX, from_nats, spread, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
-from pump.transports.nats.streams import Durable, destinations_of
+from pump.transports.nats.streams import Durable, StreamSetup, destinations_of
 from pump.verdict import UNREADABLE
 
 UNDECODABLE: Final = frozenset({UNREADABLE, UNMAPPABLE})
@@ -28,6 +32,11 @@ UNDECODABLE: Final = frozenset({UNREADABLE, UNMAPPABLE})
 GIVEN_UP: Final = "given up by the server"
 RESERVE: Final = 1024
 """Bytes of the server's limit that a dead letter leaves free, for what travels around headers and body."""
+FRAME: Final = len(b"NATS/1.0\r\n\r\n")
+"""What stands around headers, if there are any."""
+TOO_LARGE: Final = 10054
+"""The server's error for a message that is larger than its stream takes."""
+_NO_STREAM: Final = (nats.js.errors.NoStreamResponseError, nats.errors.NoRespondersError)
 
 
 class NatsDeadLetters:
@@ -40,7 +49,11 @@ class NatsDeadLetters:
         connection: NatsConnection,
         producer: NatsProducer,
         clock: Clock,
+        *,
+        setup: StreamSetup,
     ) -> None:
+        self._subscription: Final = subscription
+        self._setup: Final = setup
         self._ends_undecodable: Final = subscription.on_undecodable == "term"
         self._destinations: Final = destinations_of(subscription)
         self._durable: Final = durable
@@ -58,12 +71,29 @@ class NatsDeadLetters:
             report_gone(log, message, message.origin, rejection, what=what, setting=setting)
             return
 
-        def letter(header: Header) -> OutgoingMessage:
-            return OutgoingMessage(subject, message.body, to_nats(header, token), message.id)
+        largest = self._connection.client.max_payload
+        for letter, left_out in _letters(subject, message, rejection, token, largest):
+            try:
+                await self._store(letter)
+            except PublishError as error:
+                if not _is_too_large(error) or not letter.body:
+                    raise
+                continue
+            if left_out:
+                text = "the dead letter of message %s of %s (%s) is too large for the server: %s"
+                log.error(text, message.id, message.origin, rejection.reason, left_out)
+            return
 
-        largest = self._connection.client.max_payload - RESERVE
-        header = fitting_dead_letter(message, rejection, lambda each: letter(each).size <= largest)
-        await self._producer.publish([letter(header)])
+    async def _store(self, letter: OutgoingMessage) -> None:
+        """Publish it. A stream for dead letters that was deleted is created again, where the subscription says so."""
+        try:
+            await self._producer.publish([letter])
+        except PublishError as error:
+            if self._subscription.missing != "create" or not isinstance(error.__cause__, _NO_STREAM):
+                raise
+            log.warning("no stream takes %s any more: one is created for the dead letters", letter.subject)
+            await self._setup.make_dead_letters_again(self._subscription, self._durable)
+            await self._producer.publish([letter])
 
     async def close(self) -> None:
         """Close the producer."""
@@ -124,3 +154,43 @@ class NatsDeadLetters:
         message = Message(header, body, deliveries=deliveries, position=position, raw_headers=headers)
         message.origin = self._durable.name
         return message
+
+
+def _letters(
+    subject: str, message: Message, rejection: Rejection, token: str, largest: int
+) -> Iterator[tuple[OutgoingMessage, str]]:
+    """A dead letter and what is left out of it; then smaller ones, for when the server cannot take the last one.
+
+    A body is cut only where the message would not fit as its sender made it either.
+    """
+
+    def letter(header: Header, body: bytes = message.body) -> OutgoingMessage:
+        return OutgoingMessage(subject, body, to_nats(header, token), message.id)
+
+    *_, minimal = headers = list(dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)))
+    for header in headers:
+        whole = letter(header)
+        if whole.size <= largest - RESERVE:
+            yield whole, ""
+    smallest = letter(minimal)
+    as_it_came = smallest._replace(headers=_senders(message.raw_headers))
+    if as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest:
+        yield as_it_came, "it is stored without the headers that say why"
+    length = len(message.body)
+    kept = min(length - 1, largest - RESERVE - smallest.header_size)
+    while kept >= 0:
+        left_out = f"{length - kept} of the {length} bytes of its body are cut off"
+        cut = minimal._replace(headers={**minimal.headers, "pump-description": left_out})
+        yield letter(cut, message.body[:kept]), left_out
+        kept = kept // 2 if kept else -1
+
+
+def _senders(headers: Mapping[str, object]) -> dict[str, str]:
+    """Without those that the server acts on."""
+    texts = {name: text for name, text in headers.items() if isinstance(text, str)}
+    return spread({name: text for name, text in texts.items() if not name.startswith(SERVER_PREFIX)})
+
+
+def _is_too_large(error: PublishError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, nats.errors.MaxPayloadError) or getattr(cause, "err_code", None) == TOO_LARGE

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, Self, cast, get_args
 
 from pump.message import NO_HEADERS, Header, Kind
 
@@ -38,8 +38,31 @@ _FIELDS: Final = (
 _OURS: Final = frozenset((MSG_ID, ID, *(name for name, _ in _FIELDS), TIMESTAMP, ESCAPED))
 _OURS_IN_LOWER_CASE: Final = frozenset(name.lower() for name in _OURS)
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_SERVER_PREFIX: Final = "Nats-"
+SERVER_PREFIX: Final = "Nats-"
 """Of the headers that the server itself acts on."""
+
+
+class RepeatedHeader(str):
+    """The first value of a header that stands several times; `values` has all of them."""
+
+    __slots__ = ("values",)
+
+    def __new__(cls, values: Sequence[str]) -> Self:
+        """Of one value at least."""
+        made = super().__new__(cls, values[0])
+        made.values = tuple(values)
+        return made
+
+    values: tuple[str, ...]
+
+
+def spread(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers as nats-py sends them: it strips names, so that one of them can stand there several times."""
+    found = dict(headers)
+    for name, value in headers.items():
+        if isinstance(value, RepeatedHeader):
+            found.update({name + " " * place: each for place, each in enumerate(value.values)})
+    return found
 
 
 def to_nats(header: Header, msg_id: str) -> dict[str, str]:
@@ -55,13 +78,17 @@ def to_nats(header: Header, msg_id: str) -> dict[str, str]:
     for name, value in header.headers.items():
         if name == MSG_ID:
             continue
-        if name.lower() in _OURS_IN_LOWER_CASE or not _NAME.fullmatch(name) or not _is_safe(value):
+        if name.lower() in _OURS_IN_LOWER_CASE or not _NAME.fullmatch(name) or not _are_safe(value):
             theirs[name] = value
         else:
             fields[name] = value
     if ours or theirs:
         fields[ESCAPED] = json.dumps([ours, theirs])
-    return fields
+    return spread(fields)
+
+
+def _are_safe(value: str) -> bool:
+    return all(map(_is_safe, value.values)) if isinstance(value, RepeatedHeader) else _is_safe(value)
 
 
 def _is_safe(value: str) -> bool:
@@ -77,7 +104,7 @@ def from_nats(headers: Mapping[str, Any] | None, subject: str, position: str) ->
     others = {
         name: value if isinstance(value, str) else str(value)
         for name, value in headers.items()
-        if name not in _OURS and not name.startswith(_SERVER_PREFIX)
+        if name not in _OURS and not name.startswith(SERVER_PREFIX)
     }
     if ESCAPED in headers:
         ours, theirs, fault = _unescape(headers[ESCAPED])

@@ -19,7 +19,7 @@ from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
 from pump.settling import Acknowledge, Requeue, Settles, Verdict
 from pump.transports.nats.consumer import NatsReceipt, parse_reply
-from pump.transports.nats.headers import find
+from pump.transports.nats.headers import RepeatedHeader, find
 from pump.verdict import Judge, may_requeue
 
 T = TypeVar("T")
@@ -51,6 +51,8 @@ class Headers(Mapping[str, str]):
     def getall(self, name: str) -> tuple[str, ...]:
         """Every value of a header that may be repeated; KeyError where there is none."""
         value = self._raw[name]
+        if isinstance(value, RepeatedHeader):
+            return value.values
         values = tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
         if not values:
             raise KeyError(name)

@@ -210,7 +210,7 @@ class NatsProducer:
             self._unconfirmed[inbox] = message.subject, future
             try:
                 await connection.client.publish(
-                    message.subject, message.body, reply=inbox, headers=dict(message.headers)
+                    message.subject, message.body, reply=inbox, headers=dict(message.headers) or None
                 )
             except Exception as error:
                 _finish(future, error)

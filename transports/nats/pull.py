@@ -28,13 +28,17 @@ LONGEST_SECONDS: Final = 1.0
 """A request lasts no longer, whatever the timeout of the receive: closing a consumer waits for its end."""
 PAUSE_SECONDS: Final = 0.1
 """Before the next request to a server that was too busy for the last one."""
+BUSY_SECONDS: Final = 10.0
+"""A server that refuses every request for so long is not just busy."""
 
 _NO_MESSAGES: Final = frozenset({"404", "408"})
 _NO_RESPONDERS: Final = "503"
 _HEARTBEAT: Final = "100"
 _CONFLICT: Final = "409"
 _FINAL_CONFLICTS: Final = frozenset({"Consumer Deleted", "Consumer is push based"})
-"""After these nothing more comes from this consumer; after any other conflict, the next request may work."""
+"""After these nothing more comes from this consumer; after most other conflicts, the next request may work."""
+_OVER_LIMIT: Final = "Exceeded MaxRequest"
+"""The consumer's settings were changed: they have to be read again."""
 
 
 @dataclass(slots=True)
@@ -57,9 +61,11 @@ class Puller:
         durable: str,
         *,
         longest: float,
+        largest: int | None = None,
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
+        """No request is for longer than `longest` seconds, or for more than `largest` messages."""
         self.arrived: Final[deque[tuple[Msg, float]]] = deque()
         """Messages not taken yet, each with the time from which its lease is counted."""
         self.busy_until = 0.0
@@ -68,6 +74,7 @@ class Puller:
         self._subject: Final = f"{connection.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._name: Final = f"the consumer {durable!r} of the stream {stream!r}"
         self._longest: Final = longest
+        self._largest: Final = largest
         self._clock: Final = clock
         self._on_change: Final = on_change
         self._inbox = ""
@@ -75,7 +82,7 @@ class Puller:
         self._reconnects = 0
         self._request: _PullRequest | None = None
         self._error: TransportError | None = None
-        self._no_responders_since: float | None = None
+        self._refused_since: float | None = None
 
     @property
     def pending(self) -> bool:
@@ -91,6 +98,7 @@ class Puller:
         """Ask for up to `limit` messages: what is there, or what comes within `timeout` seconds."""
         if self._subscription is None or self._reconnects != self._connection.reconnects:
             await self._subscribe()
+        limit = limit if self._largest is None else min(limit, self._largest)
         expires = min(timeout, self._longest)
         options: dict[str, object] = {"batch": limit, "no_wait": True}
         if expires > 0:
@@ -125,7 +133,7 @@ class Puller:
     async def _on_message(self, message: Msg) -> None:
         request = self._request
         if message.reply:
-            self._no_responders_since = None
+            self._refused_since = None
             self.arrived.append((message, self._clock.monotonic() if request is None else request.sent_at))
             if request is not None:
                 request.left -= 1
@@ -140,20 +148,21 @@ class Puller:
         if status == _HEARTBEAT:
             return
         self._request, now = None, self._clock.monotonic()
-        if status == _NO_RESPONDERS:
-            self._on_no_responders(now)
+        if status == _NO_RESPONDERS:  # the cluster may be electing a leader
+            self._on_refusal(now, STALL_SECONDS, f"{self._name} is not there, or JetStream is not")
         elif status in _NO_MESSAGES:
-            self._no_responders_since = None
-        elif status == _CONFLICT and text not in _FINAL_CONFLICTS:
-            self.busy_until = now + PAUSE_SECONDS
+            self._refused_since = None
+        elif status == _CONFLICT and text not in _FINAL_CONFLICTS and not text.startswith(_OVER_LIMIT):
+            self._on_refusal(now, BUSY_SECONDS, f"{self._name} has refused every request for a while: {text}")
         else:
             self._error = TransportError(f"{self._name}: {text or status}")
 
-    def _on_no_responders(self, now: float) -> None:
-        since = self._no_responders_since or now
-        if now - since < STALL_SECONDS:  # the cluster may be electing a leader
-            self._no_responders_since = since
+    def _on_refusal(self, now: float, patience: float, error: str) -> None:
+        """Pause, and ask again; an error if all was refused for so many seconds."""
+        since = self._refused_since or now
+        if now - since < patience:
+            self._refused_since = since
             self.busy_until = now + PAUSE_SECONDS
         else:
-            self._no_responders_since = None
-            self._error = TransportError(f"{self._name} is not there, or JetStream is not")
+            self._refused_since = None
+            self._error = TransportError(error)

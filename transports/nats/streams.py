@@ -2,9 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import nats.errors
 import nats.js.errors
@@ -86,10 +86,18 @@ class Durable:
     max_ack_pending: int
     keeps_all: bool
     """Whether the stream keeps settled messages."""
+    longest_request: float | None = None
+    """In seconds; a longer pull request is refused."""
+    largest_request: int | None = None
+    """In messages; a larger pull request is refused."""
+    is_ours: bool = False
+    """Whether its subscription may create it, and change it."""
 
     @classmethod
-    def of(cls, info: api.ConsumerInfo, stream: api.StreamConfig) -> "Durable":
-        """Read what the server says of a consumer and of its stream."""
+    def of(
+        cls, info: api.ConsumerInfo, stream: api.StreamConfig, settings: Mapping[str, Any], *, is_ours: bool
+    ) -> "Durable":
+        """Read what the server says of a consumer and of its stream. `settings` has what nats-py leaves out."""
         config = info.config
         filters = tuple(config.filter_subjects or ()) or tuple(filter(None, [config.filter_subject]))
         return cls(
@@ -102,6 +110,9 @@ class Durable:
             max_deliver=config.max_deliver if config.max_deliver and config.max_deliver > 0 else None,
             max_ack_pending=config.max_ack_pending or 0,
             keeps_all=stream.retention in {None, api.RetentionPolicy.LIMITS, "limits"},
+            longest_request=settings.get("max_expires", 0) / 1e9 or None,
+            largest_request=settings.get("max_batch") or None,
+            is_ours=is_ours,
         )
 
     @property
@@ -155,6 +166,13 @@ class StreamSetup:
             await self._prepare_dead_letters(spec, durable)
         return durable
 
+    async def make_dead_letters_again(self, subscription: Subscription, durable: Durable) -> None:
+        """Create the streams for dead letters that were deleted; SetupError where that is not possible."""
+        try:
+            await self._prepare_dead_letters(DurableSpec.of(subscription, self._stream), durable)
+        except (nats.errors.Error, OSError) as error:
+            raise TransportError(f"creating a stream for dead letters failed: {error_text(error)}") from error
+
     # -- streams
 
     async def _check_jetstream(self) -> None:
@@ -202,9 +220,10 @@ class StreamSetup:
     async def _create(self, subject: str, *, own: bool = False) -> str:
         """Create a stream for a subject, or have the transport's one stream take it too, unless it needs its `own`."""
         name = escape_name(subject) if own or not self._stream else self._stream
-        config = replace(self._template, name=name, subjects=[subject])
-        if own and config.retention == api.RetentionPolicy.INTEREST:
-            config.retention = api.RetentionPolicy.LIMITS  # it has no consumer yet, and would drop dead letters
+        template = self._template
+        if own:  # dead letters stay until somebody removes them: no limit and no other retention is theirs too
+            template = api.StreamConfig(num_replicas=template.num_replicas, placement=template.placement)
+        config = replace(template, name=name, subjects=[subject])
         try:
             await self._js.add_stream(config)
         except nats.js.errors.APIError as error:
@@ -272,7 +291,9 @@ class StreamSetup:
             raise SetupError(
                 f"the consumer {info.name!r} of the stream {info.stream_name!r} is a push consumer: a pump pulls"
             )
-        durable = Durable.of(info, (await self._js.stream_info(info.stream_name)).config)
+        known = await self._connection.request(f"CONSUMER.INFO.{info.stream_name}.{info.name}", {})
+        stream = (await self._js.stream_info(info.stream_name)).config
+        durable = Durable.of(info, stream, known["config"], is_ours=spec.missing == "create")
         if spec.subject and not any(overlap(spec.subject, each) for each in durable.subjects):
             raise SetupError(
                 f"the consumer {durable.name!r} of the stream {durable.stream!r} receives "

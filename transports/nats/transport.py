@@ -13,6 +13,7 @@ from pump.clock import Clock, SystemClock
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
 from pump.transport_kit.settings import Options, at_least, finite_seconds, only_with_tls, read_url, tls_context
+from pump.transports.nats.client import PumpClient
 from pump.transports.nats.connection import NatsConnection, ServerAddress
 from pump.transports.nats.consumer import NatsConsumer
 from pump.transports.nats.dead_letters import NatsDeadLetters
@@ -85,7 +86,7 @@ class NatsTransport:
         retry_base_ms: float = 100.0,
         publish_timeout: float = 5.0,
         clock: Clock | None = None,
-        client: type[Client] = Client,
+        client: type[Client] = PumpClient,
     ) -> None:
         at_least("NATS", "max_retries", max_retries, 1)
         at_least("NATS", "retry_base_ms", retry_base_ms, 0)
@@ -145,9 +146,10 @@ class NatsTransport:
         """Open a consumer of the subscription's durable, created or validated as the subscription says."""
         connection = await NatsConnection.open(self._address, f"consuming {subscription}")
         try:
-            durable = await self._setup(connection).bind(subscription)
+            setup = self._setup(connection)
+            durable = await setup.bind(subscription)
             producer = self._producer(f"dead letters of {subscription}", Telemetry())
-            dead_letters = NatsDeadLetters(subscription, durable, connection, producer, self._clock)
+            dead_letters = NatsDeadLetters(subscription, durable, connection, producer, self._clock, setup=setup)
             if durable.max_deliver is not None:
                 await dead_letters.listen(creates=subscription.missing == "create")
         except BaseException:

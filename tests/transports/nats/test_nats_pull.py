@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from pump.clock import ManualClock
 from pump.errors import TransportError
 from pump.transports.nats.consumer import parse_reply
-from pump.transports.nats.pull import PAUSE_SECONDS, STALL_SECONDS, Puller
+from pump.transports.nats.pull import BUSY_SECONDS, PAUSE_SECONDS, STALL_SECONDS, Puller
 from pump.transports.nats.streams import Durable
 
 REPLY = "$JS.ACK.S.d.1.7.7.1700000000000000000.0"
@@ -145,7 +145,33 @@ def test_a_busy_server_is_asked_again_after_a_pause(asking: Asking, text: str) -
     assert asking.puller.busy_until == asking.clock.monotonic() + PAUSE_SECONDS
 
 
-@pytest.mark.parametrize(("status", "text"), [("409", "Consumer Deleted"), ("400", "Bad Request")])
+def test_a_server_that_refuses_every_request_for_long_is_an_error(asking: Asking) -> None:
+    for _ in range(3):
+        asking.ask()
+        asking.say("409", "Exceeded MaxWaiting")
+        asking.puller.check()
+        asking.clock.advance(BUSY_SECONDS / 2 - 0.1)
+    asking.clock.advance(1.0)
+    asking.ask()
+    asking.say("409", "Exceeded MaxWaiting")
+
+    with pytest.raises(TransportError, match="refused every request for a while: Exceeded MaxWaiting"):
+        asking.puller.check()
+
+
+def test_it_asks_for_no_more_than_the_consumer_allows(asking: Asking) -> None:
+    puller = Puller(asking.connection, "S", "d", longest=0.1, largest=3, clock=asking.clock, on_change=print)
+
+    asyncio.run(puller.request(5, 0.3))
+
+    asked = asking.connection.client.asked[-1]
+    assert (asked["batch"], asked["expires"]) == (3, 100_000_000)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [("409", "Consumer Deleted"), ("409", "Exceeded MaxRequestBatch of 3"), ("400", "Bad Request")],
+)
 def test_what_nothing_more_comes_of_is_an_error(asking: Asking, status: str, text: str) -> None:
     asking.ask()
     asking.say(status, text)
