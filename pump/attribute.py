@@ -12,7 +12,7 @@ from pump.clock import Clock, SystemClock
 from pump.colour import Colour
 from pump.context import Context, find_context
 from pump.duration import Duration
-from pump.errors import ConfigurationError, MessageAction
+from pump.errors import ConfigurationError, MessageAction, contains
 from pump.telemetry import Telemetry, log
 
 Handle = TypeVar("Handle", bound=Callable[..., object])
@@ -186,13 +186,6 @@ def attributes_of(handle: Callable[..., object]) -> tuple[Attribute, ...]:
 def declared_decisions(handle: Callable[..., object]) -> frozenset[type[MessageAction]]:
     """The decisions that a handler's attributes may raise."""
     return frozenset().union(*(attribute.declares for attribute in attributes_of(handle)))
-
-
-def contains(error: BaseException, kinds: Errors) -> bool:
-    """Whether an error is of one of these types, or a group that contains such a one."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(kinds) is not None
-    return isinstance(error, kinds)
 
 
 def consists_of(error: BaseException, kinds: Errors) -> bool:

@@ -96,3 +96,10 @@ class UnknownPublication(PumpError):  # noqa: N818 - the name says what is wrong
 
 class HandlerTimeout(PumpError, TimeoutError):  # noqa: N818 - a time-out, not a fault of ours
     """A handler took longer than its Timeout attribute allows."""
+
+
+def contains(error: BaseException, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+    """Whether an error is of one of these types, or a group that contains such a one."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)

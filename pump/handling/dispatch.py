@@ -13,7 +13,7 @@ from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, Pu
 from pump.handling.pipeline import Pipeline, done
 from pump.handling.registry import Registration
 from pump.mapping.errors import MappingError
-from pump.mapping.mapper import Mapper, mapper_for
+from pump.mapping.mapper import JsonMapper, Mapper
 from pump.message import Message
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
@@ -47,7 +47,7 @@ class DispatchSettings:
     def mapper(self, request: Any) -> Mapper[Any]:  # noqa: ANN401 - a type may be any type form
         """The mapper given for a type, or the default one; a ConfigurationError if the type cannot be mapped."""
         given = self.mappers.get(request) if isinstance(request, type) else None
-        return given if given is not None else mapper_for(request)
+        return given if given is not None else JsonMapper(request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,26 @@
-"""The error of a body or request that cannot be mapped, and what other libraries' errors become."""
+"""The error of a body or request that cannot be mapped, and what other exceptions become."""
 
-from collections.abc import Callable
-from typing import Final, NoReturn
+import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final, NoReturn
 
-from pump.errors import ConfigurationError, MessageAction, PumpError
+import msgspec
 
-_LONGEST_REASON: Final = 200
+from pump.errors import ConfigurationError, MessageAction, PumpError, contains
+
+_PATH: Final = re.compile(r"(.*) - at (?:`key` in )?`\$([\w.\[\]]*)`", re.DOTALL)
+_SHOWN_VALUE: Final = re.compile(r"(Invalid (?:enum )?value|Object contains unknown field) .*", re.DOTALL)
+_SHOWN_TAG: Final = re.compile(r"Input tag '.*' found", re.DOTALL)
+_UNEXPECTED: Final = re.compile(r"(?s)Pydantic serializer warnings:.*?Expected `([^`]+)`[^[]*(?:\[field_name='(\w+)')?")
+_PYDANTIC: Final = ("pydantic.", "pydantic_core")
+_WORDS: Final[Mapping[type, str]] = {
+    RecursionError: "nested too deeply",
+    UnicodeDecodeError: "not UTF-8 at byte {0.start}",
+    UnicodeEncodeError: "a string holds half of a surrogate pair",
+    json.JSONDecodeError: "not JSON: {0.msg} at character {0.pos}",
+}
 
 
 class MappingError(PumpError, ValueError):
@@ -15,31 +30,68 @@ class MappingError(PumpError, ValueError):
     """
 
 
-def mapping_error(reason: str, path: str = "") -> MappingError:
+def mapping_error(reason: str, path: str = "", cause: BaseException | None = None) -> MappingError:
     """The error at this path of the body, such as `.lines[2].sku`; the empty path is the whole body."""
-    return MappingError(f"${path}: {reason[:_LONGEST_REASON]}")
+    error = MappingError(f"${path}: {reason[:200]}")
+    error.__cause__ = cause
+    return error
 
 
-def refused(by: str, error: BaseException) -> MappingError:
-    """The error for an exception of code that mapping has called, with that exception's own words."""
-    mapped = mapping_error(f"{by} refused it: {type(error).__name__}: {error}")
-    mapped.__cause__ = error
-    return mapped
+class Reasons:
+    """Finds the words for what went wrong with requests of one type."""
 
+    def __init__(self, request_type: object) -> None:
+        self._type: Final = request_type
+        self._name: Final = getattr(request_type, "__name__", None) or str(request_type)
 
-def raise_mapped(error: Exception, convert: Callable[[Exception], MappingError]) -> NoReturn:
-    """Raise a decision of the program or a MappingError unchanged, and anything else converted.
+    def raise_for(self, error: Exception, by: str = "") -> NoReturn:
+        """Raise a decision of the program unchanged, and a MappingError for anything else.
 
-    The library's own exception is not kept as the cause, since its text or its frames may show values of the body.
-    """
-    if isinstance(error, MappingError) or is_decision(error):
-        raise error
-    mapped = mapping_error("nested too deeply") if isinstance(error, RecursionError) else convert(error)
-    raise mapped from mapped.__cause__
+        The library's own exception is not kept as the cause, since its text or its frames may show values of the body.
+        """
+        if contains(error, (MessageAction, ConfigurationError)):
+            raise error
+        mapped = self._mapped(error, by or self._name)
+        raise mapped from mapped.__cause__
 
+    def step(self, key: int | str) -> str:
+        """A step of a path as it may be shown: any name that the type does not have may be a key from a body."""
+        if isinstance(key, int):
+            return f"[{key}]"
+        return f".{key}" if key in self._names else "[...]"
 
-def is_decision(error: BaseException) -> bool:
-    """Whether the program has decided what becomes of the message: alone or in a group of exceptions."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup((MessageAction, ConfigurationError)) is not None
-    return isinstance(error, MessageAction | ConfigurationError)
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        try:
+            schema = msgspec.json.schema(self._type, schema_hook=lambda cls: getattr(cls, "model_json_schema", dict)())
+            return frozenset(re.findall(r'"([^"\\]+)":', json.dumps(schema, ensure_ascii=False)))
+        except Exception:
+            return frozenset()
+
+    def _mapped(self, error: BaseException | None, by: str = "") -> MappingError:
+        if isinstance(error, MappingError):
+            return error
+        if isinstance(error, msgspec.ValidationError):
+            return self._of_msgspec(error)
+        if type(error).__module__.startswith(_PYDANTIC):
+            return self._of_pydantic(error)
+        if words := _WORDS.get(type(error)):
+            return mapping_error(words.format(error))
+        return mapping_error(f"{by} refused it: {type(error).__name__}: {error}", cause=error)
+
+    def _of_msgspec(self, error: msgspec.ValidationError) -> MappingError:
+        located = _PATH.fullmatch(str(error))
+        reason, path = located.groups() if located else (str(error), "")
+        cause = error.__cause__
+        if isinstance(cause, MappingError) or type(cause).__module__.startswith(_PYDANTIC):  # its own path goes on here
+            return MappingError(f"${path}{str(self._mapped(cause)).removeprefix('$')}")
+        return mapping_error(_SHOWN_VALUE.sub(r"\1", reason), path, cause)
+
+    def _of_pydantic(self, error: Any) -> MappingError:  # noqa: ANN401 - typed by pydantic
+        if hasattr(error, "errors"):
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            reason = _SHOWN_TAG.sub("The input's tag found", first["msg"])
+            return mapping_error(reason, "".join(map(self.step, first["loc"])))
+        if unexpected := _UNEXPECTED.match(str(error)):
+            return mapping_error(f"{unexpected[2] or 'a field'} does not hold the {unexpected[1]} that its type says")
+        return mapping_error(f"pydantic refused it: {type(error).__name__}: {error}")

@@ -12,19 +12,15 @@ _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 def parse(body: bytes) -> object:
     """The values in the body, if it is JSON as RFC 8259 defines it, in UTF-8, with no key twice in an object."""
+    text = body.decode().rstrip(_SPACE)
+    if not text:
+        raise mapping_error("empty")
     try:
-        text = body.decode().rstrip(_SPACE)
         values, end = _decode(text, len(text) - len(text.lstrip(_SPACE)))
-    except MappingError:
+    except (MappingError, json.JSONDecodeError):
         raise
-    except UnicodeDecodeError as error:
-        raise mapping_error(f"not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise mapping_error(f"not JSON: {error.msg} at character {error.pos}" if body.strip() else "empty") from None
     except ValueError:
         raise mapping_error("an integer has too many digits") from None
-    except RecursionError:
-        raise mapping_error("nested too deeply") from None
     if end != len(text):
         raise mapping_error(f"not JSON: text follows its end at character {end}")
     if _HALF_PAIR.search(text):
@@ -35,13 +31,10 @@ def parse(body: bytes) -> object:
 def dump(values: object) -> bytes:
     """The body that holds these plain values."""
     try:
-        return _encode(values).encode()
-    except UnicodeEncodeError:
-        raise mapping_error("a string holds half of a surrogate pair") from None
+        text = _encode(values)
     except ValueError:
         raise mapping_error("a number is not finite, or has too many digits") from None
-    except RecursionError:
-        raise mapping_error("nested too deeply, or within itself") from None
+    return text.encode()
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -54,15 +47,9 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _finite(text: str) -> float:
     number = float(text)
     if number - number != 0:
-        raise mapping_error("a number is too large")
+        raise mapping_error("a number is too large" if text[-1].isdigit() else "NaN and Infinity are not JSON")
     return number
 
 
-def _no_number(_text: str) -> float:
-    raise mapping_error("NaN and Infinity are not JSON")
-
-
-_decode: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_number).raw_decode
-_encode: Final = json.JSONEncoder(
-    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
-).encode
+_decode: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_finite).raw_decode
+_encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False).encode

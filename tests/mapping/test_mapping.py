@@ -37,9 +37,8 @@ import pydantic
 import pytest
 
 from pump.errors import ConfigurationError, DontAckAction, InvalidMessageAction, MessageAction
-from pump.mapping import strict_json
 from pump.mapping.errors import MappingError
-from pump.mapping.mapper import JsonMapper, Mapper, mapper_for
+from pump.mapping.mapper import JsonMapper, Mapper
 from pump.mapping.pydantic_codec import is_pydantic
 from pump.message import Header, Message
 from pump.request import Command
@@ -134,7 +133,7 @@ def encoding_refusal(request_type: Any, request: object) -> str:
 
 def unmappable(request_type: Any) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        mapper_for(request_type)
+        JsonMapper(request_type)
     return str(raised.value)
 
 
@@ -749,6 +748,25 @@ class TestWhatCannotBeWritten:
         basket.price = float("nan")
         assert encoding_refusal(Basket, basket) == "$.price: expected a finite number, found NaN or an infinity"
 
+    def test_a_set_says_what_it_would_lose_in_whatever_order_it_is_listed(self) -> None:
+        @dataclass(frozen=True)
+        class Tag:
+            id: Any
+            cost: Decimal
+
+        @dataclass
+        class Basket:
+            tags: set[Tag]
+            prices: frozenset[Decimal | int] = frozenset()
+
+        prices = frozenset([Decimal("1.5"), *range(40)])
+        kept = Basket({Tag(str(number), Decimal(number)) for number in range(40)}, prices)
+
+        assert_round_trip(Basket, kept)
+        assert encoding_refusal(Basket, Basket({Tag(UUID(int=1), Decimal(1))}, prices)) == (
+            "$.tags[0].id: UUID would be read back as str"
+        )
+
     def test_nan_is_refused_in_a_field_that_no_comparison_looks_at(self) -> None:
         @dataclass
         class Priced:
@@ -786,7 +804,7 @@ class TestWhatCannotBeWritten:
 
         assert encoding_refusal(list[Any], loop) == "$: nested too deeply"
         with pytest.raises(MappingError, match="nested too deeply"):
-            strict_json.dump(loop)
+            JsonMapper(Line, upcast=lambda _version, _data: {"sku": loop}).decode(message(b"{}", version="0"))
 
 
 class TestTheProgramsOwnCode:
@@ -894,7 +912,7 @@ class TestTheProgramsOwnCode:
 class TestLibraries:
     def test_a_struct_is_msgspecs_and_a_model_pydantics(self) -> None:
         for request in (OrderStruct("tea", 2, 1.5), OrderModel(sku="tea", quantity=2, price=1.5)):
-            mapper = mapper_for(type(request))
+            mapper = JsonMapper(type(request))
 
             body = mapper.encode(request)
 
@@ -1042,6 +1060,23 @@ class TestLibraries:
         assert "Order.coerced cannot be mapped: " in unmappable(Order)
         assert "only its models can stand here" in unmappable(Order)
 
+    def test_an_error_of_a_model_in_a_dataclass_has_the_path_from_the_top_and_no_value(self) -> None:
+        class Grocer(pydantic.BaseModel):
+            lines: dict[str, OrderModel]
+            price: float | None = None
+
+        @dataclass
+        class Order:
+            shops: list[Grocer]
+
+        wrong = Grocer(lines={"private": OrderModel.model_construct(sku=5, quantity=1)})
+
+        assert refusal(Order, '{"shops":[{"lines":{"private":{"sku":["private"]}}}]}') == (
+            "$.shops[0].lines[...].sku: Input should be a valid string"
+        )
+        assert encoding_refusal(Order, Order([wrong])).endswith(" does not hold the str that its type says")
+        assert "not finite" in encoding_refusal(Order, Order([Grocer(lines={}, price=float("nan"))]))
+
     def test_constraints_of_msgspec_hold_in_a_dataclass_too(self) -> None:
         @dataclass
         class Constrained:
@@ -1054,7 +1089,7 @@ class TestLibraries:
     def test_pydantic_is_not_imported_with_the_mapping(self) -> None:
         program = (
             "import sys, pump.mapping.mapper as m; from dataclasses import make_dataclass; "
-            "m.mapper_for(make_dataclass('X', [('a', int)])); assert 'pydantic' not in sys.modules"
+            "m.JsonMapper(make_dataclass('X', [('a', int)])); assert 'pydantic' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -1062,9 +1097,9 @@ class TestLibraries:
         program = (
             "import sys; sys.modules['pydantic'] = None\n"
             "from dataclasses import make_dataclass\n"
-            "from pump.mapping.mapper import mapper_for\n"
+            "from pump.mapping.mapper import JsonMapper\n"
             "X = make_dataclass('X', [('a', int)])\n"
-            "assert mapper_for(X).encode(X(1)) == b'{\"a\":1}'"
+            "assert JsonMapper(X).encode(X(1)) == b'{\"a\":1}'"
         )
         subprocess.run([sys.executable, "-c", program], check=True)
 
