@@ -40,8 +40,8 @@ def refuse(request: pytest.FixtureRequest, engine: Engine, tmp_path: Path) -> Re
         import psycopg
 
         schema = repr(engine).partition("schema='")[2].rstrip("')")
-        with psycopg.connect(request.getfixturevalue("postgres_url"), autocommit=True) as connection:
-            connection.execute(POSTGRES.format(schema=schema, **words).encode())
+        with psycopg.connect(request.getfixturevalue("postgres_url"), autocommit=True) as database:
+            database.execute(POSTGRES.format(schema=schema, **words).encode())
 
     return make
 
