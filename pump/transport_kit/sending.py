@@ -55,19 +55,24 @@ def together(failures: Mapping[int, PublishError], count: int) -> PublishError:
     first = next(iter(failures.values()))
     if count == 1:
         return first
-    reasons = list(dict.fromkeys(str(each) for each in failures.values()))
-    more = f"; and {len(reasons) - MOST_REASONS} other reasons" if len(reasons) > MOST_REASONS else ""
-    none_stored = len(failures) == count and all(each.sent is False for each in failures.values())
-    number = f"{len(failures)} of {count} messages"
-    which = "" if len(failures) == count else f" (positions {_ranges(sorted(failures))}; the others are stored)"
-    error = PublishError(
-        f"{number} were not {_what_failed(failures)}{which}: {'; '.join(reasons[:MOST_REASONS])}{more}",
-        sent=False if none_stored else None,
-        retriable=all(each.retriable for each in failures.values()),
-        failures=failures,
-    )
-    error.__cause__ = first.__cause__
+    errors = list(failures.values())
+    known = all(each.sent is False for each in errors)
+    which = "" if len(errors) == count else f" (positions {_ranges(sorted(failures))}; the others are stored)"
+    text = f"{len(errors)} of {count} messages were not {'stored' if known else 'confirmed'}{which}: {_reasons(errors)}"
+    all_alike = all(type(each) is type(first) for each in errors)
+    error = first.again() if all_alike else PublishError(text)
+    error.args = (text,)
+    error.sent = False if known and len(errors) == count else None
+    error.retriable = all(each.retriable for each in errors)
+    error.failures = failures
     return error
+
+
+def _reasons(errors: Sequence[PublishError]) -> str:
+    """Such as first; second; no more than a few."""
+    texts = list(dict.fromkeys(map(str, errors)))
+    more = len(texts) - MOST_REASONS
+    return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def failure_among(error: PublishError, begin: int, end: int) -> PublishError | None:
@@ -76,10 +81,6 @@ def failure_among(error: PublishError, begin: int, end: int) -> PublishError | N
         return error.again()
     own = {place - begin: each for place, each in error.failures.items() if begin <= place < end}
     return together(own, end - begin) if own else None
-
-
-def _what_failed(failures: Mapping[int, PublishError]) -> str:
-    return "stored" if all(each.sent is False for each in failures.values()) else "confirmed"
 
 
 def _ranges(positions: Sequence[int]) -> str:

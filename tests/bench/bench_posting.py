@@ -44,7 +44,12 @@ WARM_UP = 50
 FIELDS = [asdict(order) for order in ORDERS[:MANY]]
 BODIES = [msgspec.json.encode(each) for each in FIELDS]
 
-BLOCKING, AWAITED, TOGETHER, ALL = "one by one, blocking", "one by one, awaited", "100 awaited at once", "many in a call"
+BLOCKING, AWAITED, TOGETHER, ALL = (
+    "one by one, blocking",
+    "one by one, awaited",
+    "100 awaited at once",
+    "many in a call",
+)
 BOUNDS = {BLOCKING: 1.1, AWAITED: 1.1, TOGETHER: 1.5, ALL: 2.0}
 COUNTS = {BLOCKING: SINGLE, AWAITED: SINGLE, TOGETHER: AT_ONCE * BURSTS, ALL: MANY}
 

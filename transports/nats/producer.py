@@ -3,7 +3,7 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,7 @@ from pump.clock import Clock, Signal
 from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
 from pump.message import Message
 from pump.telemetry import Telemetry
-from pump.transport_kit.sending import check_sizes, not_sent
+from pump.transport_kit.sending import check_sizes, not_sent, portions, together
 from pump.transports.nats.client_internals import header_block, publish_frame, read_answers, writer_of
 from pump.transports.nats.connection import OPEN_SECONDS, NatsConnection, ServerAddress, error_text, ignore, log
 from pump.transports.nats.headers import correlation_ids, to_nats
@@ -69,6 +69,10 @@ class OutgoingMessage(NamedTuple):
     def size(self) -> int:
         """The size of headers and body in bytes."""
         return len(self.body) + self.header_size
+
+    def weigh(self) -> int:
+        """The same."""
+        return self.size
 
 
 class PublishDenied(nats.errors.Error):
@@ -224,22 +228,22 @@ class NatsProducer:
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> None:
         """Return when all are confirmed; PublishExhausted after the last try, PublishError where no try would help."""
-        sent: bool | None = False
+        places, unknown = range(len(messages)), set[int]()
         for tries in count(1):
-            failed = await self._try(messages)
+            failed = await self._try(messages, places)
             if not failed:
                 return
-            sent = None if any(each.sent is None for each in failed) else sent
-            final = next((each for each in failed if not each.retriable), None)
+            unknown.update(place for place, each in failed.items() if each.sent is None)
+            final = next((each for each in failed.values() if not each.retriable), None)
             if final is not None or tries >= self._retries.max_retries or self._closing.is_set():
-                raise self._given_up(failed, final, tries, sent=sent)
+                raise self._given_up(failed, final, tries, unknown, len(messages))
             delay = self._retries.delay(tries, self._chance())
-            for message, _, kind, *_ in failed:
+            for message, _, kind, *_ in failed.values():
                 subject, again = message.subject, tries + 1
                 log.warning("posting to %s failed (%s); try %d follows in %.3f s", subject, kind, again, delay)
                 fields = {"subject": subject, "error_kind": kind, "retry": tries, "delay": delay}
                 self._tell("router_assignment_retry_total", message, **fields)
-            messages = [each.message for each in failed]
+            places = list(failed)
             await self._clock.wait_async(self._closing, delay)
 
     async def close(self) -> None:
@@ -250,10 +254,11 @@ class NatsProducer:
 
     # -- one try
 
-    async def _try(self, messages: Sequence[OutgoingMessage]) -> Sequence[PublishFailure]:
-        """Publish all, and return those that failed."""
+    async def _try(self, messages: Sequence[OutgoingMessage], places: Sequence[int]) -> Mapping[int, PublishFailure]:
+        """Publish those in these places, and return those that failed."""
+        messages = [messages[place] for place in places]
         began, errors = self._clock.monotonic(), list[BaseException | None]()
-        for batch in _batches(messages):
+        for batch in portions(messages, OutgoingMessage.weigh, BATCH_MESSAGES, BATCH_BYTES):
             try:
                 connection = await self._connected()
             except (TransportError, SetupError) as error:
@@ -264,12 +269,12 @@ class NatsProducer:
             for message, failure in zip(messages, errors, strict=True):
                 if failure is None:
                     self._tell("router_assignment_published_total", message, subject=message.subject)
-        failed = [
-            await self._explained(PublishFailure.of(message, failure))
-            for message, failure in zip(messages, errors, strict=True)
+        failed = {
+            place: await self._explained(PublishFailure.of(message, failure))
+            for place, message, failure in zip(places, messages, errors, strict=True)
             if failure is not None
-        ]
-        if self._last_answer < began and any(each.kind == "timeout" for each in failed):
+        }
+        if self._last_answer < began and any(each.kind == "timeout" for each in failed.values()):
             await self._disconnect()  # it may be half open: the next try opens a new one
         return failed
 
@@ -391,34 +396,31 @@ class NatsProducer:
             self._telemetry.tell(event, **fields, exemplar=correlation_ids(message.headers))
 
     def _given_up(
-        self, failed: Sequence[PublishFailure], final: PublishFailure | None, tries: int, *, sent: bool | None
+        self,
+        failed: Mapping[int, PublishFailure],
+        final: PublishFailure | None,
+        tries: int,
+        unknown: Container[int],
+        number: int,
     ) -> PublishError:
-        for message, _, kind, *_ in failed:
+        """The error for `number` messages of which these failed in the last try, and of some of which nobody knows."""
+        for message, _, kind, *_ in failed.values():
             self._tell("router_assignment_publish_failures_total", message, error_kind=kind, subject=message.subject)
             if final is None:
                 self._tell("router_retry_exhausted_total", message, error_kind=kind, retries=tries)
-        message, error, kind, *_ = final or failed[0]
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        text = f"message {message.id}{others} was not confirmed by {message.subject}: {kind}, {error_text(error)}"
-        if final is not None:
-            given_up = PublishError(text, sent=sent, retriable=False)
-        else:
-            given_up = PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent)
-        given_up.__cause__ = error
-        return given_up
 
+        def error_of(place: int, failure: PublishFailure) -> PublishError:
+            message, error, kind, retriable, _ = failure
+            sent = None if place in unknown else False
+            text = f"message {message.id} was not confirmed by {message.subject}: {kind}, {error_text(error)}"
+            if final is not None:
+                given_up = PublishError(text, sent=sent, retriable=retriable)
+            else:
+                given_up = PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent)
+            given_up.__cause__ = error
+            return given_up
 
-def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
-    batch: list[OutgoingMessage] = []
-    size = 0
-    for message in messages:
-        if batch and (len(batch) >= BATCH_MESSAGES or size + message.size > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += message.size
-    if batch:
-        yield batch
+        return together({place: error_of(place, each) for place, each in failed.items()}, number)
 
 
 def _error_in(data: bytes, headers: bytes) -> Exception | None:
