@@ -172,7 +172,8 @@ def dramatiq_measures(make: Callable[[], Any]) -> Measures:
     def enqueue() -> float:
         broker = make()
         queue = f"bench-{uuid4().hex[:8]}"
-        actor: Any = dramatiq.actor(lambda **_: None, broker=broker, actor_name=queue, queue_name=queue)
+        make_actor: Any = dramatiq.actor  # whether it is typed depends on what is installed
+        actor = make_actor(lambda **_: None, broker=broker, actor_name=queue, queue_name=queue)
         try:
             return one_by_one(lambda number: broker.enqueue(actor.message_with_options(kwargs=FIELDS[number])))
         finally:
@@ -220,7 +221,7 @@ def bare_nats(url: str, subject: str) -> Measures:
             js = connection.jetstream()
             began = time.perf_counter()
             for body in BODIES:
-                await js.publish_async(subject, body)
+                await asyncio.wait((await js.publish_async(subject, body),), timeout=0)
             await js.publish_async_completed()
             return time.perf_counter() - began
 
@@ -292,7 +293,8 @@ def redis_streams(stack: ExitStack) -> Measures:
     make: Any = RedisBroker
     theirs = faststream(lambda: make(server.url, logger=None), stream=topic)
     measures = {**Ours(url, topic).measures(), **theirs, **bare_redis(url, topic)}
-    return measures | dramatiq_measures(lambda: DramatiqRedisBroker(url=url))
+    make_theirs: Any = DramatiqRedisBroker
+    return measures | dramatiq_measures(lambda: make_theirs(url=url))
 
 
 BROKERS: Mapping[str, Callable[[ExitStack], Measures]] = {

@@ -89,14 +89,18 @@ def test_nothing_is_nothing_to_send() -> None:
 
 def test_topics_and_delays_do_not_wait_for_each_other() -> None:
     async def act(broker: Broker) -> None:
+        posts = []
         for number in range(2):
-            broker.post(f"t{number}")
-            broker.post(f"u{number}", topic="u")
-            broker.post(f"d{number}", delay=5.0)
+            posts += [
+                broker.post(f"t{number}"),
+                broker.post(f"u{number}", topic="u"),
+                broker.post(f"d{number}", delay=5.0),
+            ]
         await turns()
 
         assert broker.sent == [["t0"], ["u0"], ["d0"], ["t1"], ["u1"], ["d1"]]
         broker.open.set()
+        await asyncio.gather(*posts)
 
     run(act)
 
@@ -127,7 +131,7 @@ def test_a_caller_that_is_cancelled_in_its_turn_sends_nothing_and_later_its_mess
         posts[2].cancel()
         await turns()
         broker.open.set()
-        assert await asyncio.gather(posts[0], posts[3]) == ["confirmed"] * 2
+        assert await asyncio.gather(*posts[::3]) == ["confirmed"] * 2
         assert await broker.post("e") == "confirmed"
 
     run(act)

@@ -132,5 +132,7 @@ def _plain(name: str) -> str:
 
 def correlation_ids(headers: Mapping[str, object]) -> dict[str, str]:
     """The assignment and request ids in the headers, for logs and exemplars, never for labels."""
-    known = {_plain(name): str(value) for name, value in reversed(headers.items()) if _plain(name) in _CORRELATION}
+    known = {
+        _plain(name): str(value) for name, value in reversed(list(headers.items())) if _plain(name) in _CORRELATION
+    }
     return {name: known[name] for name in _CORRELATION if name in known}

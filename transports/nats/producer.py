@@ -228,7 +228,8 @@ class NatsProducer:
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> None:
         """Return when all are confirmed; PublishExhausted after the last try, PublishError where no try would help."""
-        places, unknown = range(len(messages)), set[int]()
+        places: Sequence[int] = range(len(messages))
+        unknown = set[int]()
         for tries in count(1):
             failed = await self._try(messages, places)
             if not failed:
