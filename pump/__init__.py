@@ -24,7 +24,7 @@ from pump.handling.registry import RequestHandler
 from pump.mapping.mapper import JsonMapper, Mapper
 from pump.message import Header, Message
 from pump.program.dispatcher import Dispatcher
-from pump.program.processor import CommandProcessor
+from pump.program.processor import CommandProcessor, Post
 from pump.request import Command, Document, Event
 from pump.subscription import Publication, Subscription
 
@@ -50,6 +50,7 @@ __all__ = [
     "Mapper",
     "Message",
     "MessageAction",
+    "Post",
     "Publication",
     "PublishError",
     "PublishExhausted",

@@ -1,6 +1,8 @@
 """What handlers raise to decide what becomes of a message; and the errors, grouped by what to do about them."""
 
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Self
 
 from pump.duration import Duration, seconds
 
@@ -60,19 +62,49 @@ class TransportError(PumpError):
 
 
 class PublishError(TransportError):
-    """A message was not confirmed. `sent` is False when it is known not to be stored, None when nobody knows."""
+    """Not every message was confirmed.
 
-    def __init__(self, text: str, *, sent: bool | None = None, retriable: bool = True) -> None:
+    `sent` is False when it is known that none of them is stored, None when some are or nobody knows; `failures` says
+    which.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        sent: bool | None = None,
+        retriable: bool = True,
+        failures: Mapping[int, "PublishError"] = MappingProxyType({}),
+    ) -> None:
         super().__init__(text)
         self.sent = sent
         self.retriable = retriable
+        """Whether trying again later may help."""
+        self.failures = failures
+        """Of messages that were posted together, what is known of each that was not confirmed, by its position among
+        them, from 0; the others are stored. Empty where the error itself holds for all of them."""
+
+    def again(self) -> Self:
+        """The same error, to be raised to one more caller."""
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        twin.__cause__ = self.__cause__
+        return twin
 
 
 class PublishExhausted(PublishError):  # noqa: N818 - the name says what happened
     """Posting a message failed on every try, each time for a reason that might have passed. It is not sent later."""
 
-    def __init__(self, text: str, *, kind: str, tries: int, sent: bool | None = None) -> None:
-        super().__init__(text, sent=sent)
+    def __init__(
+        self,
+        text: str,
+        *,
+        kind: str,
+        tries: int,
+        sent: bool | None = None,
+        failures: Mapping[int, PublishError] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(text, sent=sent, failures=failures)
         self.kind = kind
         """Why the last try failed, in a word."""
         self.tries = tries

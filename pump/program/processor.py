@@ -23,8 +23,8 @@ TRACE_PARENT: Final = "traceparent"
 TRACE_STATE: Final = "tracestate"
 
 
-class PostOptions(TypedDict, total=False):
-    """What may be said of one request that is posted."""
+class MessageOptions(TypedDict, total=False):
+    """What may be said of one request that is posted, alone or among many."""
 
     id: str | None
     """The message's id; by default a new one."""
@@ -32,12 +32,27 @@ class PostOptions(TypedDict, total=False):
     """Messages of one key keep their order; by default as the Publication says."""
     headers: Mapping[str, str] | None
     """Headers of the program's own, as text."""
-    delay: Duration | None
-    """Deliver it only after this time, where the transport can."""
     correlation_id: str | None
     """What it belongs to; by default what the message that is being handled belongs to."""
     reply_to: str | None
     """The topic for a reply."""
+
+
+class PostOptions(MessageOptions, total=False):
+    """What may be said of a request that is posted alone."""
+
+    delay: Duration | None
+    """Deliver it only after this time, where the transport can."""
+
+
+class Post:
+    """One request of `post_many` with what is said of it: `Post(order, key="7", id="order-7", headers={…})`."""
+
+    __slots__ = ("options", "request")
+
+    def __init__(self, request: object, /, **options: Unpack[MessageOptions]) -> None:
+        self.request: Final = request
+        self.options: Final = options
 
 
 class CommandProcessor:
@@ -145,17 +160,26 @@ class CommandProcessor:
         return message.id
 
     def post_many(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
-        """Give many requests to the broker; returns their ids once all are confirmed."""
+        """Give many requests to the broker, each as it is or as a Post; returns their ids once all are confirmed.
+
+        The `failures` of a PublishError say which of them are not.
+        """
         must_not_block("post_many", "post_many_async")
-        messages = [self._message(request) for request in requests]
+        messages = self._messages(requests)
         self._producers.send(messages, _delay(delay))
         return [message.id for message in messages]
 
     async def post_many_async(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
         """The same, awaited."""
-        messages = [self._message(request) for request in requests]
+        messages = self._messages(requests)
         await self._producers.send_async(messages, _delay(delay))
         return [message.id for message in messages]
+
+    def _messages(self, requests: Iterable[object]) -> Sequence[Message]:
+        return [
+            self._message(each.request, **each.options) if isinstance(each, Post) else self._message(each)
+            for each in requests
+        ]
 
     def _message(self, request: object, **options: Unpack[PostOptions]) -> Message:
         outgoing = self._publications.get(type(request))

@@ -103,7 +103,11 @@ class Producer(Protocol):
     """Sends messages to the topics in their headers, from any thread."""
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Return when the broker has stored every message; a PublishError says what is known of the others."""
+        """Return when the broker has stored every message.
+
+        Otherwise a PublishError: its `failures` say which are not confirmed, by their position; without any, it holds
+        for all of them. Messages of different callers may come in one call.
+        """
 
     def close(self) -> None:
         """Disconnect."""

@@ -1,8 +1,17 @@
-"""What every producer checks and reports in the same way."""
+"""What every producer checks, splits and reports in the same way."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final, TypeVar
 
 from pump.capabilities import Capabilities
 from pump.errors import PublishError
 from pump.message import Message
+
+Item = TypeVar("Item")
+
+MOST_REASONS: Final = 3
+MOST_RANGES: Final = 5
 
 
 def not_sent(why: str, *, retriable: bool = False) -> PublishError:
@@ -26,3 +35,58 @@ def check_sizes(message: Message, capabilities: Capabilities, headers_size: int 
         raise not_sent(
             f"the headers of message {message.id} have {headers_size} bytes, and {headers_limit} are allowed"
         )
+
+
+def portions(items: Sequence[Item], weigh: Callable[[Item], int], most: int, heaviest: int) -> Iterator[Sequence[Item]]:
+    """The items in order, in portions that are few and light enough; an item that is heavier goes alone."""
+    begin = weight = 0
+    for place, item in enumerate(items):
+        own = weigh(item)
+        if place > begin and (place - begin >= most or weight + own > heaviest):
+            yield items[begin:place]
+            begin, weight = place, 0
+        weight += own
+    if begin < len(items):
+        yield items[begin:]
+
+
+def together(failures: Mapping[int, PublishError], count: int) -> PublishError:
+    """One error for `count` messages that were sent together, from those of single messages, by their positions."""
+    first = next(iter(failures.values()))
+    if count == 1:
+        return first
+    errors = list(failures.values())
+    known = all(each.sent is False for each in errors)
+    which = "" if len(errors) == count else f" (positions {_ranges(sorted(failures))}; the others are stored)"
+    text = f"{len(errors)} of {count} messages were not {'stored' if known else 'confirmed'}{which}: {_reasons(errors)}"
+    all_alike = all(type(each) is type(first) for each in errors)
+    error = first.again() if all_alike else PublishError(text)
+    error.args = (text,)
+    error.sent = False if known and len(errors) == count else None
+    error.retriable = all(each.retriable for each in errors)
+    error.failures = failures
+    return error
+
+
+def _reasons(errors: Sequence[PublishError]) -> str:
+    """Such as first; second; no more than a few."""
+    texts = list(dict.fromkeys(map(str, errors)))
+    more = len(texts) - MOST_REASONS
+    return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def failure_among(error: PublishError, begin: int, end: int) -> PublishError | None:
+    """What such an error says of the messages from one position to another; None if they are stored."""
+    if not error.failures:
+        return error.again()
+    own = {place - begin: each for place, each in error.failures.items() if begin <= place < end}
+    return together(own, end - begin) if own else None
+
+
+def _ranges(positions: Sequence[int]) -> str:
+    """Such as 3, 7-9; no more than a few."""
+    runs = [
+        [position for _, position in run] for _, run in groupby(enumerate(positions), lambda each: each[1] - each[0])
+    ]
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ", ".join(texts[:MOST_RANGES]) + (" …" if len(texts) > MOST_RANGES else "")

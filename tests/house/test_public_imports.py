@@ -15,7 +15,7 @@ PUBLIC = {
     "pump": """
         AsyncDelivery Attribute Command CommandProcessor ConfigurationError Context DeferMessageAction Delivery
         Dispatcher Document DontAckAction Event HandlerTimeout Header InvalidMessageAction JsonMapper LeaseLost
-        ManualClock Mapper Message MessageAction Publication PublishError PublishExhausted PumpError
+        ManualClock Mapper Message MessageAction Post Publication PublishError PublishExhausted PumpError
         RejectMessageAction RequestHandler Rest SetupError Steps Subscription SystemClock TransportError
         UnknownPublication""",
     "pump.attribute": "Attribute Rest Scope Steps",

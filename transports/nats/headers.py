@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Self, cast, get_args
 
@@ -37,6 +38,7 @@ _FIELDS: Final = (
 """The fields of a Header from the third on, with their defaults, which are not sent."""
 _OURS: Final = frozenset((MSG_ID, ID, *(name for name, _ in _FIELDS), TIMESTAMP, ESCAPED))
 _OURS_IN_LOWER_CASE: Final = frozenset(name.lower() for name in _OURS)
+_CORRELATION: Final = ("assignment_id", "request_id")
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 SERVER_PREFIX: Final = "Nats-"
 """Of the headers that the server itself acts on."""
@@ -147,13 +149,17 @@ def _unescape(text: object) -> tuple[Mapping[str, str], Mapping[str, str], str]:
 
 def find(headers: Mapping[str, object], name: str) -> str | None:
     """The value of a header, whether written with - or _, with or without x-, in any case; None if there is none."""
-    for each, value in headers.items():
-        if each.lower().replace("-", "_").removeprefix("x_") == name:
-            return str(value)
-    return None
+    return next((str(value) for each, value in headers.items() if _plain(each) == name), None)
+
+
+@lru_cache(1024)
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").removeprefix("x_")
 
 
 def correlation_ids(headers: Mapping[str, object]) -> dict[str, str]:
     """The assignment and request ids in the headers, for logs and exemplars, never for labels."""
-    known = {name: find(headers, name) for name in ("assignment_id", "request_id")}
-    return {name: value for name, value in known.items() if value is not None}
+    known = {
+        _plain(name): str(value) for name, value in reversed(list(headers.items())) if _plain(name) in _CORRELATION
+    }
+    return {name: known[name] for name in _CORRELATION if name in known}

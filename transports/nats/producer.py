@@ -1,14 +1,14 @@
 """Publishing to streams: confirmed, or reported as failed; retried where that may help, and stored once."""
 
 import asyncio
-import json
 import random
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
@@ -19,8 +19,9 @@ from pump.clock import Clock, Signal
 from pump.errors import PublishError, PublishExhausted, SetupError, TransportError
 from pump.message import Message
 from pump.telemetry import Telemetry
-from pump.transport_kit.sending import check_sizes, not_sent
-from pump.transports.nats.connection import NatsConnection, ServerAddress, error_text, ignore, log
+from pump.transport_kit.sending import check_sizes, not_sent, portions, together
+from pump.transports.nats.client_internals import header_block, publish_frame, read_answers, writer_of
+from pump.transports.nats.connection import OPEN_SECONDS, NatsConnection, ServerAddress, error_text, ignore, log
 from pump.transports.nats.headers import correlation_ids, to_nats
 
 BATCH_MESSAGES: Final = 500
@@ -54,16 +55,24 @@ class OutgoingMessage(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
     id: str
+    encoded_headers: bytes = b""
+    """As they travel; empty if they are to be encoded by nats-py."""
 
     @property
     def header_size(self) -> int:
         """The size of its headers in bytes."""
-        return sum(len(name) + len(value.encode()) + 4 for name, value in self.headers.items())
+        return len(self.encoded_headers) or sum(
+            len(name) + len(value.encode()) + 4 for name, value in self.headers.items()
+        )
 
     @property
     def size(self) -> int:
         """The size of headers and body in bytes."""
         return len(self.body) + self.header_size
+
+    def weigh(self) -> int:
+        """The same."""
+        return self.size
 
 
 class PublishDenied(nats.errors.Error):
@@ -110,6 +119,67 @@ class PublishFailure(NamedTuple):
         return cls(message, error, kind, retriable, sent)
 
 
+class _Answer(msgspec.Struct):
+    """What a stream answers to a message."""
+
+    stream: str = ""
+    seq: int = 0
+    error: dict[str, Any] | None = None
+
+
+_read_answer: Final = msgspec.json.Decoder(_Answer).decode
+_UNAVAILABLE: Final = f"NATS/1.0 {api.StatusCode.SERVICE_UNAVAILABLE.value}".encode()
+
+
+class _Unanswered:
+    """Messages that were published together: one wait for all of them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        self.errors: Final[list[BaseException | None]] = [nats.errors.TimeoutError()] * number
+        """What is known of each; at first, that nothing was answered."""
+        self._number = number
+        self._loop: Final = loop
+        self._done: Final = loop.create_future()
+
+    def end_one(self) -> None:
+        """One of them is answered."""
+        self._number -= 1
+        if not self._number:
+            self._end()
+
+    async def wait(self, timeout: float) -> Sequence[BaseException | None]:
+        """Their errors, None where one is confirmed, once all are answered or the time is over."""
+        if self._number:
+            late = self._loop.call_later(timeout, self._end)
+            try:
+                await self._done
+            finally:
+                late.cancel()
+        return self.errors
+
+    def _end(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+class _Awaited:
+    """One of them: its first answer counts."""
+
+    __slots__ = ("_place", "_unanswered", "subject")
+
+    def __init__(self, subject: str, unanswered: _Unanswered, place: int) -> None:
+        self.subject: Final = subject
+        self._unanswered: _Unanswered | None = unanswered
+        self._place: Final = place
+
+    def end(self, error: BaseException | None) -> None:
+        """It is confirmed, or has failed."""
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is not None:
+            unanswered.errors[self._place] = error
+            unanswered.end_one()
+
+
 class NatsProducer:
     """Posts messages on a connection of its own, opened by the first one and again after it broke."""
 
@@ -134,10 +204,12 @@ class NatsProducer:
         self._closing: Final = Signal()
         self._opening: Final = asyncio.Lock()
         self._numbers: Final = count(1)
-        self._unconfirmed: Final[dict[str, tuple[str, asyncio.Future[BaseException | None]]]] = {}
-        """By the inbox of the confirmation: a message's subject, and the future of its error, None if confirmed."""
+        self._token: Final = secrets.token_hex(6)
+        self._unconfirmed: Final[dict[str, _Awaited]] = {}
+        """By the inbox that its confirmation comes to."""
         self._connection: NatsConnection | None = None
         self._inbox = ""
+        self._reads_answers = False
         self._last_answer = 0.0
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
@@ -148,29 +220,31 @@ class NatsProducer:
 
     def _outgoing(self, message: Message) -> OutgoingMessage:
         header = message.header
-        token = f"{header.id}.{secrets.token_hex(6)}"  # of this posting, the same for all its tries
-        outgoing = OutgoingMessage(header.topic, message.body, to_nats(header, token), header.id)
+        token = f"{header.id}.{self._token}{next(self._numbers)}"  # of this posting, the same for all its tries
+        headers = to_nats(header, token)
+        outgoing = OutgoingMessage(header.topic, message.body, headers, header.id, header_block(headers))
         check_sizes(message, self._capabilities, outgoing.header_size)
         return outgoing
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> None:
         """Return when all are confirmed; PublishExhausted after the last try, PublishError where no try would help."""
-        sent: bool | None = False
+        places: Sequence[int] = range(len(messages))
+        unknown = set[int]()
         for tries in count(1):
-            failed = await self._try(messages)
+            failed = await self._try(messages, places)
             if not failed:
                 return
-            sent = None if any(each.sent is None for each in failed) else sent
-            final = next((each for each in failed if not each.retriable), None)
+            unknown.update(place for place, each in failed.items() if each.sent is None)
+            final = next((each for each in failed.values() if not each.retriable), None)
             if final is not None or tries >= self._retries.max_retries or self._closing.is_set():
-                raise self._given_up(failed, final, tries, sent=sent)
+                raise self._given_up(failed, final, tries, unknown, len(messages))
             delay = self._retries.delay(tries, self._chance())
-            for message, _, kind, *_ in failed:
+            for message, _, kind, *_ in failed.values():
                 subject, again = message.subject, tries + 1
                 log.warning("posting to %s failed (%s); try %d follows in %.3f s", subject, kind, again, delay)
                 fields = {"subject": subject, "error_kind": kind, "retry": tries, "delay": delay}
                 self._tell("router_assignment_retry_total", message, **fields)
-            messages = [each.message for each in failed]
+            places = list(failed)
             await self._clock.wait_async(self._closing, delay)
 
     async def close(self) -> None:
@@ -181,23 +255,27 @@ class NatsProducer:
 
     # -- one try
 
-    async def _try(self, messages: Sequence[OutgoingMessage]) -> Sequence[PublishFailure]:
-        """Publish all, and return those that failed."""
+    async def _try(self, messages: Sequence[OutgoingMessage], places: Sequence[int]) -> Mapping[int, PublishFailure]:
+        """Publish those in these places, and return those that failed."""
+        messages = [messages[place] for place in places]
         began, errors = self._clock.monotonic(), list[BaseException | None]()
-        for batch in _batches(messages):
+        for batch in portions(messages, OutgoingMessage.weigh, BATCH_MESSAGES, BATCH_BYTES):
             try:
                 connection = await self._connected()
             except (TransportError, SetupError) as error:
                 errors += [error] * len(batch)
             else:
                 errors += await self._send_batch(connection, batch)
-        failed: list[PublishFailure] = []
-        for message, failure in zip(messages, errors, strict=True):
-            if failure is None:
-                self._tell("router_assignment_published_total", message, subject=message.subject)
-            else:
-                failed.append(await self._explained(PublishFailure.of(message, failure)))
-        if self._last_answer < began and any(each.kind == "timeout" for each in failed):
+        if self._telemetry:
+            for message, failure in zip(messages, errors, strict=True):
+                if failure is None:
+                    self._tell("router_assignment_published_total", message, subject=message.subject)
+        failed = {
+            place: await self._explained(PublishFailure.of(message, failure))
+            for place, message, failure in zip(places, messages, errors, strict=True)
+            if failure is not None
+        }
+        if self._last_answer < began and any(each.kind == "timeout" for each in failed.values()):
             await self._disconnect()  # it may be half open: the next try opens a new one
         return failed
 
@@ -205,27 +283,52 @@ class NatsProducer:
         self, connection: NatsConnection, batch: Sequence[OutgoingMessage]
     ) -> Sequence[BaseException | None]:
         """Publish these, and wait until all are confirmed or have failed; None is confirmed."""
-        futures = {f"{self._inbox}.{next(self._numbers)}": connection.loop.create_future() for _ in batch}
-        for message, (inbox, future) in zip(batch, futures.items(), strict=True):
-            self._unconfirmed[inbox] = message.subject, future
-            try:
-                await connection.client.publish(
-                    message.subject, message.body, reply=inbox, headers=dict(message.headers) or None
-                )
-            except Exception as error:
-                _finish(future, error)
-        if pending := [each for each in futures.values() if not each.done()]:
-            await asyncio.wait(pending, timeout=self._retries.timeout)
-        for inbox, future in futures.items():
-            self._unconfirmed.pop(inbox, None)
-            _finish(future, nats.errors.TimeoutError())
-        return [each.result() for each in futures.values()]
+        unanswered = _Unanswered(connection.loop, len(batch))
+        write, largest = self._writer_of(connection), connection.client.max_payload
+        inboxes, frames = list[str](), list[bytes]()
+        for place, message in enumerate(batch):
+            inbox = f"{self._inbox}.{next(self._numbers)}"
+            inboxes.append(inbox)
+            self._unconfirmed[inbox] = awaited = _Awaited(message.subject, unanswered, place)
+            frame = publish_frame(message.subject, inbox, message.encoded_headers, message.body) if write else b""
+            if message.size > largest:
+                awaited.end(nats.errors.MaxPayloadError())
+            elif frame:
+                frames.append(frame)
+            else:
+                await self._publish_one(connection, message, inbox, awaited)
+        if write is not None and frames:
+            write(b"".join(frames))
+        try:
+            return await unanswered.wait(self._retries.timeout)
+        finally:
+            for inbox in inboxes:
+                self._unconfirmed.pop(inbox, None)
 
-    async def _on_answer(self, answer: Msg) -> None:
+    def _writer_of(self, connection: NatsConnection) -> Callable[[bytes], object] | None:
+        """What writes several messages at once; None where they are published one by one."""
+        return writer_of(connection.client) if connection.alive and self._reads_answers else None
+
+    async def _publish_one(
+        self, connection: NatsConnection, message: OutgoingMessage, inbox: str, awaited: "_Awaited"
+    ) -> None:
+        try:
+            await connection.client.publish(
+                message.subject, message.body, reply=inbox, headers=dict(message.headers) or None
+            )
+        except Exception as error:
+            awaited.end(error)
+
+    async def _on_message(self, answer: Msg) -> None:
+        """An answer as nats-py reads it, where it cannot be read at once."""
+        status = (answer.headers or {}).get(api.Header.STATUS, "")
+        self._on_answer(answer.subject, answer.data, b"NATS/1.0 " + status.encode())
+
+    def _on_answer(self, inbox: str, data: bytes, headers: bytes) -> None:
         self._last_answer = self._clock.monotonic()
-        _, future = self._unconfirmed.pop(answer.subject, ("", None))
-        if future is not None:
-            _finish(future, _error_in(answer))
+        awaited = self._unconfirmed.pop(inbox, None)
+        if awaited is not None:
+            awaited.end(_error_in(data, headers))
 
     async def _explained(self, failure: PublishFailure) -> PublishFailure:
         """Nobody answers where there is no stream, nor where JetStream is not ready yet: ask which it is."""
@@ -240,6 +343,9 @@ class NatsProducer:
     # -- the connection
 
     async def _connected(self) -> NatsConnection:
+        connection = self._connection
+        if connection is not None and connection.alive and not self._closing.is_set():
+            return connection
         async with self._opening:
             connection = self._connection
             if connection is not None and (connection.closed or connection.lost_seconds > GIVE_UP_SECONDS):
@@ -251,9 +357,19 @@ class NatsProducer:
                 connection.on_refusal = self._on_refusal
                 connection.on_change = self._on_change
                 self._inbox = connection.client.new_inbox()
-                await connection.client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+                subscription = await connection.client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+                self._reads_answers = read_answers(connection.client, subscription, self._on_answer)
+                await self._flush(connection)
                 self._connection = connection
             return self._connection
+
+    async def _flush(self, connection: NatsConnection) -> None:
+        """Wait until the server has the subscription: what is published is written past nats-py's own buffer."""
+        try:
+            await connection.client.flush(int(OPEN_SECONDS))
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            await connection.close()
+            raise TransportError(f"the NATS server at {self._address} does not answer: {error_text(error)}") from error
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -267,66 +383,59 @@ class NatsProducer:
             self._fail_unconfirmed(nats.errors.StaleConnectionError())
 
     def _on_refusal(self, text: str) -> None:
-        for subject, future in self._unconfirmed.values():
-            if f'"{subject.lower()}"' in text.lower():
-                _finish(future, PublishDenied(text))
+        for awaited in self._unconfirmed.values():
+            if f'"{awaited.subject.lower()}"' in text.lower():
+                awaited.end(PublishDenied(text))
 
     def _fail_unconfirmed(self, error: BaseException) -> None:
-        for _, future in self._unconfirmed.values():
-            _finish(future, error)
+        for awaited in self._unconfirmed.values():
+            awaited.end(error)
         self._unconfirmed.clear()
 
     # -- telemetry and errors
 
     def _tell(self, event: str, message: OutgoingMessage, **fields: object) -> None:
-        self._telemetry.tell(event, **fields, exemplar=correlation_ids(message.headers))
+        if self._telemetry:
+            self._telemetry.tell(event, **fields, exemplar=correlation_ids(message.headers))
 
     def _given_up(
-        self, failed: Sequence[PublishFailure], final: PublishFailure | None, tries: int, *, sent: bool | None
+        self,
+        failed: Mapping[int, PublishFailure],
+        final: PublishFailure | None,
+        tries: int,
+        unknown: Container[int],
+        number: int,
     ) -> PublishError:
-        for message, _, kind, *_ in failed:
+        """The error for `number` messages of which these failed in the last try, and of some of which nobody knows."""
+        for message, _, kind, *_ in failed.values():
             self._tell("router_assignment_publish_failures_total", message, error_kind=kind, subject=message.subject)
             if final is None:
                 self._tell("router_retry_exhausted_total", message, error_kind=kind, retries=tries)
-        message, error, kind, *_ = final or failed[0]
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        text = f"message {message.id}{others} was not confirmed by {message.subject}: {kind}, {error_text(error)}"
-        if final is not None:
-            given_up = PublishError(text, sent=sent, retriable=False)
-        else:
-            given_up = PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent)
-        given_up.__cause__ = error
-        return given_up
+
+        def error_of(place: int, failure: PublishFailure) -> PublishError:
+            message, error, kind, retriable, _ = failure
+            sent = None if place in unknown else False
+            text = f"message {message.id} was not confirmed by {message.subject}: {kind}, {error_text(error)}"
+            if final is not None:
+                given_up = PublishError(text, sent=sent, retriable=retriable)
+            else:
+                given_up = PublishExhausted(f"{text}; tried {tries} times", kind=kind, tries=tries, sent=sent)
+            given_up.__cause__ = error
+            return given_up
+
+        return together({place: error_of(place, each) for place, each in failed.items()}, number)
 
 
-def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
-    batch: list[OutgoingMessage] = []
-    size = 0
-    for message in messages:
-        if batch and (len(batch) >= BATCH_MESSAGES or size + message.size > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += message.size
-    if batch:
-        yield batch
-
-
-def _error_in(answer: Msg) -> Exception | None:
+def _error_in(data: bytes, headers: bytes) -> Exception | None:
     """What a stream answers instead of a confirmation."""
+    if headers.startswith(_UNAVAILABLE):
+        return nats.js.errors.NoStreamResponseError()
     try:
-        if (answer.headers or {}).get(api.Header.STATUS) == api.StatusCode.SERVICE_UNAVAILABLE.value:
-            return nats.js.errors.NoStreamResponseError()
-        fields = json.loads(answer.data)
-        if "error" in fields:
-            nats.js.errors.APIError.from_error(fields["error"])
-        if not fields.get("stream") or not fields.get("seq"):
+        answer = _read_answer(data)
+        if answer.error is not None:
+            nats.js.errors.APIError.from_error(answer.error)
+        if not answer.stream or not answer.seq:
             return ValueError("the answer is no confirmation of a stream")
     except Exception as error:
         return error
     return None
-
-
-def _finish(future: "asyncio.Future[BaseException | None]", error: BaseException | None) -> None:
-    if not future.done():
-        future.set_result(error)

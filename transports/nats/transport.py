@@ -123,8 +123,9 @@ class NatsTransport:
 
     def observe(self, telemetry: Telemetry) -> None:
         """Tell these listeners too about redeliveries, used-up attempts and postings."""
+        if telemetry:  # else every posting would be told to nobody
+            self._telemetry.listen(lambda event, fields: telemetry.tell(event, **fields))
         telemetry.listen(NatsEvents(telemetry))
-        self._telemetry.listen(lambda event, fields: telemetry.tell(event, **fields))
 
     @property
     def place(self) -> str:

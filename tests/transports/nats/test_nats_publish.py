@@ -23,6 +23,8 @@ from pump.subscription import Publication
 from pump.telemetry import Telemetry
 from pump.transport_kit.bridge import blocking
 from pump.transports.nats import NatsProducer, NatsTransport
+from pump.transports.nats import producer as nats_producer
+from pump.transports.nats.client_internals import header_block, publish_frame
 from pump.transports.nats.connection import ServerAddress
 from pump.transports.nats.headers import MSG_ID
 from pump.transports.nats.producer import OutgoingMessage, PublishDenied, PublishFailure, PublishRetries
@@ -337,6 +339,68 @@ def test_a_stream_that_is_full_is_unavailable_and_may_be_tried_again(
             producer.send([message(topic, "2")])
 
     assert (failed.value.kind, failed.value.sent) == ("nats_unavailable", False)
+
+
+def test_of_many_the_error_says_which_were_stored(wire: Wire, transport: NatsTransport, topic: str) -> None:
+    wire.stream(topic, max_msgs=10, discard="new")
+    words = r"20 of 30 messages .*positions 10-29; the others are stored"
+    with producing(transport) as producer, pytest.raises(PublishError, match=words) as failed:
+        producer.send([message(topic, str(number)) for number in range(30)])
+
+    assert wire.count(topic) == 10
+    assert failed.value.sent is None
+    assert {place: each.sent for place, each in failed.value.failures.items()} == dict.fromkeys(range(10, 30), False)
+
+
+def test_a_try_that_may_have_stored_it_is_not_forgotten() -> None:
+    producer = FakeProducer([TIMEOUT, *[nats.errors.ConnectionClosedError()] * 3], max_retries=2)
+
+    with pytest.raises(PublishExhausted) as failed:
+        producer.send_all(order("a"), order("b"))
+
+    assert {place: each.sent for place, each in failed.value.failures.items()} == {0: None, 1: False}
+    assert failed.value.sent is None
+
+
+def test_a_client_that_publishes_in_its_own_way_is_used_as_it_is(wire: Wire, nats_server: Nats, topic: str) -> None:
+    class Own(Client):
+        published = 0
+
+        async def publish(self, *arguments: Any, **options: Any) -> None:
+            Own.published += 1
+            await super().publish(*arguments, **options)
+
+    wire.stream(topic)
+    with producing(NatsTransport(nats_server.url, client=Own)) as producer:
+        producer.send([message(topic, str(number), x=f"{number}") for number in range(5)])
+
+    assert (wire.count(topic), Own.published >= 5) == (5, True)
+
+
+def test_a_client_that_is_made_in_another_way_is_used_by_its_public_methods(
+    wire: Wire, nats_server: Nats, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_producer, "read_answers", lambda *_: False)
+    wire.stream(topic)
+    with producing(NatsTransport(nats_server.url)) as producer:
+        producer.send([message(topic, str(number)) for number in range(5)])
+        with pytest.raises(PublishError, match="no_stream"):
+            producer.send([message(f"{topic}-nowhere")])
+
+    assert wire.count(topic) == 5
+
+
+def test_what_cannot_be_written_as_it_is_goes_through_the_client() -> None:
+    assert header_block({"a": "1", "b": "two"}) == b"NATS/1.0\r\na: 1\r\nb: two\r\n\r\n"
+    assert header_block({"a": "1\r\nb: 2"}) == b""
+    block = header_block({"a": "1"})
+    assert publish_frame("t", "i", block, b"body") == b"HPUB t i %d %d\r\n%bbody\r\n" % (
+        len(block),
+        len(block) + 4,
+        block,
+    )
+    for subject in ("", "a b", "a\r\nPUB b", "a\tb"):
+        assert publish_frame(subject, "i", block, b"") == b""
 
 
 def test_two_messages_of_one_id_are_two_messages(wire: Wire, transport: NatsTransport, topic: str) -> None:
