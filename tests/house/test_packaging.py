@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -23,6 +24,9 @@ VENDORS = [
     "pyspark", "redis", "starlette", "uvicorn",
 ]
 # fmt: on
+
+_IMPORTED = re.compile(r"(?:^ *(?:from|import) |sys\.modules\[\")(\w+)", re.MULTILINE)
+_EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,19 @@ def test_every_extra_is_in_the_extra_all(metadata: Message) -> None:
     in_all = {extra for each in wanted for extra in each.split("[")[1].split("]")[0].split(",")}
 
     assert in_all == extras
+
+
+def test_an_extra_is_for_code_that_is_there(metadata: Message) -> None:
+    distributions = packages_distributions()
+    files = [file for package in PACKAGES for file in modules(package).values()]
+    imported = {name for file in files for name in _IMPORTED.findall(file.read_text())}
+    used = {re.sub("[-_.]+", "-", name).lower() for module in imported for name in distributions.get(module, ())}
+    extras = set(metadata.get_all("Provides-Extra") or []) - {"all"}
+
+    wanted = [each for each in metadata.get_all("Requires-Dist") or [] if "extra ==" in each]
+    needed = {found[1] for each in wanted if re.split(r"[^\w-]", each)[0] in used and (found := _EXTRA.search(each))}
+
+    assert extras - needed == set(), "an extra without code that imports one of its packages"
 
 
 def test_the_licence_is_in_the_wheel(wheel: ZipFile, metadata: Message) -> None:

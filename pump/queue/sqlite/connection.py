@@ -12,7 +12,6 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,6 @@ from pump.errors import SetupError
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.forks import fork_gate
 from pump.queue.sqlite.schema import prepare
-from pump.queue.sqlite.warnings import too_old
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
@@ -98,7 +96,6 @@ class Connections:
         self.closed = False
         self._prepared = False
         fork_gate.register(self)
-        warn_of_old_sqlite(sqlite3.sqlite_version_info)
         with self.writing() as connection:
             prepare(connection)
         self._prepared = True
@@ -170,6 +167,7 @@ def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
     files = [Path(file).resolve() for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
     if files != [path]:
         raise SetupError(f"that connection is not one to {path}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")  # two that make checkpoints may harm the file: watch.py
     commits = not connection.in_transaction
     if commits:
         with our_errors(path):
@@ -211,12 +209,16 @@ def begin(connection: sqlite3.Connection, clock: Clock) -> None:
                 connection.execute("BEGIN IMMEDIATE")
                 break
             except sqlite3.OperationalError as error:
-                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-                if not busy or clock.monotonic() > until:
+                if not is_busy(error) or clock.monotonic() > until:
                     raise
             clock.wait(Signal(), random.uniform(*RETRY_SECONDS))  # noqa: S311 - it keeps no secret
     finally:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else is writing now."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 @contextlib.contextmanager
@@ -265,10 +267,3 @@ def file_system_of(directory: Path, mounts: Path = Path("/proc/self/mounts")) ->
 def unescaped(mount: str) -> str:
     """A mount point as a path: its spaces are written in octal."""
     return mount.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-
-
-@lru_cache
-def warn_of_old_sqlite(version: tuple[int, ...]) -> None:
-    """Log the same, once in each process."""
-    for each in too_old(version):
-        log.warning("%s", each)

@@ -38,7 +38,7 @@ from pump.queue.sqlite.settle import extend_lease, settle_messages
 from pump.queue.sqlite.stored import find_message, list_stored
 from pump.queue.sqlite.traces import insert_trace, list_trace_names, list_traces
 from pump.queue.sqlite.upkeep import maintain_queues, repair
-from pump.queue.sqlite.warnings import LARGE_LOG_BYTES, log_too_large, too_old
+from pump.queue.sqlite.warnings import LARGE_LOG_BYTES, log_too_large
 from pump.queue.sqlite.watch import Watch
 from pump.queue.sqlite.work import SqliteWork
 from pump.queue.vocabulary import PopRequest, PopResult, Step
@@ -114,7 +114,7 @@ class SqliteEngine(Engine):
 
     def warnings(self, *, large_log: int = LARGE_LOG_BYTES) -> Sequence[str]:
         """What should be mended before it does harm, such as a log of changes larger than so many bytes."""
-        return [*too_old(sqlite3.sqlite_version_info), *log_too_large(self._connections.path, large_log)]
+        return log_too_large(self._connections.path, large_log)
 
     @contextmanager
     def transaction_on(
@@ -125,7 +125,8 @@ class SqliteEngine(Engine):
         Steps appended to the list are carried out at the end of the block, which then commits, unless the connection
         was in a transaction before. Nobody else can write meanwhile. A step that is refused raises Conflict;
         QueueUnavailable means that the whole block may be tried again. A process that forks closes such a connection
-        before, as the engine does with its own: with it the child could not keep what it writes.
+        before, as the engine does with its own: with it the child could not keep what it writes. It makes no
+        checkpoints any more: the engine does.
         """
         steps: list[Step] = []
         with on_connection(connection, self._connections.path) as commits:

@@ -1,7 +1,6 @@
 """The one thread of a SQLite engine: it notifies listeners when another process wrote, and makes the checkpoints.
 
-Checkpoints are never automatic. One elected process makes them and locks writers out meanwhile: two connections that
-write and checkpoint at once are what can corrupt a file under SQLite before 3.51.3.
+Checkpoints are never automatic: one elected process makes them, each after a change of its own. See `checkpoint`.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from pump.clock import Clock, Signal
 from pump.queue.errors import QueueUnavailable
 from pump.queue.forks import fork_gate
 from pump.queue.listeners import Listeners
-from pump.queue.sqlite.connection import Connections, FileConnection
+from pump.queue.sqlite.connection import Connections, FileConnection, is_busy
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
@@ -133,7 +132,28 @@ class Watch:
         with contextlib.suppress(FileNotFoundError):
             if log_file.stat().st_size > LONG_LOG_BYTES and self._election.won():
                 connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # readers may prevent it: later then
+                checkpoint(connection)
+
+
+def checkpoint(connection: sqlite3.Connection) -> bool:
+    """Move the log of changes into the file; readers or a long transaction may prevent it: later then.
+
+    SQLite before 3.51.3 has a defect: if a checkpoint begins when the whole log was moved already, and a writer then
+    starts the log anew beneath it, the new changes count as moved although they are not, and are lost. The change made
+    here first is not moved yet, and only the elected process, which is this one, moves any: so no writer can start the
+    log anew before this checkpoint is done.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+        return False  # somebody writes for long
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.execute("COMMIT")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return True
 
 
 class Election:

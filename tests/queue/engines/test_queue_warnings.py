@@ -11,7 +11,6 @@ from brokers.postgres import Postgres
 from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.postgres.warnings import SnapshotHolder, SnapshotHolders
 from pump.queue.sqlite.engine import SqliteEngine
-from pump.queue.sqlite.warnings import too_old
 from pump.queue.vocabulary import Push
 from support.queue_http import InProcess
 
@@ -78,11 +77,6 @@ def test_a_log_that_a_reader_keeps_from_being_emptied_is_told(tmp_path: Path) ->
     assert not any("queue.db-wal" in each for each in engine.warnings())
     reader.close()
     engine.close()
-
-
-@pytest.mark.parametrize(("version", "warnings"), [((3, 51, 2), 1), ((3, 51, 3), 0), ((3, 52, 0), 0)])
-def test_a_sqlite_with_a_known_defect_is_told(version: tuple[int, ...], warnings: int) -> None:
-    assert len(too_old(version)) == warnings
 
 
 def test_whoever_asks_for_health_is_warned_and_the_server_is_healthy_all_the_same(

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from pump.errors import SetupError
 from pump.queue.errors import Conflict, QueueUnavailable
 from pump.queue.sqlite import connection as sqlite_connection
 from pump.queue.sqlite import watch as sqlite_watch
-from pump.queue.sqlite.connection import file_system_of, warn_of_old_sqlite
+from pump.queue.sqlite.connection import file_system_of
 from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.vocabulary import DEFAULT_GROUP, Filter, PopRequest, Push, Settlement, State, Step
 from support import queue_worker
@@ -199,6 +200,54 @@ def test_the_log_of_changes_is_moved_into_the_file(
     assert len(engine.pop(PopRequest(queue="jobs", limit=100)).messages) == 50
 
 
+def moved(path: Path) -> tuple[int, int]:
+    """How many pages of the log are moved into the file, and how many there are: from the log's index."""
+    index = path.with_name(f"{path.name}-shm").read_bytes()
+    (frames,), (backfilled,) = struct.unpack_from("=I", index, 16), struct.unpack_from("=I", index, 96)
+    return backfilled, frames
+
+
+def test_a_checkpoint_never_begins_when_the_whole_log_was_moved_already(path: Path, engine: SqliteEngine) -> None:
+    engine.push([Push("jobs", b"x")])
+    opened = engine._connections.open()
+    watching = opened.connection
+    seen: list[tuple[int, int]] = []
+    watching.set_trace_callback(lambda sql: seen.append(moved(path)) if "wal_checkpoint(" in sql else None)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        whole = moved(path)
+
+        assert sqlite_watch.checkpoint(watching)
+
+    assert whole[0] == whole[1] > 0
+    ((backfilled, frames),) = seen
+    assert backfilled < frames
+    assert path.with_name("queue.db-wal").stat().st_size == 0
+    opened.close()
+
+
+def test_no_checkpoint_is_made_while_somebody_writes_for_long(path: Path, engine: SqliteEngine) -> None:
+    engine.push([Push("jobs", b"x")])
+    opened = engine._connections.open()
+    watching = opened.connection
+    watching.execute("PRAGMA busy_timeout = 1")
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+
+        assert not sqlite_watch.checkpoint(watching)
+        writer.execute("ROLLBACK")
+        assert sqlite_watch.checkpoint(watching)
+    opened.close()
+
+
+def test_a_callers_own_connection_makes_no_checkpoints_either(path: Path, engine: SqliteEngine) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with engine.transaction_on(connection) as steps:
+            steps.append(Push("jobs", b""))
+
+        assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+
+
 def test_one_process_is_elected_to_checkpoint_and_another_when_it_is_gone(path: Path) -> None:
     first, second = sqlite_watch.Election(path), sqlite_watch.Election(path)
 
@@ -272,15 +321,12 @@ def test_the_kind_of_a_file_system_is_that_of_its_nearest_mount(tmp_path: Path) 
     assert file_system_of(Path("/home"), tmp_path / "none") == ""
 
 
-def test_an_old_sqlite_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_old_sqlite.cache_clear()
+def test_whatever_sqlite_it_is_nothing_is_said_at_the_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), closing(SqliteEngine(path)) as engine:
+        engine.push([Push("jobs", b"")])
 
-    with caplog.at_level(logging.WARNING):
-        for version in ((3, 40, 1), (3, 40, 1), (3, 51, 3), (3, 52, 0)):
-            warn_of_old_sqlite(version)
-
-    defect = "SQLite 3.40.1 has a defect that can corrupt a file written by several processes"
-    assert [record.getMessage() for record in caplog.records] == [f"{defect}: use a Python with SQLite 3.51.3 or later"]
+        assert engine.warnings() == []
+    assert caplog.records == []
 
 
 def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
