@@ -41,7 +41,8 @@ class Backlog:
         self, key: Callable[[Message], Hashable], domain: Callable[[Message], Hashable], in_hand: Container[str]
     ) -> None:
         self.fresh: Final[deque[Message]] = deque()
-        """Ready, in order, and not looked at yet. They came after all that was looked at."""
+        """Ready, in order, and not looked at yet. They came after all that was looked at. Without places, the first of
+        them may be taken from here as it is."""
         self._key: Final = key
         self._domain: Final = domain
         self._in_hand: Final = in_hand
@@ -65,7 +66,7 @@ class Backlog:
         self._blocked: Final[dict[Hashable, int]] = {}
         """How many messages in hand block each domain."""
         self.again: Final[set[str]] = set()
-        """The identities of those here that are redeliveries."""
+        """The identities of those here that are redeliveries, and perhaps of some that were."""
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.places)
@@ -88,9 +89,11 @@ class Backlog:
 
     def add(self, message: Message) -> None:
         """It is ready, behind all others."""
-        self.fresh.append(message)
         if message.deliveries > 1:
+            if not self:  # those that were taken as they were
+                self.again.clear()
             self.again.add(message.identity)
+        self.fresh.append(message)
 
     def hold(self, message: Message, due: float) -> None:
         """It may begin when it is due; what is ready of its domain waits until then."""

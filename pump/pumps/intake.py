@@ -182,7 +182,7 @@ class Intake:
             return self._choose(now)
         while self._fresh and not self._in_hand:
             message = self._fresh[0]
-            if message.unexplained or message.deliveries > 1 or (self._accused and message.identity in self._accused):
+            if message.unexplained or (self._accused and message.identity in self._accused):
                 return self._choose(now)
             self._fresh.popleft()
             expires = message.lease_expires
