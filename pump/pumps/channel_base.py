@@ -47,6 +47,7 @@ class ChannelBase(Generic[SomeConsumer]):
             ordered=rules.ordered,
             blocks=capabilities.blocks,
             suspect=judge.suspect,
+            unknown=lambda message: judge.ledger.past_runs(message).unexplained > 0,
             accused=judge.ledger.accused,
             alone=lambda: self._gate.admit(self),
             due=judge.ledger.due,
@@ -174,6 +175,9 @@ class ChannelBase(Generic[SomeConsumer]):
         message.lost = True
         if settling:
             self._free_slot(message)
+        else:
+            with self._lock:
+                self._intake.look_for_lost()
 
     def _free_slot(self, message: Message) -> None:
         with self._lock:
@@ -212,6 +216,7 @@ class ChannelBase(Generic[SomeConsumer]):
     def _ending_leases(self, ahead: float) -> Sequence[Message]:
         now = self._clock.monotonic()
         with self._lock:
+            self._intake.look_for_lost()
             lost = self._intake.expire(now)
             ending = self._intake.leased(now + ahead)
         self._interrupt_handlers(lost)
@@ -239,19 +244,20 @@ class ChannelBase(Generic[SomeConsumer]):
     def pause(self) -> None:
         """Hand out nothing more, until resumed."""
         self._paused = True
-        self._interrupt_receive()
+        self.interrupt()
 
     def resume(self) -> None:
         """Hand out messages again."""
         self._paused = False
-        self._interrupt_receive()
+        self.interrupt()
 
     def stop(self) -> None:
         """Receive nothing more: a receive that is under way returns early. What is in hand can still be settled."""
         self._closed = True
-        self._interrupt_receive()
+        self.interrupt()
 
-    def _interrupt_receive(self) -> None:
+    def interrupt(self) -> None:
+        """Let a receive that is under way, or else the next one, return early."""
         consumer = self._consumer
         if consumer is not None:
             try:

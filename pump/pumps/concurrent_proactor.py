@@ -82,4 +82,7 @@ class ConcurrentProactor(Proactor):
         if error is not None or task.cancelled():
             log.error("the task of message %s ended by itself; the message comes again", message.id, exc_info=error)
             self.channel.abandon(message)
-        self._begin()
+        if self.judge.running:
+            self._begin()
+        else:  # the receive that is under way is the last one
+            self.channel.interrupt()

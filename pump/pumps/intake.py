@@ -1,23 +1,15 @@
 """Which message may be handled next. Pure: it is told what came, what ended and what time it is, and never waits."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
 from pump.message import Message
+from pump.pumps.backlog import Backlog
 
 CHANNEL: Final = object()
 """The key or domain of every message, where the whole channel is kept in order."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A message that is not to be handled before it is due."""
-
-    message: Message
-    due: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +26,12 @@ class Intake:
     It promises:
 
     * never more than `slots` messages are in hand, and of one key one at a time, in order;
+    * as many as may be in hand are asked for as soon as the first message is known to be no redelivery;
     * a message that is held or was released blocks the later ones of its domain until it is settled;
-    * a suspect, which may kill the process, is handed out only when nothing else is here, and `alone` agrees;
-    * the buffer shrinks to one at a redelivery, and grows again only by first deliveries;
-    * never more messages are asked for than the buffer has room for;
+    * a suspect, which may kill the process, is handed out only when no other handler runs, and `alone` agrees;
+    * the buffer shrinks to one at a redelivery of unknown outcome, which is handled alone until a first delivery comes,
+      and grows again only by first deliveries;
+    * never more messages are asked for than the buffer, or the slots, have room for;
     * a lost message is never handed out; `dropped` is called with it if nobody had begun to handle it.
     """
 
@@ -49,6 +43,7 @@ class Intake:
         ordered: bool = False,
         blocks: Literal["partition", "channel", "nothing"] = "nothing",
         suspect: Callable[[Message], bool],
+        unknown: Callable[[Message], bool],
         accused: Collection[str] = (),
         alone: Callable[[], bool] = lambda: True,
         due: Callable[[Message], float],
@@ -59,19 +54,24 @@ class Intake:
         self._ordered: Final = ordered
         self._blocks: Final = blocks
         self._suspect: Final = suspect
+        self._unknown: Final = unknown
+        """Whether an earlier delivery of the message may have ended with its process."""
         self._accused: Final = accused
         """The identities of messages that may be suspects though the broker counts no delivery."""
         self._admitted: Final = alone
         self._due: Final = due
         self._dropped: Final = dropped
         self._size = 1
-        self._ready: deque[Message] = deque()
-        self._held: list[_Held] = []
-        self._in_hand: dict[str, Message] = {}
-        self._left: set[str] = set()
+        self._careful = True
+        """Whether only one is asked for: nothing is known yet, or the last one to come may kill the process."""
+        self._in_hand: Final[dict[str, Message]] = {}
+        self._backlog: Final = Backlog(self._key if slots > 1 else _no_key, self.domain, self._in_hand)
+        self._fresh: Final = self._backlog.fresh
+        self._places: Final = self._backlog.places
+        self._left: Final[set[str]] = set()
         """Those in hand whose handlers have returned without settling them."""
-        self._presented_again: set[str] = set()
-        """Those in hand that were held before."""
+        self._blocking: Final[dict[str, Hashable]] = {}
+        """The domains that those in hand block, which were held or released before."""
         self._released: dict[str, _Released] = {}
         self._asked = False
         """Whether messages may be on their way here …"""
@@ -79,16 +79,17 @@ class Intake:
         """… and, if so, domain and identity of what was released since they were asked for."""
         self._too_early: list[Message] = []
         """What was received ahead of a message that was released meanwhile, and goes back for that reason."""
-        self._alone = False
-        """Whether a suspect is in hand."""
-        self._looked = -inf
+        self._alone: Message | None = None
+        """The suspect whose handler is running."""
+        self._expiry = inf
+        """No lease of what is here ends before, unless it is in hand and known to be lost."""
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._held) + len(self._in_hand) + len(self._too_early)
+        return len(self._backlog) + len(self._in_hand) + len(self._too_early)
 
     @property
     def size(self) -> int:
-        """How many messages may be here at once, held ones not counted."""
+        """How many messages may be buffered, held ones not counted."""
         return self._size
 
     @property
@@ -99,40 +100,57 @@ class Intake:
     @property
     def waiting(self) -> Sequence[Message]:
         """What nobody has begun to handle, in its order: held first."""
-        return (*(held.message for held in self._held), *self._ready, *self._too_early)
+        return (*self._backlog.messages, *self._too_early)
 
     # -- coming in
 
     def room(self) -> int:
-        """How many messages to ask the broker for. Held ones count only against the largest buffer."""
+        """How many messages to ask the broker for. Held ones count only against the largest buffer.
+
+        So do those that their handlers have left: they cannot kill the process any more, and are no part of the buffer.
+        """
         self._asked = True
         self._released_meanwhile.clear()
-        if self._alone:
+        if self._alone is not None:
             return 0
-        here = len(self)
-        return max(0, min(self._size - here + len(self._held), self._largest - here))
+        unbegun = len(self._backlog) - self._backlog.held + len(self._too_early)
+        running = len(self._in_hand) - len(self._left)
+        if self._careful:
+            room = 1 - running - unbegun
+        elif self._released:  # a slot is filled by one message at a time: those behind the refused one would go back
+            room = min(1, self._slots - len(self._in_hand)) - unbegun
+        else:
+            room = max(self._size, self._slots) - running - unbegun
+        return max(0, min(room, self._largest - len(self)))
 
-    def offer(self, messages: Iterable[Message], now: float) -> None:
+    def offer(self, messages: Sequence[Message], now: float) -> None:
         """Add what was received. A message that was nacked here is held until due; a redelivery takes its old place."""
+        careful = False
         for message in messages:
-            if message.unexplained or (self._accused and message.identity in self._accused):
-                self._size = 1
+            if (message.unexplained or self._accused) and self._may_have_killed(message):
+                careful, self._size = True, 1
+            expires = message.lease_expires
+            if expires is not None and expires < self._expiry:
+                self._expiry = expires
             if message.deliveries > 1 and self._replaced(message):
                 continue
             due = self._due(message)
             if self._released_meanwhile and self._is_too_early(message):
                 self._too_early.append(message)
             elif due > now:
-                self._held.append(_Held(message, due))
+                self._backlog.hold(message, due)
             else:
-                self._ready.append(message)
+                self._backlog.add(message)
+        if messages:
+            self._careful = careful
         self._asked = False
         self._released_meanwhile.clear()
         if self._released:
-            here = {message.identity for message in (*self.waiting, *self._in_hand.values())}
-            self._released = {
-                each: released for each, released in self._released.items() if released.due > now or each in here
-            }
+            self._forget_released(now)
+
+    def _may_have_killed(self, message: Message) -> bool:
+        """Whether an earlier delivery of it may have ended with its process."""
+        return message.identity in self._accused or (message.unexplained > 0 and self._unknown(message))
 
     def _is_too_early(self, message: Message) -> bool:
         """Whether a message of its domain was released while this one was on its way, and does not come before it."""
@@ -142,29 +160,31 @@ class Intake:
         return domain in self._released_meanwhile
 
     def _replaced(self, message: Message) -> bool:
-        for held in self._held:
-            if _replaces(message, held.message):
-                self._lose(held.message)
-                held.message = message
-                return True
-        for place, ready in enumerate(self._ready):
-            if _replaces(message, ready):
-                self._lose(ready)
-                self._ready[place] = message
-                return True
-        return False
+        earlier = self._backlog.replace(message, _replaces) if len(self._backlog) else None
+        if earlier is None:
+            return False
+        self._lose(earlier)
+        return True
+
+    def _forget_released(self, now: float) -> None:
+        """Forget those that are due and have not come: somebody else has them."""
+        over = [identity for identity, released in self._released.items() if released.due <= now]
+        here = {message.identity for message in self.waiting} if over else ()
+        for identity in over:
+            if identity not in here and identity not in self._in_hand:
+                del self._released[identity]
 
     # -- going out
 
     def take(self, now: float) -> Message | None:
         """The next message to handle, which then is in hand; None if none may begin."""
-        if self._held or self._slots > 1 or self._alone:
+        if self._places or self._slots > 1:
             return self._choose(now)
-        while self._ready and not self._in_hand:
-            message = self._ready[0]
+        while self._fresh and not self._in_hand:
+            message = self._fresh[0]
             if message.unexplained or (self._accused and message.identity in self._accused):
                 return self._choose(now)
-            self._ready.popleft()
+            self._fresh.popleft()
             expires = message.lease_expires
             if not message.lost and (expires is None or expires > now):
                 self._in_hand[message.identity] = message
@@ -173,46 +193,40 @@ class Intake:
         return None
 
     def _choose(self, now: float) -> Message | None:
-        self._looked = now
-        if self._alone or len(self._in_hand) >= self._slots:
+        if self._alone is not None or len(self._in_hand) >= self._slots:
             return None
-        self._drop(lambda message: is_lost(message, now))
-        message = next(self._startable(now), None)
+        message = self._backlog.first(now)
+        while message is not None and is_lost(message, now):
+            self._drop_one(message)
+            message = self._backlog.first(now)
         if message is None:
             return None
         if self._is_suspect(message):
-            if len(self) > 1 or not self._admitted():
+            if len(self) - len(self._left) > 1 or not self._admitted():
                 return None  # the others go first: back to the broker, or to their end
-            self._alone = True
-        if self._remove(message):
-            self._presented_again.add(message.identity)
-        self._in_hand[message.identity] = message
+            self._alone = message
+        self._begin(message)
         return message
 
-    def _startable(self, now: float) -> Iterator[Message]:
-        busy: set[Hashable] = set()
-        blocked: set[Hashable] = set()
-        for message in self._in_hand.values():
-            busy.add(self._key(message))
-            if message.identity in self._presented_again or message.identity in self._released:
-                blocked.add(self.domain(message))
-        blocked.discard(None)
-        for held in self._held:
-            domain = self.domain(held.message)
-            if held.due <= now and domain not in blocked and self._free(held.message, busy):
-                yield held.message
-            if domain is not None:
-                blocked.add(domain)
-        for message in self._ready:
-            if self.domain(message) not in blocked and self._free(message, busy):
-                yield message
-            key = self._key(message)
-            if key is not None:
-                busy.add(key)
+    def _drop_one(self, message: Message) -> None:
+        self._backlog.remove(lambda each: each is message)
+        self._lose(message)
 
-    def _free(self, message: Message, busy: set[Hashable]) -> bool:
-        key = self._key(message)
-        return (key is None or key not in busy) and message.identity not in self._in_hand
+    def _begin(self, message: Message) -> None:
+        identity = message.identity
+        was_held = self._backlog.start(message)
+        self._in_hand[identity] = message
+        if was_held or identity in self._released:
+            self._blocks_its_domain(message, counted=was_held)
+
+    def _blocks_its_domain(self, message: Message, *, counted: bool = False) -> None:
+        """Note that it blocks its domain; `counted` where the backlog knows already."""
+        domain = self.domain(message)
+        if domain is None or message.identity in self._blocking:
+            return
+        self._blocking[message.identity] = domain
+        if not counted:
+            self._backlog.block(domain)
 
     def _is_suspect(self, message: Message) -> bool:
         known = message.unexplained > 0 or message.identity in self._accused
@@ -223,26 +237,17 @@ class Intake:
         if self._too_early:
             back, self._too_early = self._too_early, []
             return back
-        if self._in_hand or not (self._ready or self._held) or len(self) == 1:
+        if len(self._in_hand) > len(self._left) or len(self._backlog) <= 1:
             return ()
-        suspect = next(self._startable(now), None)
+        suspect = self._backlog.first(now)
         if suspect is None or not self._is_suspect(suspect):
             return ()
         self._size = 1
-        others = [message for message in self.waiting if message is not suspect]
-        for message in others:
-            self._remove(message)
-        return others
+        return self._backlog.remove(lambda each: each is not suspect)
 
     def next_due(self, now: float) -> float | None:
-        """When the first held message comes due that was not due at the last look; this call is the next such look.
-
-        A message that was due already, and could not begin, waits for others and not for a time: returning its time
-        again and again would be a loop without a wait.
-        """
-        dues = [held.due for held in self._held if held.due > self._looked]
-        self._looked = now
-        return min(dues, default=None)
+        """When the first held message comes due that was not due at the last look; this call is the next such look."""
+        return self._backlog.next_due(now)
 
     # -- ending
 
@@ -251,35 +256,48 @@ class Intake:
         if not self._ended(message):
             return
         if self._released:
-            released = self._released.get(message.identity)
-            if released is not None and released.delivery is not message:  # it came again, and is settled now
-                del self._released[message.identity]
+            self._came_to_an_end(message)
         elif self._size < self._largest and not message.unexplained and not message.lost:
             self._size = min(self._largest, self._size * 2)
+
+    def _came_to_an_end(self, message: Message) -> None:
+        released = self._released.get(message.identity)
+        if released is None:
+            return
+        came_again = released.delivery is not message
+        if came_again or self.domain(message) is None:  # without a domain nothing waits for it to come again
+            del self._released[message.identity]
 
     def _ended(self, message: Message) -> bool:
         if self._in_hand.get(message.identity) is not message:
             return False
         del self._in_hand[message.identity]
-        if self._left or self._presented_again or self._alone:
+        if self._left or self._blocking or self._alone is not None:
             self._left.discard(message.identity)
-            self._presented_again.discard(message.identity)
-            self._alone = False
+            if self._alone is message:
+                self._alone = None
+            if message.identity in self._blocking:
+                self._backlog.unblock(self._blocking.pop(message.identity))
+        if self._places or self._slots > 1:
+            self._backlog.ended(message)
         return True
 
     def hold(self, message: Message, due: float) -> None:
         """A message in hand is to be presented again here, ahead of its successors."""
         if not self._ended(message):
             return  # settled already: there is nothing to present again
-        newer = next((each for each in self._ready if _replaces(each, message)), None)
-        if newer is not None:
-            self._ready.remove(newer)
-        self._held.append(_Held(newer or message.again(), due))
+        newer = None
+        if message.identity in self._backlog.again:
+            newer = next((each for each in self._backlog.ready if _replaces(each, message)), None)
+            self._backlog.remove(lambda each: each is newer)
+        self._backlog.hold(newer or message.again(), due)
 
     def leave_unsettled(self, message: Message) -> None:
         """Its handler has returned without settling it: it keeps its slot until its lease ends."""
         if self._in_hand.get(message.identity) is message:
             self._left.add(message.identity)
+            if self._alone is message:
+                self._alone = None
 
     def release(self, message: Message, due: float) -> Sequence[Message]:
         """A message in hand goes back to the broker and blocks its domain. Its successors, returned, go back first."""
@@ -290,22 +308,29 @@ class Intake:
             return ()
         if self._asked:
             self._released_meanwhile[domain] = message.identity
-        successors = [each for each in self.waiting if self.domain(each) == domain]
-        for each in successors:
-            self._remove(each)
-        return successors
+        if self._in_hand.get(message.identity) is message:
+            self._blocks_its_domain(message)
+        early = [message for message in self._too_early if self.domain(message) == domain]
+        self._too_early = [message for message in self._too_early if self.domain(message) != domain]
+        return (*self._backlog.remove(lambda each: self.domain(each) == domain), *early)
 
     def drain(self) -> Sequence[Message]:
         """Remove and return, in order, everything that nobody has begun to handle."""
-        waiting = self.waiting
-        self._held.clear()
-        self._ready.clear()
-        self._too_early.clear()
-        return waiting
+        early, self._too_early = self._too_early, []
+        return (*self._backlog.remove(lambda _: True), *early)
+
+    def look_for_lost(self) -> None:
+        """A message here was marked as lost by somebody else."""
+        self._expiry = -inf
 
     def expire(self, now: float) -> Sequence[Message]:
         """Drop what is lost; returns those messages of it that are in hand, marked as lost."""
-        return self._drop(lambda message: is_lost(message, now))
+        if now < self._expiry:
+            return ()
+        lost = self._drop(lambda message: is_lost(message, now))
+        ends = (each.lease_expires for each in (*self._in_hand.values(), *self.waiting) if not each.lost)
+        self._expiry = min((end for end in ends if end is not None), default=inf)
+        return lost
 
     def drop_others(self, generation: int) -> Sequence[Message]:
         """Drop what an earlier generation received; returns those messages of it that are in hand, marked as lost."""
@@ -323,11 +348,10 @@ class Intake:
         ]
 
     def _drop(self, gone: Callable[[Message], bool]) -> Sequence[Message]:
-        if self._ready or self._held:
-            for message in self.waiting:
-                if gone(message):
-                    self._remove(message)
-                    self._lose(message)
+        early = [message for message in self._too_early if gone(message)]
+        self._too_early = [message for message in self._too_early if not gone(message)]
+        for message in (*self._backlog.remove(gone), *early):
+            self._lose(message)
         lost = [message for message in self._in_hand.values() if gone(message)]
         for message in lost:
             message.lost = True
@@ -338,15 +362,6 @@ class Intake:
     def _lose(self, message: Message) -> None:
         message.lost = True
         self._dropped(message)
-
-    def _remove(self, message: Message) -> bool:
-        """Remove a waiting message; True if it was held."""
-        for place, held in enumerate(self._held):
-            if held.message is message:
-                del self._held[place]
-                return True
-        (self._ready if message in self._ready else self._too_early).remove(message)
-        return False
 
     # -- order
 
@@ -369,6 +384,10 @@ class Intake:
 def is_lost(message: Message, now: float) -> bool:
     """Whether the message is known not to be ours any more: marked as lost, or its lease has ended."""
     return message.lost or (message.lease_expires is not None and message.lease_expires <= now)
+
+
+def _no_key(_: Message) -> None:
+    """Where one message is in hand at a time, no other can begin beside it."""
 
 
 def _replaces(message: Message, earlier: Message) -> bool:

@@ -145,6 +145,17 @@ class TransportContract(SettlementContract):
         assert sorted(received) == sent
         self.expect_nothing(first, second)
 
+    def test_as_many_messages_as_may_be_in_hand_arrive_before_one_is_settled(self, driver: TransportDriver) -> None:
+        channel = self.open(driver, replace(self.subscription(), in_flight=20))
+        for each in range(20):
+            driver.send(self.message(channel, b"%d" % each, Header("", type="Sample", key=f"k{each}")))
+
+        in_hand = [self.expect(channel) for _ in range(20)]
+
+        assert sorted(int(message.body) for message in in_hand) == list(range(20))
+        for message in in_hand:
+            channel.acknowledge(message)
+
     def test_messages_of_a_key_arrive_in_order(self, driver: TransportDriver) -> None:
         channel = self.open(driver)
         bodies = [str(number) for number in range(20)]

@@ -119,10 +119,11 @@ class RecordedPump:
         if nacked_count or not self.nacked:
             return self.waits
         intake = self.channel._intake  # noqa: SLF001 - the harness looks inside what it runs
-        if intake.in_hand or any(message.identity not in self.nacked for message in intake.waiting):
-            return False
-        first = self._bus.messages(channel)[:1]
-        return all(message.identity in self.nacked for message in first)
+        blocked = {intake.domain(each) for each in intake.waiting if each.identity in self.nacked} - {None}
+        next_ones = (*intake.waiting, *self._bus.messages(channel)[:1])
+        return not intake.in_hand and all(
+            each.identity in self.nacked or intake.domain(each) in blocked for each in next_ones
+        )
 
     @property
     def waits(self) -> bool:

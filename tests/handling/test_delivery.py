@@ -223,7 +223,7 @@ def test_an_exception_before_any_settlement_is_settled_by_the_pump(explicitly: P
 
 def test_a_keyboard_interrupt_after_a_settlement_stops_the_pump(explicitly: Pumping) -> None:
     bench = explicitly(settle("ack", then=KeyboardInterrupt()))
-    bench.post_orders(1, 2)
+    bench.post_orders(1, 2, key="k")
 
     bench.run(seconds=60)
 

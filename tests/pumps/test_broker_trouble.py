@@ -249,7 +249,8 @@ def test_no_verdict_is_sent_for_a_message_that_is_not_ours_any_more(pumping: Pum
     bench.run(turns=1)
 
     assert bench.broker.named(*SETTLED) == []
-    assert bench.broker.bus.pending("Order") == 1
+    bus = bench.broker.bus
+    assert bus.pending("Order") + bus.locked("Order") == 1  # a pump with a free slot may have it again already
 
 
 def test_what_was_rejected_keeps_when_it_failed_first(pumping: Pumping) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pump.clock import ManualClock, SystemClock
+from pump.handling.delivery import AsyncDelivery
 from pump.ledger import Ledger
 from pump.message import Message
 from pump.program.performer import ProactorPerformer
@@ -17,7 +18,8 @@ from pump.telemetry import Telemetry
 from pump.verdict import Judge
 from support.channels import AsyncScriptedConsumer, Script, capabilities
 from support.court import rules
-from support.waiting import LIMIT
+from support.pumps import PROACTOR, Broker, Order, consuming, consuming_by
+from support.waiting import LIMIT, eventually
 
 
 class Line:
@@ -78,6 +80,62 @@ def test_a_turn_that_dies_frees_its_slot_and_its_message_comes_again(
     assert line.channel.in_hand == ()
     assert caplog.text.count("ended by itself") == 2
     assert (len(line.script.consumers) > 1) is (lease is None)
+
+
+class Batches:
+    """A handler that settles what it collects when there are enough."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.kept: list[AsyncDelivery[Order]] = []
+        self.batches = 0
+
+    async def handle(self, delivery: AsyncDelivery[Order]) -> None:
+        self.kept.append(delivery)
+        if len(self.kept) == self.size:
+            batch, self.kept = self.kept, []
+            self.batches += 1
+            for each in batch:
+                await each.ack()
+
+
+def test_a_handler_may_collect_as_many_messages_as_may_be_in_hand() -> None:
+    batches, broker = Batches(20), Broker()
+    with consuming_by(PROACTOR, batches.handle, broker, in_flight=20, buffer_size=1) as dispatcher:
+        dispatcher.post_many([Order(number) for number in range(60)])
+        eventually(lambda: batches.batches == 3)
+
+    assert broker.bus.pending("orders") == 0
+
+
+def test_a_handler_may_collect_messages_that_come_again_after_a_crash() -> None:
+    """However often the process died: a handler that has returned did not kill it."""
+    batches, broker = Batches(20), Broker()
+    with consuming_by(PROACTOR, batches.handle, broker, in_flight=20).publishing() as dispatcher:
+        dispatcher.post_many([Order(number) for number in range(20)])
+    for _ in range(4):
+        died = broker.consumer(dispatcher.subscriptions[0])
+        assert len(died.receive(20, 0.0)) == 20
+        died.close()
+
+    with consuming_by(PROACTOR, batches.handle, broker, in_flight=20):
+        eventually(lambda: batches.batches == 1)
+
+    assert broker.bus.pending("orders") == 0
+
+
+def test_every_slot_is_filled_from_the_start_though_no_handler_ends() -> None:
+    begun: list[int] = []
+
+    def body(order: Order) -> object:
+        begun.append(order.number)
+        return asyncio.sleep(3600)
+
+    with consuming(PROACTOR, body, Broker(), in_flight=50, grace=0) as dispatcher:
+        dispatcher.post_many([Order(number) for number in range(100)])
+        eventually(lambda: len(begun) >= 50)
+
+    assert begun == list(range(50))
 
 
 class Pump:

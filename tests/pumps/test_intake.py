@@ -135,6 +135,95 @@ def test_only_what_was_settled_makes_the_buffer_grow(ending: str) -> None:
     assert desk.intake.size == 1
 
 
+# -- in hand
+
+
+def test_at_first_one_message_is_asked_for_and_after_it_as_many_as_may_be_in_hand() -> None:
+    desk = Desk(slots=50)
+
+    assert desk.intake.room() == 1
+    desk.offer("1")
+    assert desk.intake.room() == 49
+
+
+def test_nothing_need_be_settled_for_every_slot_to_be_filled() -> None:
+    desk = Desk(slots=20)
+    desk.offer("0")
+    desk.offer(*map(str, range(1, 1 + desk.intake.room())))
+
+    assert len(desk.take_all().split()) == 20
+    assert desk.intake.size == 1
+
+
+def test_a_redelivery_of_unknown_outcome_is_alone_until_a_first_delivery_comes() -> None:
+    desk = Desk(slots=20)
+    for name in ("a", "b"):
+        desk.offer(message(name, deliveries=2))
+        assert desk.intake.room() == 0
+        desk.take()
+        assert desk.intake.room() == 0
+        desk.settle(name)
+        assert desk.intake.room() == 1
+
+    desk.offer("new")
+    assert desk.intake.room() == 19
+
+
+def test_a_redelivery_that_is_known_to_be_harmless_takes_no_slot_away() -> None:
+    desk = Desk(slots=20)
+    desk.explained = {"back"}
+    desk.offer(message("back", deliveries=2))
+
+    assert desk.intake.room() == 19
+
+
+def test_what_its_handler_has_left_does_not_keep_the_next_redelivery_away() -> None:
+    desk, seen = Desk(slots=3, largest=3), []
+    for name in "abc":
+        assert desk.intake.room() == 1
+        desk.offer(message(name, deliveries=2))
+        seen.append(desk.take())
+        desk.intake.leave_unsettled(desk.in_hand(name))
+
+    assert seen == list("abc")
+    assert desk.intake.room() == 0
+
+
+def test_beside_a_suspect_that_its_handler_has_left_others_begin() -> None:
+    desk = Desk(slots=3)
+    desk.suspects = {"a", "b"}
+    desk.offer(message("a", deliveries=5))
+    desk.take()
+    desk.intake.leave_unsettled(desk.in_hand("a"))
+    desk.offer(message("b", deliveries=5))
+
+    assert desk.take() == "b"
+    assert desk.intake.room() == 0
+
+
+def test_behind_a_refused_message_the_slots_are_filled_one_by_one() -> None:
+    desk = Desk(slots=3)
+    desk.offer(*of("a", "a1"), *of("b", "b1"))
+    desk.take_all()
+    desk.release("a1", 1.0)
+    desk.settle("a1")
+
+    assert desk.intake.room() == 1
+    desk.offer(*of("c", "c1"))
+    assert desk.take() == "c1"
+    assert desk.intake.room() == 1
+
+
+def test_where_nothing_waits_behind_a_refused_message_every_slot_is_filled() -> None:
+    desk = Desk(slots=3)
+    desk.offer("1")
+    desk.take()
+    desk.release("1", 1.0)
+    desk.settle("1")
+
+    assert desk.intake.room() == 3
+
+
 # -- held
 
 

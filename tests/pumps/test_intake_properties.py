@@ -1,6 +1,6 @@
 """The Intake against a simple account of where every delivery is, under any sequence of events."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -54,6 +54,12 @@ class IntakeMachine(RuleBasedStateMachine):
         self.now, self.generation, self.receipts = 0.0, 1, 0
         self.deliveries: dict[int, Delivery] = {}
         self.dues: dict[str, float] = {}
+        self.explained: set[str] = set()
+        """Identities whose redeliveries are known to be harmless."""
+        self.careful = True
+        """Whether only one is asked for."""
+        self.left: set[int] = set()
+        """Receipts in hand whose handlers have returned."""
         self.refused: dict[str, int] = {}
         """By identity, the receipt with which a message went back that was not settled since."""
         self.intake = Intake(
@@ -62,6 +68,7 @@ class IntakeMachine(RuleBasedStateMachine):
             ordered=ordered,
             blocks=blocks,
             suspect=self.suspect,
+            unknown=lambda each: each.identity not in self.explained,
             due=lambda each: self.dues.get(each.identity, 0.0),
             dropped=self.dropped,
         )
@@ -92,6 +99,9 @@ class IntakeMachine(RuleBasedStateMachine):
 
     def lapsed(self, each: Message) -> bool:
         return each.lost or (each.lease_expires is not None and each.lease_expires <= self.now)
+
+    def ends_now(self, each: Message) -> bool:
+        return not each.lost and self.lapsed(each)
 
     def key(self, each: Message) -> Hashable:
         if each.header.key is not None:
@@ -129,9 +139,16 @@ class IntakeMachine(RuleBasedStateMachine):
         partition=PARTITIONS,
         unexplained=st.sampled_from([0, 0, 0, 0, 1, 2, 3]),
         lease=st.sampled_from([None, 2.0, 6.0]),
+        harmless=st.booleans(),
     )
     def new_messages_arrive(
-        self, count: int, key: str | None, partition: int | None, unexplained: int, lease: float | None
+        self,
+        count: int,
+        key: str | None,
+        partition: int | None,
+        unexplained: int,
+        lease: float | None,
+        harmless: bool,
     ) -> None:
         batch = []
         for _ in range(min(count, self.intake.room())):
@@ -148,9 +165,12 @@ class IntakeMachine(RuleBasedStateMachine):
                 )
             )
             self.arrive(batch[-1])
+        if unexplained and batch and harmless:
+            self.explained.update(each.identity for each in batch)
+        size = self.intake.size
         self.offer(batch)
         if unexplained and batch:
-            assert self.intake.size == 1
+            assert self.intake.size == (size if harmless else 1)
 
     def returnable(self) -> list[Delivery]:
         """Of what a redelivery may come: without a lease, only what is not here any more."""
@@ -204,6 +224,8 @@ class IntakeMachine(RuleBasedStateMachine):
 
     def offer(self, batch: list[Message]) -> None:
         self.intake.offer(batch, self.now)
+        if batch:
+            self.careful = any(each.unexplained and each.identity not in self.explained for each in batch)
         here = {each.message.identity for each in self.at("ready", "held", "hand")}
         self.refused = {
             each: receipt
@@ -211,24 +233,54 @@ class IntakeMachine(RuleBasedStateMachine):
             if each in here or self.dues.get(each, 0.0) > self.now
         }
 
-    @rule(count=st.integers(1, 4))
-    def some_are_taken(self, count: int) -> None:
+    @rule(count=st.integers(1, 4), swept=st.booleans())
+    def some_are_taken(self, count: int, *, swept: bool) -> None:
         for _ in range(count):
-            self.one_is_taken()
+            if swept:  # as before each receive; else what is lapsed is still here, and may be in the way
+                self.what_is_lapsed_is_dropped()
+                self.one_is_taken(self.next_by_the_rules())
+            else:
+                self.one_is_taken()
 
-    def one_is_taken(self) -> None:
+    def next_by_the_rules(self) -> Message | None:
+        """Which message is the next, found by looking at all of them."""
+        hand = [each.message for each in self.at("hand")]
+        running = [each for each in hand if each.receipt not in self.left]
+        if len(hand) == self.slots or any(self.suspect(each) for each in running):
+            return None
+        first = next(self.may_begin(hand), None)
+        beside = len(running) + len(self.intake.waiting) - 1
+        return None if first is not None and self.suspect(first) and beside else first
+
+    def may_begin(self, hand: list[Message]) -> Iterator[Message]:
+        identities = {each.identity for each in hand}
+        busy = {self.key(each) for each in hand} - {None}
+        blocked = {self.domain(each.message) for each in self.blockers() if each.where == "hand"} - {None}
+        for each in self.intake.waiting:
+            known, domain, key = self.known(each), self.domain(each), self.key(each)
+            in_time = known.where == "ready" or known.due <= self.now
+            if in_time and domain not in blocked and key not in busy and each.identity not in identities:
+                yield each
+            if known.where == "held":
+                blocked |= {domain} - {None}
+            else:
+                busy |= {key} - {None}
+
+    def one_is_taken(self, *expected: Message | None) -> None:
         taken = self.intake.take(self.now)
+        assert not expected or taken is expected[0]
         self.freed(taken)
         if taken is None:
             return
         known = self.known(taken)
-        suspects = [each for each in self.at("hand") if self.suspect(each.message)]
+        suspects = [each for each in self.running() if self.suspect(each.message)]
         blocked = {self.domain(each.message) for each in self.blockers() if each.where == "hand"}
         assert known.where in {"ready", "held"}
         assert not self.lapsed(taken)
         assert not suspects
         if self.suspect(taken):
-            assert len(self.intake) == 1
+            assert len(self.intake) == 1 + len(self.at("hand"))
+            assert not self.running()
         for each in self.at("hand"):
             assert each.message.identity != taken.identity
             assert self.key(taken) is None or self.key(each.message) != self.key(taken)
@@ -239,6 +291,10 @@ class IntakeMachine(RuleBasedStateMachine):
         else:
             self.check_order(known)
         known.where = "hand"
+
+    def running(self) -> list[Delivery]:
+        """What is in hand, and its handler has not returned."""
+        return [each for each in self.at("hand") if each.message.receipt not in self.left]
 
     def check_order(self, taken: Delivery) -> None:
         domain, key = self.domain(taken.message), self.key(taken.message)
@@ -262,13 +318,17 @@ class IntakeMachine(RuleBasedStateMachine):
         identity = known.message.identity
         self.intake.settled(known.message)
         known.where = "gone"
-        if identity in self.refused and self.refused[identity] != known.message.receipt:
+        if self.settles_what_was_refused(known.message):
             del self.refused[identity]
             assert self.intake.size == size
         elif self.refused or known.message.unexplained or known.message.lost:
             assert self.intake.size == size
         else:
             assert self.intake.size == min(self.largest, 2 * size)
+
+    def settles_what_was_refused(self, settled: Message) -> bool:
+        refused = self.refused.get(settled.identity)
+        return refused is not None and (refused != settled.receipt or self.domain(settled) is None)
 
     @precondition(lambda self: self.at("gone"))
     @rule(which=WHICH)
@@ -298,6 +358,7 @@ class IntakeMachine(RuleBasedStateMachine):
         self.intake.hold(held, self.now + delay)
         shown = known if newer is None else newer
         known.where, known.again = "gone", False
+        self.left.discard(int(str(held.receipt)))
         shown.where, shown.due = "held", self.now + delay
         shown.message = next(each for each in self.intake.waiting if each.receipt == shown.message.receipt)
 
@@ -315,6 +376,8 @@ class IntakeMachine(RuleBasedStateMachine):
             self.known(each).where = "gone"
         self.refused[known.message.identity] = int(str(known.message.receipt))
         self.intake.settled(known.message)
+        if self.domain(known.message) is None:
+            del self.refused[known.message.identity]
         known.where = "gone"
 
     @precondition(lambda self: self.at("hand"))
@@ -322,14 +385,16 @@ class IntakeMachine(RuleBasedStateMachine):
     def one_is_left(self, which: int) -> None:
         known = self.in_hand(which)
         self.intake.leave_unsettled(known.message)
+        self.left.add(int(str(known.message.receipt)))
         assert known.message not in self.intake.leased(float("inf"))
 
     @rule()
     def what_is_lapsed_is_dropped(self) -> None:
         lapsed = [each for each in self.at("ready", "held") if self.lapsed(each.message)]
+        newly = {each.message.receipt for each in self.at("hand") if self.ends_now(each.message)}
         lost = {each.receipt for each in self.intake.expire(self.now)}
         assert all(each.where == "gone" for each in lapsed)
-        assert lost == {each.message.receipt for each in self.at("hand") if self.lapsed(each.message)}
+        assert newly <= lost <= {each.message.receipt for each in self.at("hand") if self.lapsed(each.message)}
         self.freed()
 
     @rule()
@@ -352,13 +417,12 @@ class IntakeMachine(RuleBasedStateMachine):
 
     @rule()
     def room_is_made_for_a_suspect(self) -> None:
-        here = len(self.intake)
-        in_hand, waiting = self.at("hand"), self.at("ready", "held")
+        running, waiting = self.running(), self.at("ready", "held")
         back = self.intake.to_hand_back(self.now)
         if not back:
             return
-        assert not in_hand
-        assert len(back) == here - 1 == len(waiting) - 1
+        assert not running
+        assert len(back) == len(waiting) - 1
         assert self.intake.size == 1
         for each in back:
             self.known(each).where = "gone"
@@ -398,14 +462,24 @@ class IntakeMachine(RuleBasedStateMachine):
         assert len(self.intake.in_hand) <= self.slots
         assert 1 <= self.intake.size <= self.largest
         assert 0 <= self.intake.room() <= max(0, self.largest - len(self.intake))
-        held = len(self.at("held"))
-        assert self.intake.room() == 0 or len(self.intake) - held + self.intake.room() <= self.intake.size
+        assert self.intake.room() == self.room_by_the_rules()
+
+    def room_by_the_rules(self) -> int:
+        running, ready = len(self.running()), len(self.at("ready"))
+        if any(self.suspect(each.message) for each in self.running()):
+            return 0
+        room = max(self.intake.size, self.slots) - running - ready
+        if self.careful:
+            room = 1 - running - ready
+        elif self.refused:
+            room = min(1, self.slots - len(self.at("hand"))) - ready
+        return max(0, min(room, self.largest - len(self.intake)))
 
     @invariant()
     def a_suspect_in_hand_is_alone(self) -> None:
         if not hasattr(self, "intake"):
             return
-        hand = self.at("hand")
+        hand = self.running()
         if any(self.suspect(each.message) for each in hand):
             assert len(hand) == 1
             assert self.intake.room() == 0

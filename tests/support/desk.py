@@ -14,11 +14,14 @@ class Desk:
     def __init__(self, **options: Any) -> None:
         self.now = 0.0
         self.suspects: set[str] = set()
+        self.explained: set[str] = set()
+        """What is known to have gone back without having ended a process."""
         self.dues: dict[str, float] = {}
         self.dropped: list[str] = []
         self.intake = Intake(
             **{"largest": 8, **options},
             suspect=lambda each: each.identity in self.suspects,
+            unknown=lambda each: each.identity not in self.explained,
             due=lambda each: self.dues.get(each.identity, 0.0),
             dropped=lambda each: self.dropped.append(each.identity),
         )

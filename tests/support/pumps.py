@@ -266,10 +266,10 @@ class Bench(PumpHarness):
         self.broker = Broker(self.clock, **self._capabilities)
         return self.broker
 
-    def post_orders(self, *numbers: int) -> None:
-        """Post orders of these numbers."""
+    def post_orders(self, *numbers: int, key: str | None = None) -> None:
+        """Post orders of these numbers; those of a key are handled one after another by every pump."""
         for number in numbers:
-            self.post(Order(number), id=f"order-{number}")
+            self.post(Order(number), id=f"order-{number}", key=key)
 
     @property
     def said(self) -> list[str]:

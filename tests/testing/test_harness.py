@@ -173,7 +173,7 @@ def test_a_run_ends_when_all_is_done_however_late_that_is(pumping: Pumping) -> N
 def test_a_message_that_is_left_is_looked_at_once_a_run(pumping: Pumping) -> None:
     body = Outcomes(DontAckAction())
     harness = pumping(body)
-    harness.post_orders(1, 2)
+    harness.post_orders(1, 2, key="k")
 
     harness.run()
     harness.run()
@@ -228,7 +228,7 @@ def test_what_never_comes_to_rest_is_an_error(pumping: Pumping, monkeypatch: pyt
 def test_a_pump_that_has_stopped_runs_no_more(pumping: Pumping) -> None:
     body = Outcomes(RejectMessageAction("no"))
     harness = pumping(body, unacceptable_limit=1)
-    harness.post_orders(1, 2)
+    harness.post_orders(1, 2, key="k")
     harness.run()
     harness.run(seconds=60)
     harness.run(turns=5)

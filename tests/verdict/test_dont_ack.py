@@ -250,7 +250,7 @@ def test_it_spends_no_attempt_however_often(pumping: Pumping) -> None:
 def test_a_feature_that_is_off_leaves_its_messages_until_it_is_on(pumping: Pumping) -> None:
     body = Outcomes(None)
     bench = pumping(body, FeatureSwitch(NAMED, dont_ack=True), switches={NAMED: False})
-    bench.post_orders(1, 2)
+    bench.post_orders(1, 2, key="k")
     bench.run()
     left, runs = numbers(bench.nacked), body.runs
 

@@ -158,7 +158,7 @@ def test_on_the_memory_bus_the_message_is_locked_no_more_and_is_the_next_again(p
 def test_no_successor_is_handled_past_a_message_that_is_left(pumping: Pumping) -> None:
     body = Outcomes(DontAckAction())
     bench = pumping(body)
-    bench.post_orders(1, 2, 3)
+    bench.post_orders(1, 2, 3, key="k")
 
     bench.run(seconds=10)
 
@@ -174,7 +174,7 @@ def test_what_waited_behind_it_comes_in_its_old_order(pumping: Pumping) -> None:
             raise DontAckAction
 
     bench = pumping(body)
-    bench.post_orders(1, 2, 3, 4, 5, 6, 7)
+    bench.post_orders(1, 2, 3, 4, 5, 6, 7, key="k")
     bench.run()
     blocked = False
     bench.run()

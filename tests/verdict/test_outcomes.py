@@ -344,7 +344,7 @@ def test_two_decisions_about_an_event_become_the_stronger_one(benches: ExitStack
 @pytest.mark.requirement("E-21")
 def test_a_keyboard_interrupt_of_a_handler_stops_the_pump_and_hands_the_message_back(pumping: Pumping) -> None:
     bench = pumping(Outcomes(KeyboardInterrupt()))
-    bench.post_orders(1, 2)
+    bench.post_orders(1, 2, key="k")
 
     bench.run(seconds=60)
 
