@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -22,4 +22,19 @@ def handling(
         yield
     finally:
         for number, previous in before.items():
-            signal.signal(number, previous)
+            signal.signal(number, previous or signal.SIG_DFL)
+
+
+def asking(ask: Callable[[], object]) -> AbstractContextManager[None]:
+    """Within a block, the first SIGINT or SIGTERM calls this. From then on each does what it did before.
+
+    One that was ignored before, as in the background of a shell, ends the process: somebody insists.
+    """
+    before = {number: signal.getsignal(number) for number in ENDING}
+
+    def first(_number: int, _frame: FrameType | None) -> None:
+        for number, previous in before.items():
+            signal.signal(number, signal.SIG_DFL if previous in {None, signal.SIG_IGN} else previous)
+        ask()
+
+    return handling(first)

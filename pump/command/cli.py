@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 from pump.command import tables
 from pump.command.loading import load_dispatcher
+from pump.command.process_end import end_by
 from pump.command.workers import Supervisor, SupervisorLink
 from pump.describe import as_text, describe, without_credentials
 from pump.duration import seconds
@@ -205,7 +206,9 @@ def _run(options: argparse.Namespace) -> int:
     log.info("starting %s: %s on %s", options.target, ", ".join(channels), system)
     # At the first Ctrl-C the dispatcher restores what is set here, so that a second one ends the process like SIGTERM.
     with handling(signal.SIG_DFL, signal.SIGINT):
-        return dispatcher.run()
+        status = dispatcher.run()
+    end_by(dispatcher.ends_by, status)
+    return status
 
 
 def _supervise(options: argparse.Namespace) -> int:

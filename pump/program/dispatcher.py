@@ -2,17 +2,16 @@
 
 import asyncio
 import itertools
-import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, Self
 
 from pump.attribute import SwitchProvider
 from pump.clock import Clock, Signal, SystemClock
 from pump.colour import must_not_block
+from pump.context import find_context
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 from pump.handling.dispatch import DispatchSettings, Router
@@ -20,13 +19,26 @@ from pump.handling.registry import Registry
 from pump.in_hand.folder import default_folder
 from pump.in_hand.slots import CrashGuard, guard
 from pump.mapping.mapper import Mapper
-from pump.process_signals import ENDING, handling
+from pump.process_signals import asking
 from pump.program.arguments import all_of, check_lists, check_settings, transport_of
+from pump.program.life import Life, Phase, StopAsked
+from pump.program.lifespan import GivenLifespan, Lifespan, checked_lifespan
 from pump.program.performer import Activity, PerformerState
 from pump.program.performer_group import PerformerGroup
 from pump.program.plan import Plan, plans
 from pump.program.processor import CommandProcessor
 from pump.program.producers import Producers
+from pump.program.stopping import (
+    AFTER_GRACE,
+    CLOSING,
+    PROCESS_END,
+    Waits,
+    end_performers,
+    go_through,
+    go_through_async,
+    hurry,
+    real_clock,
+)
 from pump.program.validation import Problem, problems, raise_errors
 from pump.subscription import Publication, Subscription
 from pump.telemetry import Listener, Telemetry, log
@@ -35,17 +47,12 @@ from pump.transport_kit.loop_thread import LoopThread
 from pump.transport_kit.protocol import Observed, Placed, Transport
 from pump.verdict import Stopped
 
-_real_clock: Final = SystemClock()
-"""Threads and tasks end in real time, whatever clock the pumps use."""
-_AFTER_GRACE: Final = 1.0
-"""How long a stop waits for a handler after telling it to end, in seconds."""
-
 
 class Dispatcher:
     """Handlers, subscriptions and publications on one transport. Making one opens nothing.
 
     `with dispatcher:` consumes (Proactors on a loop in a thread of its own), `async with` too (on the caller's loop),
-    `with dispatcher.publishing():` only publishes, `run()` consumes until a signal.
+    `with dispatcher.publishing():` only publishes, `run()` and `run_async()` consume until a signal.
 
     * `transport`: A URL, or a transport object.
     * `handlers`: Handler classes, instances with a `handle` method, or functions with one annotated parameter.
@@ -55,6 +62,7 @@ class Dispatcher:
     * `factory`: Makes the handler of each message from its class; by default the class is called without arguments.
     * `switches`: Says which feature switches are on: a mapping, or a function from name to True, False or None.
     * `mappers`: A mapper for each type that is not mapped by default.
+    * `lifespan`: A context manager, or a function that makes one: entered before the first message, left after all.
     * `clock`: The time that pumps and attributes go by; by default the machine's.
     * `listeners`: Functions that are told of events, each with a name and its fields.
     * `state_folder`: Where the next process finds what this one had in hand when it died; by default a folder of this
@@ -72,6 +80,7 @@ class Dispatcher:
         factory: Callable[[type], object] | None = None,
         switches: SwitchProvider | None = None,
         mappers: Mapping[type, Mapper[Any]] | None = None,
+        lifespan: GivenLifespan | None = None,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
         state_folder: str | Path | None = None,
@@ -99,17 +108,25 @@ class Dispatcher:
             self.transport.observe(self.settings.telemetry)
         self._producers: Final = Producers(self.transport)
         every = self.registry.joined_by(handler for each in self.plans for handler in each.handlers)
-        self.processor: Final = CommandProcessor(every, self.publications, self.settings, self._producers)
+        self.processor: Final = CommandProcessor(
+            every, self.publications, self.settings, self._producers, self.request_stop
+        )
         """Sends and publishes in this process, and posts to the broker."""
         self.post: Final = self.processor.post
         self.post_async: Final = self.processor.post_async
         self.post_many: Final = self.processor.post_many
         self.post_many_async: Final = self.processor.post_many_async
         self._state_folder: Final = None if state_folder is None else Path(state_folder)
+        self._given_lifespan: Final = None if lifespan is None else checked_lifespan(lifespan)
+        self._lifespan: Lifespan | None = None
+        self._life: Final = Life()
+        self._asked_grace: Duration | None = None
         self._groups: dict[str, PerformerGroup] = {}
         self._loop_thread: LoopThread | None = None
         self._wake: Final = Signal()
-        self._running = False
+        """Set when a performer ends, or somebody asks for the end of all."""
+        self.ends_by = inf
+        """When a process that ends with this dispatcher has to be gone, on the monotonic clock, once it is stopped."""
         self._names: Final = itertools.count(1)
 
     # -- checks
@@ -132,80 +149,99 @@ class Dispatcher:
                 found.append(Problem("error", f"channel {each.rules.channel}: {error}"))
         return found
 
-    # -- consuming
+    # -- starting
+
+    def start(self) -> Self:
+        """Consume until `stop`: for programs in which a `with` has no place."""
+        must_not_block("start", "start_async")
+        return self._start(Signal())
+
+    async def start_async(self) -> Self:
+        """The same on this loop, until `stop_async`."""
+        return await self._start_async(Signal())
 
     def __enter__(self) -> Self:
         must_not_block("`with dispatcher:`", "`async with dispatcher:`")
-        return self._enter(self._start_consuming)
+        return self._start(Signal())
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        return await self._enter_async(partial(self._start, asyncio.get_running_loop()))
+        return await self._start_async(Signal())
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop_async()
 
-    def _enter(self, start: Callable[[], None]) -> Self:
-        self._begin()
+    def _start(self, asked: Signal, phase: Phase = Phase.CONSUMING) -> Self:
+        self._life.start(asked)
         try:
+            self._begin()
             blocking(self.transport).prepare(self.subscriptions, self.publications)
-            start()
+            go_through(self._starting(phase))
         except BaseException:
-            self._close()
+            self._stop_waiting(self._stopping(None))
             raise
         return self
 
-    async def _enter_async(self, start: Callable[[], None]) -> Self:
-        self._begin()
+    async def _start_async(self, asked: Signal, phase: Phase = Phase.CONSUMING) -> Self:
+        self._life.start(asked)
         try:
+            self._begin()
             await awaiting(self.transport).async_prepare(self.subscriptions, self.publications)
-            start()
+            await go_through_async(self._starting(phase, asyncio.get_running_loop()))
         except BaseException:
-            await self._producers.close_async()
-            self._close()
+            await self._stop_awaiting(self._stopping(None))
             raise
         return self
 
     def _begin(self) -> None:
-        if self._running:
-            raise ConfigurationError("this dispatcher is running already")
+        self._groups, self._asked_grace = {}, None
+        self._wake.clear()
         found = self.check()
         for problem in found:
             if problem.level == "warning":
                 log.warning("%s", problem.text)
         raise_errors(found)
-        self._running = True
-        self._wake.clear()
+
+    def _starting(self, phase: Phase, loop: asyncio.AbstractEventLoop | None = None) -> Waits:
+        self._producers.open()
+        if phase is Phase.CONSUMING:
+            lifespan = self._lifespan = None if self._given_lifespan is None else Lifespan(self._given_lifespan)
+            awaits = any(each.rules.pump == "proactor" for each in self.plans)
+            if loop is None and (awaits or (lifespan is not None and lifespan.awaits)):
+                self._loop_thread = LoopThread("pump-loop")
+                loop = self._loop_thread.loop
+            if lifespan is not None:
+                yield from lifespan.enter(loop, self._life.asked)
+            self._groups = {each.rules.channel: self._group_of(each, loop) for each in self.plans}
+        self._life.reach(phase)
+        for group in self._groups.values():  # only now: a handler may ask for the end before the last of them has begun
+            group.start()
+
+    def _group_of(self, each: Plan, loop: asyncio.AbstractEventLoop | None) -> PerformerGroup:
+        guard = self._guard(each)
+        return PerformerGroup(
+            each, self.transport, self.settings, self.processor, loop, self._wake.set, self._names, guard
+        )
 
     @property
     def subscriptions(self) -> Sequence[Subscription]:
         """The subscriptions with every default filled in."""
         return tuple(each.rules for each in self.plans)
 
-    def _start_consuming(self) -> None:
-        if any(each.rules.pump == "proactor" for each in self.plans):
-            self._loop_thread = LoopThread("pump-loop")
-        self._start(None if self._loop_thread is None else self._loop_thread.loop)
+    # -- stopping
 
-    def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._producers.open()
-        self._groups = {
-            each.rules.channel: PerformerGroup(
-                each,
-                self.transport,
-                self.settings,
-                self.processor,
-                loop,
-                self._wake.set,
-                self._names,
-                self._guard(each),
-            )
-            for each in self.plans
-        }
-        for group in self._groups.values():
-            group.scale(group.plan.rules.performers)
+    def request_stop(self, grace: Duration | None = None) -> None:
+        """Ask for the end, as a signal does, and wait for nothing: handlers may call it, and any thread.
+
+        Nothing more is received; `run` returns once what is in hand is done. Who has started it otherwise still has to
+        stop it.
+        """
+        self._asked_grace = grace
+        if self._life.ask():
+            for group in self._groups.values():
+                group.stop()
 
     def _guard(self, each: Plan) -> CrashGuard | None:
         """What notes the messages in hand; nothing, where they end with this process anyway."""
@@ -216,74 +252,132 @@ class Dispatcher:
         return guard(self._state_folder or default_folder(), capabilities.system, place, each.rules.channel)
 
     def stop(self, grace: Duration | None = None) -> None:
-        """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest."""
+        """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest.
+
+        Called by a handler, which it would have to wait for, it is a request.
+        """
+        if self._is_handling:
+            return self.request_stop(grace)
         must_not_block("stop", "stop_async")
-        for finished, left in self._stopping(grace):
-            _real_clock.wait(finished, left)
-        self._close()
+        if self._life.stop():
+            self._stop_waiting(self._stopping(grace))
+        else:
+            real_clock.wait(self._life.ended, self._longest_stop(grace))
+        return None
 
     async def stop_async(self, grace: Duration | None = None) -> None:
-        """The same, awaited."""
-        for finished, left in self._stopping(grace):
-            await _real_clock.wait_async(finished, left)
-        await self._producers.close_async()
-        self._close()
+        """The same, awaited. A cancellation ends the grace."""
+        if self._is_handling:
+            return self.request_stop(grace)
+        if self._life.stop():
+            await self._stop_awaiting(self._stopping(grace))
+        else:
+            await real_clock.wait_async(self._life.ended, self._longest_stop(grace))
+        return None
 
-    def _stopping(self, grace: Duration | None) -> Iterator[tuple[Signal, float]]:
-        """Ask every performer to stop; yield the end of each with how long to wait, and tell it to end after that."""
-        began = _real_clock.monotonic()
-        for group in self._groups.values():
-            group.stop()
-        for group in self._groups.values():
-            allowed = seconds(group.plan.rules.grace if grace is None else grace)
-            for performer in group.unfinished:
-                yield performer.finished, began + allowed - _real_clock.monotonic()
-            group.give_up()
-            given_up = _real_clock.monotonic()
-            for performer in group.unfinished:
-                yield performer.finished, given_up + _AFTER_GRACE - _real_clock.monotonic()
-            for performer in group.unfinished:
-                log.error(
-                    "performer %s: its handler still runs after the grace of %g s; its message was not settled, and "
-                    "comes again when this process ends",
-                    performer.name,
-                    allowed,
-                )
+    @property
+    def _is_handling(self) -> bool:
+        """Whether one of its handlers asks."""
+        context = find_context()
+        return context is not None and context.has_message and context.processor is self.processor
 
-    def _close(self) -> None:
-        self._running = False
-        for group in self._groups.values():
-            group.close()
+    @staticmethod
+    def _stop_waiting(stopping: Waits) -> None:
         try:
-            self._producers.close()
-        finally:
+            go_through(stopping)
+        except BaseException:
+            hurry(stopping)
+            raise
+
+    @staticmethod
+    async def _stop_awaiting(stopping: Waits) -> None:
+        try:
+            await go_through_async(stopping)
+        except BaseException:
+            hurry(stopping)
+            raise
+
+    def _stopping(self, grace: Duration | None) -> Waits:
+        """End the performers, leave the lifespan, and close the rest; nothing is waited for beyond its time."""
+        began, given = real_clock.monotonic(), self._asked_grace if grace is None else grace
+        graces = {each: seconds(each.plan.rules.grace if given is None else given) for each in self._groups.values()}
+        until = began + self._longest_stop(given)
+        self.ends_by = until - AFTER_GRACE - CLOSING + PROCESS_END
+        lifespan, self._lifespan = self._lifespan, None
+        try:
+            yield from end_performers(graces, began)
+            for group in graces:
+                group.close()
+            if lifespan is not None:
+                yield from lifespan.leave(until - CLOSING / 2)
+            for closed in self._producers.closing():
+                yield closed, until - CLOSING / 4 - real_clock.monotonic()
             thread, self._loop_thread = self._loop_thread, None
             if thread is not None:
-                thread.close()
+                thread.stop()
+                yield thread.ended, until - real_clock.monotonic()
+        finally:
+            self._life.end()
+        if lifespan is not None and lifespan.failure is not None:
+            raise lifespan.failure
+
+    def _longest_stop(self, grace: Duration | None) -> float:
+        """How long a stop lasts at most, in seconds."""
+        graces = [each.rules.grace for each in self.plans] or [Subscription.grace]
+        return max(map(seconds, graces if grace is None else [grace])) + AFTER_GRACE + CLOSING
 
     # -- publishing
 
     def publishing(self) -> "Publishing":
         """Only publish, in a `with` or `async with`. The subscriptions' channels are created too: nothing is lost."""
-        return Publishing(self._producers, self._enter, self._enter_async, self._close)
+        return Publishing(self)
 
     # -- running
 
     def run(self) -> int:
-        """Consume until SIGINT or SIGTERM, or until every performer of some channel has stopped.
+        """Consume until SIGINT or SIGTERM, a request to stop, or until every performer of some channel has stopped.
 
-        Returns what the process should exit with: 1 where they stopped by themselves, else 0. A second signal ends the
-        grace.
+        Returns what the process should exit with: 1 where they stopped by themselves, else 0. A second signal, of
+        either kind, ends the grace.
         """
-        stop = Signal()
-        with _signals(stop, self._wake), self:
-            while not stop.is_set() and not self._is_over:
+        must_not_block("run", "run_async")
+        asked = Signal()
+        with asking(asked.set), suppress(StopAsked):
+            self._start(asked)
+            try:
+                go_through(self._running(asked))
+                return self._exit_status()
+            finally:
+                self.stop()
+        return 0
+
+    async def run_async(self) -> int:
+        """The same on this loop. A cancellation stops it within its grace, and is raised afterwards."""
+        asked = Signal()
+        with asking(asked.set), suppress(StopAsked):
+            await self._start_async(asked)
+            try:
+                await go_through_async(self._running(asked))
+                return self._exit_status()
+            finally:
+                await self.stop_async()
+        return 0
+
+    def _running(self, asked: Signal) -> Waits:
+        key = asked.add_callback(self._wake.set)
+        try:
+            while True:
                 self._wake.clear()
-                if not stop.is_set() and not self._is_over:
-                    _real_clock.wait(self._wake, None)
-            failed = self.stopped_channels
-            for channel in failed:
-                log.critical("channel %s: every performer has stopped", channel)
+                if asked.is_set() or self._is_over:
+                    return
+                yield self._wake, None
+        finally:
+            asked.remove_callback(key)
+
+    def _exit_status(self) -> int:
+        failed = self.stopped_channels
+        for channel in failed:
+            log.critical("channel %s: every performer has stopped", channel)
         return 1 if failed else 0
 
     @property
@@ -329,50 +423,28 @@ class Dispatcher:
         self._group(channel).restart()
 
     def _group(self, channel: str) -> PerformerGroup:
+        self._life.must_consume()
         group = self._groups.get(channel)
         if group is None:
-            known = ", ".join(self._groups) or "none; the dispatcher is not running"
-            raise ConfigurationError(f"there is no channel {channel!r}; there is {known}")
+            raise ConfigurationError(f"there is no channel {channel!r}; there is {', '.join(self._groups) or 'none'}")
         return group
 
 
 class Publishing:
     """A dispatcher that only publishes, inside a `with` or `async with`."""
 
-    def __init__(
-        self,
-        producers: Producers,
-        enter: Callable[[Callable[[], None]], Dispatcher],
-        enter_async: Callable[[Callable[[], None]], Awaitable[Dispatcher]],
-        close: Callable[[], None],
-    ) -> None:
-        self._producers: Final = producers
-        self._enter: Final = enter
-        self._enter_async: Final = enter_async
-        self._close: Final = close
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher: Final = dispatcher
 
     def __enter__(self) -> Dispatcher:
         must_not_block("`with dispatcher.publishing():`", "`async with dispatcher.publishing():`")
-        return self._enter(self._producers.open)
+        return self._dispatcher._start(Signal(), Phase.PUBLISHING)  # noqa: SLF001 - it is a part of it
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._dispatcher.stop()
 
     async def __aenter__(self) -> Dispatcher:
-        return await self._enter_async(self._producers.open)
+        return await self._dispatcher._start_async(Signal(), Phase.PUBLISHING)  # noqa: SLF001 - it is a part of it
 
     async def __aexit__(self, *_: object) -> None:
-        await self._producers.close_async()
-        self._close()
-
-
-def _signals(stop: Signal, wake: Signal) -> AbstractContextManager[None]:
-    """The first SIGINT or SIGTERM asks to stop; a second one does what it did before. Only in the main thread."""
-    before = {number: signal.getsignal(number) for number in ENDING}
-
-    def ask(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, before[signal.Signals(number)])
-        stop.set()
-        wake.set()
-
-    return handling(ask)
+        await self._dispatcher.stop_async()

@@ -5,6 +5,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import is_dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -19,6 +20,13 @@ HEAD: Final = ("option", "type", "default", "meaning")
 
 _DESCRIBED: Final = re.compile(r"^\* `(\w+)`: (.+?)$", re.MULTILINE)
 """A line of a docstring that explains one parameter."""
+
+_FORMS: Final[Mapping[object, str]] = {
+    Callable: "function",
+    AbstractContextManager: "context manager",
+    AbstractAsyncContextManager: "context manager",
+}
+"""What people call types that are known by what can be done with them."""
 
 
 def option_rows() -> Iterator[Sequence[str]]:
@@ -55,15 +63,15 @@ def field_texts(owner: type) -> Mapping[str, str]:
 def type_text(hint: Any) -> str:  # noqa: ANN401 - a hint may be any type form
     """A type as the table shows it."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Callable:
-        return "function"
+    if origin in _FORMS:
+        return _FORMS[origin]
     if origin is Literal:
         return " or ".join(f"`{each!r}`" for each in arguments)
     inner = [type_text(each) for each in arguments if each not in {float, timedelta, NoneType}]
     if timedelta in arguments:
         inner.append("duration")
     if origin in {Union, UnionType}:
-        return " or ".join([*inner, *(["None"] if NoneType in arguments else [])])
+        return " or ".join(dict.fromkeys([*inner, *(["None"] if NoneType in arguments else [])]))
     if origin is tuple:
         return f"({', '.join(inner)})"
     if len(inner) == 1:

@@ -6,6 +6,7 @@ There are two kinds: a Reactor on a thread of its own, and a Proactor in a task 
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -92,6 +93,14 @@ class Performer(Generic[AnyPump]):
             self.name, self._rules.channel, state, self._stopped, self._restarts, unacceptable, self._error
         )
 
+    @property
+    def waits_for(self) -> str:
+        """What keeps it from ending, as far as it can be told."""
+        running = self._running
+        if running is not None and any(each.interrupt is not None for each in running.channel.in_hand):
+            return "its handler, which still runs"
+        return "the broker, which does not answer"
+
     def stop(self) -> None:
         """Handle no further message. The messages in hand are handled to their end."""
         self._stopping.set()
@@ -177,6 +186,14 @@ class ProactorPerformer(Performer[Proactor]):
     """A Proactor in a task of a loop."""
 
     _task: asyncio.Task[None] | None = None
+    _is_given_up = False
+    """Whether the loop has come to ending its handlers."""
+
+    @property
+    def waits_for(self) -> str:
+        """As of any performer, and perhaps for the loop."""
+        waits_for = super().waits_for
+        return waits_for if self._is_given_up or "handler" in waits_for else "its event loop, which a handler blocks"
 
     def start(self) -> None:
         """Begin. From any thread."""
@@ -188,13 +205,14 @@ class ProactorPerformer(Performer[Proactor]):
 
     def _soon(self, call: Callable[[], None]) -> None:
         assert self._loop is not None  # noqa: S101 - the dispatcher has one wherever there is a Proactor
-        self._loop.call_soon_threadsafe(call)
+        with suppress(RuntimeError):  # the loop is closed, and its tasks with it
+            self._loop.call_soon_threadsafe(call)
 
     def _start(self) -> None:
         self._task = OwnTask(self._supervise(), name=self.name)
 
     def _cancel(self) -> None:
-        running, task = self._running, self._task
+        running, task, self._is_given_up = self._running, self._task, True
         if running is not None and isinstance(running, ConcurrentProactor):
             running.cancel()
         elif running is not None and task is not None and (in_hand := running.channel.in_hand):

@@ -58,8 +58,14 @@ class PerformerGroup:
         self._performers: list[AnyPerformer] = []
         self._leaving: list[AnyPerformer] = []
         self._paused = False
+        self._is_stopped = False
+        """Whether it was stopped: nothing begins any more."""
 
     # -- control
+
+    def start(self) -> None:
+        """Have as many performers as subscribed, unless they were stopped before."""
+        self._have(self.plan.rules.performers)
 
     def scale(self, performers: int) -> None:
         """Have this many performers from now on; those that are too many finish what they have in hand."""
@@ -68,15 +74,22 @@ class PerformerGroup:
         rules = self.plan.rules
         if performers > 1 and rules.ordered and not self._transport.capabilities.shards_by_key:
             raise ConfigurationError(f"channel {rules.channel} is ordered: it can have only one performer")
+        if not self._have(performers):
+            raise ConfigurationError(f"channel {rules.channel} is stopped: start the dispatcher again")
+
+    def _have(self, performers: int) -> bool:
         with self._lock:
+            if self._is_stopped:
+                return False
             new = [self._performer() for _ in range(performers - len(self._performers))]
             self._performers += new
             surplus, self._performers = self._performers[performers:], self._performers[:performers]
             self._leaving = [each for each in self._leaving if not each.finished.is_set()] + surplus
-        for performer in new:
-            performer.start()
+            for performer in new:  # under the lock: a stop comes before all of this, or after it
+                performer.start()
         for performer in surplus:
             performer.stop()
+        return True
 
     def restart(self) -> None:
         """Replace every performer by a new one."""
@@ -97,7 +110,9 @@ class PerformerGroup:
             performer.resume()
 
     def stop(self) -> None:
-        """Ask every performer to stop."""
+        """Ask every performer to stop; no other begins after that."""
+        with self._lock:
+            self._is_stopped = True
         for performer in self._all:
             performer.stop()
 

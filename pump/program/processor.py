@@ -2,7 +2,7 @@
 
 import inspect
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypedDict, Unpack
 
@@ -59,8 +59,15 @@ class CommandProcessor:
     """`send` and `publish` run handlers here and now and need no connection; `post` gives the request to the broker."""
 
     def __init__(
-        self, registry: Registry, publications: Sequence[Publication], settings: DispatchSettings, producers: Producers
+        self,
+        registry: Registry,
+        publications: Sequence[Publication],
+        settings: DispatchSettings,
+        producers: Producers,
+        request_stop: Callable[[], None],
     ) -> None:
+        self.request_stop: Final = request_stop
+        """Asks the dispatcher to stop, as a signal does; returns at once, so that a handler can call it."""
         self._registry: Final = registry
         self._settings: Final = settings
         self._producers: Final = producers

@@ -1,17 +1,23 @@
 """The producers of one dispatcher: one for blocking callers, and one for each event loop of awaiting callers."""
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final
 
+from pump.clock import Signal, SystemClock
 from pump.errors import ConfigurationError, PublishError, PumpError
 from pump.message import Message
+from pump.telemetry import log
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.gathering import GatheredSends
 from pump.transport_kit.protocol import AsyncProducer, Producer, Transport
 from pump.transport_kit.sending import not_sent
+
+_real_clock: Final = SystemClock()
+CLOSING_TIMEOUT: Final = 10.0
+"""How long closing one producer is waited for, where nobody has less time, in seconds."""
 
 
 class Producers:
@@ -33,8 +39,8 @@ class Producers:
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Send messages; returns when the broker has confirmed all of them."""
-        self._check()
         with self._lock:
+            self._check()
             if self._producer is None:
                 self._producer = blocking(self._transport).producer()
             producer = self._producer
@@ -61,27 +67,29 @@ class Producers:
         except Exception as error:
             raise PublishError(f"posting failed: {type(error).__name__}: {error}") from error
 
-    def close(self) -> None:
-        """Close every producer, but for those of loops that do not run any more: they ended with their loop."""
+    def closing(self) -> Sequence[Signal]:
+        """Begin to close every producer; each of these is set once one is closed. All that was confirmed is stored.
+
+        Those of loops that do not run any more ended with their loop.
+        """
         self._open = False
+        awaited = list(self._loops.items())
+        self._loops.clear()
+        there_is_one = self._producer is not None or self._lock.locked()  # or it is being opened, who knows how long
+        closing = [_in_a_thread(self._close_own)] if there_is_one else []
+        closing += [asyncio.run_coroutine_threadsafe(each.close(), loop) for loop, each in awaited if loop.is_running()]
+        return [_ended(each) for each in closing]
+
+    def close(self) -> None:
+        """Close every producer, and wait for that."""
+        for closed in self.closing():
+            _real_clock.wait(closed, CLOSING_TIMEOUT)
+
+    def _close_own(self) -> None:
         with self._lock:
             producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
-        running = [(loop, each) for loop, each in self._loops.items() if loop.is_running()]
-        self._loops.clear()
-        closing = [asyncio.run_coroutine_threadsafe(each.close(), loop) for loop, each in running]
-        if asyncio._get_running_loop() is None:  # noqa: SLF001 - as must_not_block asks; a loop must not wait for another
-            for future in closing:
-                with contextlib.suppress(Exception):  # what could not be closed ends with its loop
-                    future.result()
-
-    async def close_async(self) -> None:
-        """The same, where one of them belongs to the running loop."""
-        producer = self._loops.pop(asyncio.get_running_loop(), None)
-        if producer is not None:
-            await producer.close()
-        self.close()
 
     def _check(self) -> None:
         if not self._open:
@@ -92,11 +100,11 @@ class Producers:
 
 
 class _LoopProducer:
-    """The producer for the callers of one loop: opened once, by the first of them."""
+    """The producer for the callers of one loop: opened once, for the first of them, and no caller can cancel that."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport: Final = transport
-        self._opening: Final = asyncio.Lock()
+        self._opening: asyncio.Task[AsyncProducer] | None = None
         self._producer: AsyncProducer | None = None
         self._closed = False
         self.sends: Final = GatheredSends(self._send)
@@ -104,20 +112,57 @@ class _LoopProducer:
     async def _send(self, messages: Sequence[Message], delay: float) -> None:
         producer = self._producer
         if producer is None:
-            producer = await self._open()
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._open(), name="pump-open")
+            producer = await asyncio.shield(self._opening)
         await producer.send(messages, delay)
 
     async def _open(self) -> AsyncProducer:
-        async with self._opening:
-            if self._closed:
-                raise not_sent("the producer is closed", retriable=True)
-            if self._producer is None:
-                self._producer = await awaiting(self._transport).async_producer()
-            return self._producer
+        try:
+            self._check()
+            producer = await awaiting(self._transport).async_producer()
+        finally:
+            self._opening = None
+        if self._closed:
+            await producer.close()
+            self._check()
+        self._producer = producer
+        return producer
+
+    def _check(self) -> None:
+        if self._closed:
+            raise not_sent("the producer is closed", retriable=True)
 
     async def close(self) -> None:
-        """Close the producer, also one that is being opened."""
-        async with self._opening:
-            self._closed = True
-            if self._producer is not None:
-                await self._producer.close()
+        """Close the producer; one that is being opened is closed when it has been."""
+        self._closed = True
+        if self._producer is not None:
+            await self._producer.close()
+
+
+def _in_a_thread(close: Callable[[], None]) -> Future[None]:
+    """A call that may block, on a thread that nobody waits for longer than wanted."""
+    future = Future[None]()
+
+    def run() -> None:
+        try:
+            close()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="pump-close", daemon=True).start()
+    return future
+
+
+def _ended(future: Future[None]) -> Signal:
+    ended = Signal()
+
+    def end(_: object) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            log.warning("closing a producer failed: %s", str(error) or type(error).__name__)
+        ended.set()
+
+    future.add_done_callback(end)
+    return ended

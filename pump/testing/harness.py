@@ -103,7 +103,7 @@ class PumpHarness:
         producers = self._producers = _RecordingProducers(transport, self._note)
         producers.open()
         every = registry.joined_by(handler for each in plans for handler in each.handlers)
-        self.processor: Final = CommandProcessor(every, publications, settings, producers)
+        self.processor: Final = CommandProcessor(every, publications, settings, producers, self._stop)
         """Sends and publishes in the process, as `self.context.processor` does."""
         self._mappers: Final = {wire_type(each.request): settings.mapper(each.request) for each in publications}
         self._pumps: Final = [
@@ -357,10 +357,14 @@ class PumpHarness:
 
     # -- end
 
-    def close(self) -> None:
-        """Stop the pumps and close everything."""
+    def _stop(self) -> None:
         for pump in self._pumps:
             pump.judge.stop()
+
+    def close(self) -> None:
+        """Stop the pumps and close everything."""
+        self._stop()
+        for pump in self._pumps:
             if isinstance(pump.channel, AsyncChannel):
                 if self._runner is not None:
                     self.await_(pump.channel.close())

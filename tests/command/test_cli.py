@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -132,6 +133,34 @@ def test_a_second_signal_ends_run_at_once(folder: Path, number: signal.Signals) 
         program.send(number)
 
         assert program.ends() == -number
+
+
+STUCK = """
+import asyncio
+
+async def handle(order: PlaceOrder) -> None:
+    print("handling", order.sku, flush=True)
+    {wait}
+
+def stuck(): return feeding("tea", handlers=[handle], grace=0.2)
+"""
+
+
+@pytest.mark.requirement("P-11")
+@pytest.mark.parametrize(
+    "wait", ["await asyncio.to_thread(time.sleep, 3600)", "time.sleep(3600)"], ids=["in a thread", "on the loop"]
+)
+def test_run_ends_in_time_though_a_handler_has_left_something_that_never_does(folder: Path, wait: str) -> None:
+    write(folder, "odd.py", STUCK.format(wait=wait))
+    with pump("run", "odd:stuck", folder=folder) as program:
+        program.says("handling tea")
+        began = time.monotonic()
+        program.send(signal.SIGTERM)
+        status = program.ends()
+        took = time.monotonic() - began
+
+    assert status == 0
+    assert took < 0.2 + 2
 
 
 @pytest.mark.requirement("P-20")

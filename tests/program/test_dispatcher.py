@@ -268,7 +268,8 @@ def test_options_of_a_post_that_make_no_sense_are_refused(options: dict[str, Any
 
 BLOCKING: dict[str, tuple[Callable[[Dispatcher], object], str]] = {
     "with": (lambda each: each.__enter__(), "async with dispatcher:"),
-    "run": (lambda each: each.run(), "async with dispatcher:"),
+    "start": (lambda each: each.start(), "start_async"),
+    "run": (lambda each: each.run(), "run_async"),
     "stop": (lambda each: each.stop(), "stop_async"),
     "publishing": (lambda each: each.publishing().__enter__(), r"async with dispatcher.publishing\(\):"),
     "post": (lambda each: each.post(Order()), "post_async"),

@@ -185,7 +185,7 @@ def test_a_blocking_handler_that_outlasts_the_grace_is_told_and_its_message_is_n
 
     assert told
     assert (locked, calls) == (1, [])
-    assert [each.levelno for each in caplog.records if "still runs after the grace" in each.getMessage()] == [
+    assert [each.levelno for each in caplog.records if "its handler, which still runs" in each.getMessage()] == [
         logging.ERROR
     ]
     assert broker.named("acknowledge") == ["acknowledge"], "it ended after all, in this process"

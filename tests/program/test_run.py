@@ -20,7 +20,7 @@ import asyncio, signal, sys, threading, time
 from dataclasses import dataclass
 from pump import *
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal; whoever starts the tests may ignore it
+signal.signal(signal.SIGINT, {interrupt})  # whoever starts the tests may ignore it
 
 @dataclass(frozen=True)
 class Order(Command):
@@ -51,7 +51,7 @@ threading.Thread(target=tell, daemon=True).start()
 before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 with dispatcher.publishing():
     dispatcher.post(Order(1))
-code = dispatcher.run()
+code = {run}
 if (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before:
     print("signals are as before")
 for _ in range(500):
@@ -80,18 +80,38 @@ FORMS = {
 }
 
 
-def program(folder: Path, form: str, *, seconds: float = 0, wait: str = "", broken: bool = False) -> Program:
+RUNS = {"run": "dispatcher.run()", "run_async": "asyncio.run(dispatcher.run_async())"}
+IN_A_TERMINAL = "signal.default_int_handler"
+IN_THE_BACKGROUND = "signal.SIG_IGN"
+
+
+def program(
+    folder: Path,
+    form: str,
+    *,
+    seconds: float = 0,
+    wait: str = "",
+    broken: bool = False,
+    run: str = "run",
+    interrupt: str = IN_A_TERMINAL,
+) -> Program:
     body, sleep = FORMS[form]
     handle = dedent(body).format(wait=wait or sleep.format(seconds=seconds))
-    text = PROGRAM.format(handle=indent(handle, "    ").strip(), broken=broken)
+    text = PROGRAM.format(handle=indent(handle, "    ").strip(), broken=broken, run=RUNS[run], interrupt=interrupt)
     (folder / "shop.py").write_text(text)
     return Program([sys.executable, "shop.py"], folder)
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_when_the_message_in_hand_is_done(tmp_path: Path, form: str, number: signal.Signals) -> None:
-    with program(tmp_path, form, seconds=0.5) as running:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_it_when_the_message_in_hand_is_done(
+    tmp_path: Path, form: str, number: signal.Signals, run: str
+) -> None:
+    with program(tmp_path, form, seconds=0.5, run=run) as running:
         running.says("begun")
         running.send(number)
         code = running.ends()
@@ -103,14 +123,32 @@ def test_a_signal_ends_it_when_the_message_in_hand_is_done(tmp_path: Path, form:
     assert "signals are as before" in output
 
 
+@pytest.mark.parametrize("interrupt", [IN_A_TERMINAL, IN_THE_BACKGROUND], ids=["in a terminal", "in the background"])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_grace(tmp_path: Path, form: str, number: signal.Signals) -> None:
-    with program(tmp_path, form, seconds=3600) as running:
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize("second", SIGNALS)
+def test_a_second_signal_of_either_kind_ends_it_at_once(
+    tmp_path: Path, form: str, first: signal.Signals, second: signal.Signals, interrupt: str
+) -> None:
+    with program(tmp_path, form, seconds=3600, interrupt=interrupt) as running:
         running.says("begun")
-        running.send(number)
+        running.send(first)
         running.says("stopping")
-        running.send(number)
+        running.send(second)
+        code = running.ends()
+
+    assert code != 0
+    assert "handled" not in running.output
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("second", SIGNALS)
+def test_a_second_signal_ends_run_async_at_once(tmp_path: Path, form: str, second: signal.Signals) -> None:
+    with program(tmp_path, form, seconds=3600, run="run_async") as running:
+        running.says("begun")
+        running.send(signal.SIGTERM)
+        running.says("stopping")
+        running.send(second)
         code = running.ends()
 
     assert code != 0

@@ -1,0 +1,89 @@
+"""The states of a dispatcher: what starting, stopping and controlling it mean in each of them."""
+
+import threading
+from enum import Enum
+
+from pump.clock import Signal
+from pump.errors import ConfigurationError, PumpError
+
+
+class Phase(Enum):
+    """What a dispatcher is doing."""
+
+    STOPPED = "is not running"
+    STARTING = "is starting"
+    PUBLISHING = "only publishes"
+    CONSUMING = "is running"
+    STOPPING = "is stopping"
+
+
+class StopAsked(PumpError):  # noqa: N818 - what happened, and no error of anybody
+    """A dispatcher was asked to stop before it had started."""
+
+
+class Life:
+    """The phase of one dispatcher. Any thread may ask for the next one, and nobody else decides.
+
+    |            | not running | starting               | publishing, consuming       | stopping                     |
+    | ---------- | ----------- | ---------------------- | --------------------------- | ---------------------------- |
+    | start      | begins      | an error               | an error                    | an error                     |
+    | ask        | nothing     | the start is given up  | stopping                    | nothing more                 |
+    | stop       | nothing     | as ask, and waits      | stopping, done by this call | done by one call; others wait |
+    | control    | an error    | an error               | done, where it consumes     | an error                     |
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._phase = Phase.STOPPED
+        self._is_being_stopped = False
+        self.asked = Signal()
+        """Set when it shall stop. A new one for each start; a signal handler may set it too."""
+        self.ended = Signal()
+        """Set while it does not run."""
+        self.ended.set()
+
+    def start(self, asked: Signal) -> None:
+        """Begin to start; `reach` or `end` follows."""
+        with self._lock:
+            if self._phase is not Phase.STOPPED:
+                text = "running already" if self._phase is Phase.CONSUMING else f"in use: it {self._phase.value}"
+                raise ConfigurationError(f"this dispatcher is {text}")
+            self._phase, self._is_being_stopped, self.asked = Phase.STARTING, False, asked
+            self.ended.clear()
+
+    def reach(self, phase: Phase) -> None:
+        """The start is done; StopAsked if somebody has asked for the end meanwhile."""
+        with self._lock:
+            if self.asked.is_set():
+                raise StopAsked("the dispatcher was asked to stop while it was starting")
+            self._phase = phase
+
+    def ask(self) -> bool:
+        """Ask it to stop; whether it was running, so that its performers can be asked too."""
+        with self._lock:
+            runs = self._phase in {Phase.PUBLISHING, Phase.CONSUMING}
+            if runs:
+                self._phase = Phase.STOPPING
+        self.asked.set()
+        return runs
+
+    def stop(self) -> bool:
+        """Ask it to stop; whether the caller has to stop it. Otherwise somebody else does, or it does not run."""
+        self.ask()
+        with self._lock:
+            mine = self._phase is Phase.STOPPING and not self._is_being_stopped
+            self._is_being_stopped = self._is_being_stopped or mine
+            return mine
+
+    def end(self) -> None:
+        """It does not run any more."""
+        with self._lock:
+            self._phase = Phase.STOPPED
+        self.ended.set()
+
+    def must_consume(self) -> None:
+        """Raise unless messages are consumed now."""
+        with self._lock:
+            phase = self._phase
+        if phase is not Phase.CONSUMING:
+            raise ConfigurationError(f"there is nothing to control: the dispatcher {phase.value}")

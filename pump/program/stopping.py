@@ -1,0 +1,69 @@
+"""How performers end within their grace: who is asked, who is told, who is left behind, and until when.
+
+A stop is a series of waits, each for a signal and for so many seconds, which are made by blocking or by awaiting.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from pump.clock import Signal, SystemClock
+from pump.program.performer_group import PerformerGroup
+from pump.telemetry import log
+
+Waits: TypeAlias = Iterator[tuple[Signal, float | None]]
+"""Each for a signal, and for how long at most; None is for ever."""
+
+real_clock: Final = SystemClock()
+"""Threads and tasks end in real time, whatever clock the pumps use."""
+AFTER_GRACE: Final = 0.8
+"""How long a stop waits for a handler after telling it to end, in seconds."""
+CLOSING: Final = 0.6
+"""How much later everything else is closed, or left."""
+PROCESS_END: Final = 1.8
+"""After the grace and so many seconds, a process that has been stopped ends, whatever still runs in it."""
+
+
+def go_through(waits: Waits) -> None:
+    """Make the waits, blocking."""
+    for signal, left in waits:
+        real_clock.wait(signal, left)
+
+
+async def go_through_async(waits: Waits) -> None:
+    """The same, awaiting."""
+    for signal, left in waits:
+        await real_clock.wait_async(signal, left)
+
+
+def hurry(waits: Waits) -> None:
+    """Do what is left without waiting, since somebody has no patience: a second Ctrl-C, or a cancellation."""
+    with suppress(Exception):  # that somebody gets the interruption itself
+        for _ in waits:
+            pass
+
+
+def end_performers(graces: Mapping[PerformerGroup, float], began: float) -> Waits:
+    """Ask every performer to stop, tell those to end whose grace is over, and leave those that do not."""
+    for group in graces:
+        group.stop()
+    in_turn = sorted(graces, key=graces.__getitem__)
+    for group in in_turn:
+        yield from _ends(group, began + graces[group])
+        group.give_up()
+    for group in in_turn:
+        yield from _ends(group, began + graces[group] + AFTER_GRACE)
+        for performer in group.unfinished:
+            log.error(
+                "performer %s has not ended within the grace of %g s and %g s more: it waits for %s; "
+                "what was not settled comes again when this process ends",
+                performer.name,
+                graces[group],
+                AFTER_GRACE,
+                performer.waits_for,
+            )
+
+
+def _ends(group: PerformerGroup, until: float) -> Waits:
+    for performer in group.unfinished:
+        yield performer.finished, until - real_clock.monotonic()
