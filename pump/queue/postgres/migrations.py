@@ -5,8 +5,12 @@ processes of the version before go on working meanwhile.
 """
 
 import re
+from collections.abc import Sequence
+from hashlib import sha256
 from importlib import resources
-from typing import Final
+from typing import Any, Final
+
+from psycopg.errors import DuplicateFunction, DuplicateObject, DuplicateTable
 
 from pump.errors import ConfigurationError, SetupError
 from pump.queue.postgres.connection import Connection, execute, rows
@@ -33,30 +37,49 @@ def migrations() -> list[str]:
 
 
 def migrate(connection: Connection, schema: str) -> None:
-    """Bring the schema up to date; refuse one of a newer version."""
+    """Bring the schema up to date; SetupError if it is of a newer version, or not what this code would have made."""
     known = migrations()
-    if version_of(connection, schema) == len(known):
+    if version_of(connection, schema, known) == len(known):
         return
     with connection.transaction():
         execute(connection, TIMEOUTS)
         execute(connection, b"select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"message-pump {schema}",))
-        version = version_of(connection, schema)
-        if version > len(known):
-            raise SetupError(f"schema {schema} has version {version}; this code knows up to {len(known)}: update it")
+        version = version_of(connection, schema, known)
         # It may exist already: not everybody has the right to create a schema.
         if version == 0 and not rows(connection, b"select 1 from pg_namespace where nspname = %s", (schema,)):
             execute(connection, f'create schema "{schema}"'.encode())
-        for number in range(version, len(known)):
-            execute(connection, in_schema(schema, known[number]), prepare=False)
-            execute(connection, in_schema(schema, RECORD), (number + 1,))
+        try:
+            for number in range(version, len(known)):
+                execute(connection, in_schema(schema, known[number]), prepare=False)
+                execute(connection, in_schema(schema, RECORD), (number + 1, digest(known[number])))
+        except (DuplicateTable, DuplicateObject, DuplicateFunction):
+            raise SetupError(
+                f"schema {schema} has something of another program with a name that the queue needs: "
+                "give the queue a schema of its own (`schema=…`)"
+            ) from None
 
 
-def version_of(connection: Connection, schema: str) -> int:
+def version_of(connection: Connection, schema: str, known: Sequence[str]) -> int:
     """The number of the last migration that was applied; 0 if there is none."""
     if not rows(connection, FIND, (schema,)):
         return 0
-    ((number,),) = rows(connection, in_schema(schema, "select max(number) from message_pump.schema_version"))
-    return number or 0
+    found: list[dict[str, Any]] = [row for (row,) in rows(connection, in_schema(schema, APPLIED))]
+    applied = {row["number"]: row.get("digest") for row in found if isinstance(row.get("number"), int)}
+    version = max(applied, default=0)
+    if version > len(known):
+        raise SetupError(f"schema {schema} has version {version}; this code knows up to {len(known)}: update it")
+    if applied != dict(enumerate(map(digest, known[:version]), start=1)):
+        raise SetupError(
+            f"schema {schema} was made by another build of message-pump, and its tables or functions are others: run "
+            "that build, give the queue another schema (`schema=…`), or drop this one if none of its messages is needed"
+        )
+    return version
+
+
+def digest(migration: str) -> str:
+    """A fingerprint of a migration, whatever its comments and its spaces are."""
+    statements = " ".join(re.sub("--.*", "", migration).split())
+    return sha256(statements.encode()).hexdigest()[:32]
 
 
 TIMEOUTS: Final = b"select set_config('lock_timeout', '5s', true), set_config('statement_timeout', '0', true)"
@@ -65,4 +88,6 @@ FIND: Final = (
     b"select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
     b" where n.nspname = %s and c.relname = 'schema_version'"
 )
-RECORD: Final = "insert into message_pump.schema_version (number) values (%s)"
+# As JSON, since an earlier build has other columns, and another program may have a table of this name.
+APPLIED: Final = "select to_jsonb(v) from message_pump.schema_version v"
+RECORD: Final = "insert into message_pump.schema_version (number, digest) values (%s, %s)"

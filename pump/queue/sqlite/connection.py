@@ -97,7 +97,7 @@ class Connections:
         self._prepared = False
         fork_gate.register(self)
         with self.writing() as connection:
-            prepare(connection)
+            prepare(connection, self.path)
         self._prepared = True
 
     def reading(self) -> sqlite3.Connection:

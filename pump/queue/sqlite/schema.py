@@ -6,7 +6,9 @@ dead-lettered, neither means completed. So `claimed` only grows when a message g
 that same transaction), and no counter can contradict the rows.
 """
 
+import re
 import sqlite3
+from pathlib import Path
 from typing import Final
 
 from pump.errors import SetupError
@@ -81,14 +83,25 @@ CREATE TABLE trace_name (name TEXT NOT NULL, trace_id TEXT NOT NULL, PRIMARY KEY
 """
 
 
-def prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables where there are none; refuse a file that a newer version of this code has changed."""
-    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found == VERSION:
+NAMES: Final = re.compile(r"CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)")
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables where there are none; SetupError if there are others than this code would create."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    statements = [" ".join(each.split()) for each in TABLES.split(";\n") if each.strip()]
+    # SQLite keeps each statement as it was given.
+    kept = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+    found = [" ".join(kept[name].split()) for name in NAMES.findall(TABLES) if name in kept]
+    if version == VERSION and found == statements:
         return
-    if found > VERSION:
-        raise SetupError(f"the queue's tables have version {found}; this code knows up to {VERSION}: update it")
-    for statement in TABLES.split(";\n"):
-        if statement.strip():
-            connection.execute(statement)
+    if version > VERSION and found:
+        raise SetupError(f"the tables in {path} have version {version}; this code knows up to {VERSION}: update it")
+    if version or found:
+        raise SetupError(
+            f"{path} was made by another build of message-pump or by another program, and its tables are others: use "
+            "what made it, give the queue a file of its own, or remove this one if nothing in it is needed"
+        )
+    for statement in statements:
+        connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -18,6 +18,7 @@ from pump.queue.engine import Engine
 from pump.queue.errors import Conflict, QueueUnavailable
 from pump.queue.options import QueueOptions
 from pump.queue.postgres.engine import PostgresEngine
+from pump.queue.postgres.migrations import digest
 from pump.queue.sealing import Sealing
 from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement, Status
 
@@ -440,6 +441,58 @@ def test_a_schema_of_a_newer_version_is_refused(make: MakeEngine, postgres: Post
 
     with pytest.raises(SetupError, match="999"):
         make()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table {0}.schema_version drop column digest",
+        "update {0}.schema_version set digest = null where number = 3",
+        "update {0}.schema_version set digest = 'f00' where number = 7",
+        "delete from {0}.schema_version where number = 2",
+    ],
+    ids=["before there were digests", "without one", "another one", "one left out"],
+)
+def test_a_schema_of_another_build_is_refused_with_what_to_do_and_left_alone(
+    make: MakeEngine, postgres: Postgres, schema: str, change: str
+) -> None:
+    push(make(), "1")
+    with postgres.connect() as connection:
+        connection.execute(change.format(schema))
+
+    with pytest.raises(SetupError, match=f"schema {schema} was made by another build") as raised:
+        make()
+
+    assert "give the queue another schema (`schema=…`)" in str(raised.value)
+    with postgres.connect() as connection:
+        assert connection.execute(f"select count(*) from {schema}.message").fetchone() == (1,)  # noqa: S608
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create table {0}.message (text text)",
+        "create table {0}.schema_version (installed_rank int)",
+        "create table {0}.schema_version (version text); insert into {0}.schema_version values ('1.0')",
+        "create function {0}.size_of(bigint) returns bigint language sql as 'select 1::bigint'",
+        "create type {0}.taken as enum ('a')",
+    ],
+)
+def test_a_schema_in_which_another_program_has_what_the_queue_needs_is_refused(
+    make: MakeEngine, postgres: Postgres, schema: str, statement: str
+) -> None:
+    with postgres.connect() as connection:
+        connection.execute(f"create schema {schema}")
+        for each in statement.format(schema).split("; "):
+            connection.execute(each)
+
+    with pytest.raises(SetupError, match=f"schema {schema} has something of another program"):
+        make()
+
+
+def test_comments_and_spaces_make_no_other_build() -> None:
+    assert digest("select 1; -- one\n\n  select 2;") == digest("select 1;\nselect 2; -- two")
+    assert digest("select 1;") != digest("select 2;")
 
 
 def test_the_database_needs_no_search_path(make: MakeEngine, postgres: Postgres) -> None:

@@ -338,6 +338,50 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None
         SqliteEngine(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE queue ADD COLUMN colour TEXT",
+        "DROP INDEX dead_by_time",
+        "DROP TABLE trace_name",
+        "PRAGMA user_version = 0",
+    ],
+)
+def test_a_file_of_another_build_is_refused_with_what_to_do_and_left_alone(path: Path, change: str) -> None:
+    SqliteEngine(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(change)
+        before = connection.execute("SELECT * FROM sqlite_master").fetchall()
+
+        with pytest.raises(SetupError, match="another build") as raised:
+            SqliteEngine(path)
+
+        assert connection.execute("SELECT * FROM sqlite_master").fetchall() == before
+    assert str(path) in str(raised.value)
+    assert "give the queue a file of its own" in str(raised.value)
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE message (text)", "PRAGMA user_version = 7"])
+def test_a_file_in_which_another_program_has_what_the_queue_needs_is_refused(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+
+    with pytest.raises(SetupError, match="by another program"):
+        SqliteEngine(path)
+
+
+def test_a_file_may_hold_the_tables_of_its_program_too(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (name TEXT)")
+
+    SqliteEngine(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE INDEX dead_by_reason ON dead (reason)")
+
+    with closing(SqliteEngine(path)) as engine:
+        assert [each.refused for each in engine.push([Push("q", b"1")])] == [""]
+
+
 def test_who_cannot_write_in_time_is_told_that_it_may_help_to_try_again(
     path: Path, engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

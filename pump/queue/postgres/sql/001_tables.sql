@@ -4,7 +4,7 @@
 -- `message_pump` stands for the schema, whatever its name is.
 
 create table message_pump.schema_version (
-    number integer primary key, applied_at timestamptz not null default clock_timestamp()
+    number integer primary key, digest text, applied_at timestamptz not null default clock_timestamp()
 );
 
 create table message_pump.queue (
