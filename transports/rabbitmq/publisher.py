@@ -138,7 +138,7 @@ class Publisher:
             yield from self._publish(to.exchange, to.routing_key, messages)
             return
         seconds_there = delay_queue_for(delay)
-        queue, arguments = to.queue(seconds_there), to.arguments(seconds_there, self.settings.queue_type)
+        queue, arguments = to.queue(seconds_there), to.arguments(seconds_there)
         for is_last_try in (False, True):
             if queue not in self._known:
                 yield from with_topology(self.settings, lambda topology: topology.make_queue(queue, arguments))

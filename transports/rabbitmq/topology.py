@@ -40,6 +40,8 @@ Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
 """Makes a request on an AMQP channel, and has its answer passed on."""
 
 _REFUSALS: Final = frozenset({ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED})
+_STREAM: Final = "rabbit_stream_queue"
+"""What the broker calls a queue that is a stream."""
 _NO_SUCH: Final = "NOT_FOUND - no "
 """A queue whose node is down is not found either, but comes back."""
 
@@ -67,14 +69,18 @@ class DelayQueues:
         """The queue in which a message waits for so many seconds."""
         return f"{self.prefix}.{delay}s"
 
-    def arguments(self, delay: int, queue_type: QueueType) -> QueueArguments:
-        """How it is made. It never expires: an expiring queue drops what it holds."""
+    def arguments(self, delay: int) -> QueueArguments:
+        """How it is made. It never expires: an expiring queue drops what it holds.
+
+        It is a quorum queue whatever the others are: a classic one drops a message that is due while the queue that it
+        leads to is full or gone.
+        """
         return {
-            "x-queue-type": queue_type,
+            "x-queue-type": "quorum",
             "x-message-ttl": 1000 * delay,
             "x-dead-letter-exchange": self.exchange,
             "x-dead-letter-routing-key": self.routing_key,
-            **_at_least_once(queue_type),
+            **_at_least_once("quorum"),
         }
 
 
@@ -143,13 +149,20 @@ class Topology:
     def subscribe(self, subscription: Subscription) -> Steps[bool]:
         """Create or validate what a subscription needs; whether its queue is known to be made as ours are."""
         names = Destinations.of(subscription)
-        if subscription.missing == "assume":
-            return False
-        if subscription.missing == "validate":
-            for queue in (names.channel, *names.dead_letters):
-                yield from self._must_exist("queue", queue)
-            yield from self._must_exist("exchange", names.topic)
-            return False
+        if subscription.missing == "create":
+            is_ours = yield from self._create(names)
+        else:
+            is_ours = False
+            if subscription.missing == "validate":
+                for queue in (names.channel, *names.dead_letters):
+                    yield from self._must_exist("queue", queue)
+                yield from self._must_exist("exchange", names.topic)
+        if not is_ours:
+            yield from self._must_be_no_stream(names.channel)
+        return is_ours
+
+    def _create(self, names: Destinations) -> Steps[bool]:
+        """Create what is missing; whether the channel's queue is made as ours are."""
         for queue in names.dead_letters:
             yield from self.make_queue(queue, queue_arguments(self._queue_type, None))
         is_ours = yield from self.make_queue(names.channel, queue_arguments(self._queue_type, names.dead_letter))
@@ -160,6 +173,21 @@ class Topology:
         if refused is not None:
             raise _error(f"bind the queue {names.channel!r} to the exchange {names.topic!r}", refused) from refused
         return is_ours
+
+    def _must_be_no_stream(self, queue: str) -> Steps[None]:
+        """SetupError if the queue is a stream.
+
+        Nothing in AMQP tells what a queue is, except the refusal of a consumer: of these two arguments each kind of
+        queue refuses one, and names its kind.
+        """
+        refused = yield from self._refusal(partial(_consume_nothing, queue))
+        if refused is None:  # an old broker, which overlooks arguments that it does not know
+            yield from self.close()
+        elif _STREAM in refused.text:
+            raise SetupError(
+                f"RabbitMQ: the queue {queue!r} is a stream, which a pump does not consume: it would have to remember "
+                "by itself what it has handled. Bind a quorum or a classic queue to the same exchange instead"
+            )
 
     def make_queue(self, name: str, arguments: QueueArguments) -> Steps[bool]:
         """Make a queue; False if there is one that was made in another way, which is used as it is."""
@@ -241,6 +269,11 @@ class Topology:
             self._operation.succeed(None)
         else:
             self._operation.fail(refusal(reason))
+
+
+def _consume_nothing(queue: str, channel: Channel, done: Callable[[Any], None]) -> None:
+    channel.basic_qos(prefetch_count=1)
+    channel.basic_consume(queue, lambda *_: None, arguments={"x-priority": 0, "x-stream-offset": "next"}, callback=done)
 
 
 def _error(what: str, refused: ChannelRefused) -> PumpError:

@@ -34,9 +34,9 @@ class Job(Command):
 class Shop:
     """One channel on one broker: a producer, consumers, and a look past the transport."""
 
-    def __init__(self, broker: RabbitMQ, url: str, stack: ExitStack) -> None:
+    def __init__(self, broker: RabbitMQ, url: str, stack: ExitStack, name: str = "") -> None:
         self.broker = broker
-        self.name = f"shop-{uuid4().hex[:8]}"
+        self.name = name or f"shop-{uuid4().hex[:8]}"
         self.rules = Subscription(Job, topic=self.name, channel=self.name)
         self.transport = RabbitMQTransport.from_url(url)
         self._stack = stack
@@ -328,7 +328,7 @@ def test_a_delay_queue_that_somebody_deleted_is_made_again(shop: Shop) -> None:
         shop.broker.delete_queue(f"{shop.name}.delay.1s")
 
 
-def test_a_delay_queue_keeps_what_it_holds_for_as_long_as_it_takes(shop: Shop, queue_type: str) -> None:
+def test_a_delay_queue_keeps_what_it_holds_for_as_long_as_it_takes(shop: Shop) -> None:
     consumer = shop.consumer()
     shop.producer.send(shop.messages())
     consumer.requeue(receive(consumer), 1.0, attempts=1)
@@ -338,8 +338,35 @@ def test_a_delay_queue_keeps_what_it_holds_for_as_long_as_it_takes(shop: Shop, q
     row = next(row for row in rows if row.startswith(f"{shop.name}.delay.1s\t"))
     assert "x-expires" not in row
     assert row.endswith("true")
-    assert ('"x-dead-letter-strategy","at-least-once"' in row) == (queue_type == "quorum")
-    assert ('"x-overflow","reject-publish"' in row) == (queue_type == "quorum")
+    assert '"x-queue-type","quorum"' in row
+    assert '"x-dead-letter-strategy","at-least-once"' in row
+    assert '"x-overflow","reject-publish"' in row
+
+
+def test_what_is_due_while_its_queue_is_full_waits(rabbitmq: RabbitMQ, queue_type: str) -> None:
+    rabbitmq.control("eval", "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500).")
+    name = f"full-{uuid4().hex[:8]}"
+    full = {"x-queue-type": queue_type, "x-max-length": 1, "x-overflow": "reject-publish"}
+    with rabbitmq.connect() as connection:
+        connection.channel().queue_declare(name, durable=True, arguments=full)
+
+    def waits_no_more() -> bool:
+        rows = rabbitmq.control("list_queues", "--silent", "name", "messages_ready").splitlines()
+        return f"{name}.delay.1s\t0" in rows
+
+    with ExitStack() as stack:
+        shop = Shop(rabbitmq, f"{rabbitmq.url}?queue_type={queue_type}", stack, name)
+        consumer = shop.consumer()
+        shop.producer.send(shop.messages(1, body=b"deferred"))
+        deferred = receive(consumer)
+        consumer.requeue(deferred, 1.0, attempts=1)
+        shop.post_by_pika(b"stranger")
+        eventually(waits_no_more)
+
+        stranger = receive(consumer)
+        consumer.acknowledge(stranger)
+        again = receive(consumer, 10.0)
+        assert (stranger.body, again.body, again.attempts) == (b"stranger", b"deferred", 1)
 
 
 def test_a_purge_removes_what_is_delayed_too(shop: Shop) -> None:

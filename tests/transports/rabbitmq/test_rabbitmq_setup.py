@@ -347,6 +347,42 @@ def test_a_queue_of_others_is_used_as_it_is_and_its_limit_assumed(
     assert (f"the queue {rules.channel} was made by others" in caplog.text) == (missing == "create")
 
 
+@pytest.mark.parametrize("missing", ["create", "validate", "assume"])
+@pytest.mark.parametrize("kind", ["quorum", "classic", "stream"])
+def test_a_stream_is_refused_and_no_other_queue_is_touched_by_the_question(
+    rabbitmq: RabbitMQ, transport: RabbitMQTransport, missing: str, kind: str
+) -> None:
+    rules = subscription(missing=missing)
+    make_queue(rabbitmq, rules.channel, queue_type=kind)
+    make_queue(rabbitmq, f"{rules.channel}.dead")
+    make_exchange(rabbitmq, rules.topic, "fanout")
+    with rabbitmq.connect() as connection:
+        connection.channel().basic_publish("", rules.channel, b"there")
+
+    if kind == "stream":
+        with pytest.raises(SetupError, match=f"'{rules.channel}' is a stream, which a pump does not consume"):
+            transport.consumer(rules)
+        return
+
+    consumer = transport.consumer(rules)
+    (message,) = consumer.receive(1, 5.0)
+    assert message.deliveries == 1
+    consumer.close()
+
+
+@pytest.mark.parametrize("missing", ["create", "validate"])
+def test_a_program_with_a_stream_for_a_channel_does_not_start(
+    rabbitmq: RabbitMQ, transport: RabbitMQTransport, missing: str
+) -> None:
+    rules = subscription(missing=missing)
+    make_queue(rabbitmq, rules.channel, queue_type="stream")
+    make_queue(rabbitmq, f"{rules.channel}.dead")
+    make_exchange(rabbitmq, rules.topic, "fanout")
+
+    with pytest.raises(SetupError, match="is a stream"):
+        transport.prepare([rules], [])
+
+
 def test_the_limit_of_a_queue_of_others_may_be_told(rabbitmq: RabbitMQ) -> None:
     rules = subscription(missing="assume")
     make_queue(rabbitmq, rules.channel, queue_type="quorum", delivery_limit=5)
