@@ -61,7 +61,7 @@ class Producers:
                 self._loops.pop(ended, None)
             producer = self._loops[loop] = _LoopProducer(self._transport)
         try:
-            await producer.sends.send(messages, delay)
+            await producer.send(messages, delay)
         except PumpError:
             raise
         except Exception as error:
@@ -104,20 +104,21 @@ class _LoopProducer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport: Final = transport
-        self._opening: asyncio.Task[AsyncProducer] | None = None
+        self._opening: asyncio.Task[GatheredSends] | None = None
         self._producer: AsyncProducer | None = None
         self._closed = False
-        self.sends: Final = GatheredSends(self._send)
+        self._sends: GatheredSends | None = None
 
-    async def _send(self, messages: Sequence[Message], delay: float) -> None:
-        producer = self._producer
-        if producer is None:
+    async def send(self, messages: Sequence[Message], delay: float) -> None:
+        """As the producer's. Those that wait for the opening then send in the order in which they came."""
+        sends = self._sends
+        if sends is None:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open(), name="pump-open")
-            producer = await asyncio.shield(self._opening)
-        await producer.send(messages, delay)
+            sends = await asyncio.shield(self._opening)
+        await sends.send(messages, delay)
 
-    async def _open(self) -> AsyncProducer:
+    async def _open(self) -> GatheredSends:
         try:
             self._check()
             producer = await awaiting(self._transport).async_producer()
@@ -126,8 +127,8 @@ class _LoopProducer:
         if self._closed:
             await producer.close()
             self._check()
-        self._producer = producer
-        return producer
+        self._producer, self._sends = producer, GatheredSends(producer.send)
+        return self._sends
 
     def _check(self) -> None:
         if self._closed:
