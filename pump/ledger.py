@@ -122,6 +122,7 @@ class Ledger:
         """The message was nacked, which counts no attempt; here it is not presented again before `due`."""
         with self._lock:
             account = self._judged(message)
+            message.attempts = max(message.attempts, account.attempts)
             account.nacks += 1
             account.due = due
             account.touched = max(account.touched, due)
@@ -129,9 +130,13 @@ class Ledger:
         self._correct(message, account)
 
     def ignore(self, message: Message) -> None:
-        """This delivery counts no attempt and explains nothing: earlier ones of unknown outcome stay so."""
+        """This delivery counts no attempt and explains nothing: earlier ones of unknown outcome stay so.
+
+        What is known of its attempts is put on the message, for the broker to keep.
+        """
         with self._lock:
             account = self._open(message.identity)
+            message.attempts = max(message.attempts, account.attempts)
             if _is_latest(account, message):
                 unexplained = _past_runs(account, message).unexplained
                 account.explained, account.judged = message.unexplained - unexplained, message.unexplained

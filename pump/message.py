@@ -43,6 +43,7 @@ class Message:
     __slots__ = (
         "attempts",
         "body",
+        "carried",
         "deliveries",
         "ended",
         "explicit",
@@ -91,7 +92,9 @@ class Message:
         self.deliveries: int = deliveries
         """The number of this delivery, as the broker counts this copy; the first is 1."""
         self.attempts: int = attempts
-        """Attempts that the message itself carries: in a header, or in the broker's own counter."""
+        """Attempts before this run, as far as they are known; at first those that the message carries."""
+        self.carried: int = attempts
+        """Attempts that the broker knows of, in a header or in a counter of its own."""
         self.unexplained: int = deliveries - 1 if unexplained is None else unexplained
         """Earlier deliveries of this copy whose outcome the transport does not know."""
         self.lease_expires: float | None = lease_expires

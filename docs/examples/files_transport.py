@@ -142,9 +142,13 @@ class FilesConsumer:
             file.unlink()
 
     def nack(self, message: Message) -> None:
-        """Rename it back. As it keeps its due time, it comes before all that were sent later."""
+        """Rename it back. As it keeps its due time, it comes before all that were sent later.
+
+        If it was run while it was held here, its attempts have risen, and go into its name.
+        """
+        risen = {"attempts": message.attempts, "crashes": 0} if message.attempts > message.carried else {}
         with self._settling(message) as file:
-            self._make_ready(file)
+            self._make_ready(file, **risen)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Rename it back with a new due time. Its attempts are in its name, so they outlive this process."""

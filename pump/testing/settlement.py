@@ -188,6 +188,28 @@ class SettlementContract(ContractBase):
         second.acknowledge(again)
         self.expect_nothing(second)
 
+    @pytest.mark.requirement("P-04")
+    def test_a_held_message_goes_back_to_its_place_with_its_attempts_where_the_transport_keeps_them(
+        self, driver: TransportDriver
+    ) -> None:
+        channel = self.open(driver, replace(self.subscription(), ordered=True))
+        self.fetch_ahead(driver, channel)
+        self.send(driver, channel, "1", "2", "3")
+        channel.requeue(self.expect(channel), self.delay_seconds, attempts=2)  # held: order is kept
+
+        channel.close()
+
+        second = driver.open(channel.subscription)
+        again = self.expect(second, self.lease_seconds + self.arrives_within_seconds)
+        assert again.body == b"1"
+        if driver.capabilities.keeps_held_attempts:
+            assert (again.attempts, again.unexplained) == (2, 0)
+        else:
+            assert again.attempts == 0
+        second.acknowledge(again)
+        self.expect_bodies(second, "2", "3")
+        self.expect_nothing_left(driver, second)
+
     def test_a_message_that_comes_later_lets_others_pass(self, driver: TransportDriver) -> None:
         self.skip_if(driver.capabilities.requeue == "hold", "what comes later is held here")
         channel = self.open_with(driver, "1", "2")

@@ -56,7 +56,11 @@ class Consumer(Protocol):
         """Renew its lease, and set `message.lease_expires`."""
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Return messages whose handling has not begun, in their old order. Others of this consumer may go back too."""
+        """Return messages whose handling has not begun, in their old order. Others of this consumer may go back too.
+
+        One that was run while it was held here has more `attempts` than `carried`; they are kept with it, where
+        `keeps_held_attempts` says so.
+        """
 
     def purge(self) -> int:
         """Remove everything that waits in the channel; returns how many messages that were."""

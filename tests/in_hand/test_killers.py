@@ -17,28 +17,6 @@ from support.waiting import eventually
 
 LEASE = 1.0
 TESTS = Path(__file__).parent.parent
-BROKERS = ("quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres")
-
-
-@pytest.fixture(params=BROKERS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Each durable transport in turn, on a broker that runs."""
-    kind = request.param
-    if kind in {"quorum", "classic"}:
-        return f"{request.getfixturevalue('rabbitmq').url}?queue_type={kind}"
-    if kind == "nats":
-        return str(request.getfixturevalue("nats_server").url)
-    if kind in {"streams", "lists"}:
-        redis: Redis = request.getfixturevalue("redis_server")
-        return f"redis{'+list' if kind == 'lists' else ''}://127.0.0.1:{redis.port}/0"
-    if kind == "sqlite":
-        return f"sqlite:///{tmp_path}/queue.db"
-    return f"{request.getfixturevalue('postgres_url')}?schema=test_{tmp_path.name[-30:].replace('-', '_')}"
-
-
-@pytest.fixture
-def works(tmp_path: Path) -> Works:
-    return Works(tmp_path)
 
 
 class Factory:

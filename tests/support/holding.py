@@ -23,6 +23,7 @@ HOLDS = Capabilities(
     requeue="hold",
     counts_deliveries=False,
     carries_attempts=False,
+    keeps_held_attempts=False,
     durable=True,
     durable_attempts=False,
     leases=False,

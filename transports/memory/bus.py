@@ -32,6 +32,11 @@ class BusMessage:
         self.attempts = 0
         self.expires = inf
 
+    def learn(self, attempts: int) -> None:
+        """It has so many attempts behind it now; its deliveries so far are among them."""
+        if attempts > self.attempts:
+            self.attempts, self.unexplained = attempts, 0
+
     def copy(self, receipt: object = None, generation: int = 0, lease_expires: float | None = None) -> Message:
         """A delivery of it; without a receipt, a copy to look at."""
         return Message(

@@ -116,7 +116,9 @@ class MemoryConsumer:
         """Put it back at its old place, where any consumer may have it at once."""
         with self._bus.lock:
             channel = self._open_channel()
-            channel.put_back(self._release(message))
+            entry = self._release(message)
+            entry.learn(message.attempts)
+            channel.put_back(entry)
             channel.wake(1)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
@@ -160,6 +162,9 @@ class MemoryConsumer:
             channel = self._open_channel()
             channel.pass_time(self._bus.clock.monotonic())
             receipts = [message.receipt for message in messages if message.receipt in self._locked]
+            for message in messages:
+                if message.receipt in self._locked:
+                    self._locked[message.receipt].learn(message.attempts)
             channel.wake(self._give_back(channel, receipts, unexplained=0))
 
     def purge(self) -> int:

@@ -52,6 +52,8 @@ class EntryReceipt(NamedTuple):
     deliveries: int
     fields: Sequence[bytes]
     """As they were read: names and values alternate."""
+    attempts: int = 0
+    """What is kept of its attempts beside the entry."""
 
 
 # -- texts
@@ -165,9 +167,10 @@ class EntryReader:
         )
         if parsed is not None:
             message.identity = header.id or parsed.identity or message.identity
-            message.attempts = parsed.attempts
             message.raw_headers = parsed.raw or NO_RAW_HEADERS
             message.fault = self._fault(parsed, fields)
+        if parsed is not None or receipt.attempts:
+            message.attempts = message.carried = max(receipt.attempts, 0 if parsed is None else parsed.attempts)
         return message
 
     def _parse(self, fields: Sequence[bytes]) -> _ParsedTexts:

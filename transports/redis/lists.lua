@@ -186,14 +186,15 @@ function functions.is_held()
   return find(KEYS[1], ARGV[1]) and 1 or 0
 end
 
--- Puts deliveries back to the head of the channel's list, in their order.
+-- Puts deliveries back to the head of the channel's list, in their order. Each is given by its receipt, and by what takes
+-- its place if that is not empty: a copy that says how often it was run.
 function functions.hand_back()
   local held, list = unpack(KEYS)
-  for place = #ARGV, 1, -1 do
-    local element = find(held, ARGV[place])
+  for place = #ARGV, 2, -2 do
+    local element, copy = find(held, ARGV[place - 1]), ARGV[place]
     if element then
       redis.call('LREM', held, 1, element)
-      redis.call('LPUSH', list, untagged(element))
+      redis.call('LPUSH', list, copy ~= '' and copy or untagged(element))
     end
   end
 end

@@ -181,8 +181,14 @@ class ListConsumer(RedisConsumer):
 
     def _hand_back(self, messages: Sequence[Message]) -> Command:
         """They go back to the head of the channel's list."""
-        receipts = [self._receipt(message) for message in messages]
-        return LISTS.call("hand_back", [self._held, self._keys.list], *receipts)
+        args = [word for each in messages for word in (self._receipt(each), self._changed_copy(each))]
+        return LISTS.call("hand_back", [self._held, self._keys.list], *args)
+
+    def _changed_copy(self, message: Message) -> bytes:
+        """What goes back in its place, if it was run while it was held here."""
+        if message.attempts <= message.carried:
+            return b""
+        return copy_envelope(message, message.attempts, self._clock.wall(), topic=self._destinations.topic)
 
     def _purge(self) -> Command:
         return LISTS.call("purge", [self._keys.list, self._keys.due])

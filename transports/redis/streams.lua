@@ -143,12 +143,14 @@ function functions.extend()
   return 1
 end
 
--- Makes deliveries nobody's. Each is given by its stream, its id, and how many deliveries are to be counted.
+-- Makes deliveries nobody's. Each is given by its stream, its id, how many deliveries are to be counted, and how many
+-- attempts are to be kept beside the entry, which cannot be changed itself; 0 is none.
 function functions.hand_back()
-  local group, consumer = ARGV[1], ARGV[2]
-  for place = 3, #ARGV, 3 do
-    local key, id, count = KEYS[tonumber(ARGV[place])], ARGV[place + 1], ARGV[place + 2]
+  local group, consumer, attempts_key = ARGV[1], ARGV[2], KEYS[3]
+  for place = 3, #ARGV, 4 do
+    local key, id, count, attempts = KEYS[tonumber(ARGV[place])], unpack(ARGV, place + 1, place + 3)
     if is_held(key, group, consumer, id) then
+      if attempts ~= '0' then redis.call('HSET', attempts_key, ARGV[place] .. '/' .. id, attempts) end
       redis.call('XCLAIM', key, group, NOBODY, 0, id, 'RETRYCOUNT', count, 'JUSTID')
     end
   end
@@ -156,9 +158,9 @@ end
 
 -- Delivers what is due, then takes up to `limit` messages that XREADGROUP on the topic's stream does not give: those
 -- handed back, those whose lease has expired (unless lease_ms is 0), and new ones on the channel's own stream.
--- Returns messages (stream, id, deliveries, fields), ms until something is due or -1, and how many were lost.
+-- Returns messages (stream, id, deliveries, fields, attempts), ms until something is due or -1, and how many were lost.
 function functions.poll()
-  local main, own, main_later, main_due, own_later, own_due = unpack(KEYS)
+  local main, own, main_later, main_due, own_later, own_due, attempts_key = unpack(KEYS)
   local group, consumer, limit, lease_ms = unpack(ARGV)
   local found, lost, now = {}, 0, now_ms()
 
@@ -176,7 +178,8 @@ function functions.poll()
     for _, each in ipairs(pending) do
       local entry = redis.call('XCLAIM', KEYS[stream], group, consumer, 0, each[1])[1]
       if entry then
-        found[#found + 1] = {stream, each[1], each[4] + 1, entry[2]}
+        local attempts = redis.call('HGET', attempts_key, stream .. '/' .. each[1])
+        found[#found + 1] = {stream, each[1], each[4] + 1, entry[2], tonumber(attempts or 0)}
       else
         redis.call('XACK', KEYS[stream], group, each[1])
         lost = lost + 1
@@ -201,7 +204,7 @@ function functions.poll()
   end
   if #found < tonumber(limit) then
     local new = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', limit - #found, 'STREAMS', own, '>')
-    for _, entry in ipairs(new and new[1][2] or {}) do found[#found + 1] = {2, entry[1], 1, entry[2]} end
+    for _, entry in ipairs(new and new[1][2] or {}) do found[#found + 1] = {2, entry[1], 1, entry[2], 0} end
   end
   return {found, due, lost}
 end
@@ -212,7 +215,7 @@ end
 -- over again, since what was asked for under an earlier name may have come since. Returns 0 if the stream is that
 -- of others.
 function functions.trim()
-  local main, own, made = unpack(KEYS)
+  local main, own, made, attempts_key = unpack(KEYS)
   local group, consumer, prefix, keep_ms, gone_ms = unpack(ARGV)
   local is_others = keep_ms == '' and redis.call('EXISTS', made) == 0
 
@@ -246,6 +249,12 @@ function functions.trim()
       if not stays and other['idle'] > tonumber(gone_ms) then
         redis.call('XGROUP', 'DELCONSUMER', key, group, other['name'])
       end
+    end
+  end
+  for _, field in ipairs(redis.call('HKEYS', attempts_key)) do
+    local stream, id = string.match(field, '^(%d)/(.+)$')
+    if not redis.call('XPENDING', KEYS[tonumber(stream)], group, id, id, 1)[1] then
+      redis.call('HDEL', attempts_key, field)
     end
   end
   take_over({main, own}, group, consumer, prefix)

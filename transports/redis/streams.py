@@ -55,6 +55,8 @@ class StreamKeys:
         self.made: Final = made_mark(topic)
         self.topic_later: Final = later(topic)
         self.later: Final = (f"{own}:later", f"{own}:due")
+        self.attempts: Final = f"{own}:attempts"
+        """How often messages were run that went back without a copy, by stream and id."""
 
 
 def made_mark(stream: str) -> str:
@@ -180,7 +182,7 @@ class StreamConsumer(RedisConsumer):
     def _poll(self, limit: int) -> Sequence[Message]:
         """What is due, handed back, expired, or on the channel's own stream: all of it before what is new."""
         now = self._clock.monotonic()
-        waiting = (*self._keys.topic_later, *self._keys.later)
+        waiting = (*self._keys.topic_later, *self._keys.later, self._keys.attempts)
         claims = now >= self._claim_at
         lease_ms = max(1, round(self._lease * 1000)) if claims else 0
         found, due_ms, lost = self._execute_reading(self._call("poll", limit, lease_ms, more_keys=waiting))
@@ -210,8 +212,8 @@ class StreamConsumer(RedisConsumer):
 
     def _trim(self, now: float) -> None:
         self._trim_at = now + TRIM_SECONDS
-        gone_ms = round(GONE_SECONDS * 1000)
-        command = self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms, more_keys=[self._keys.made])
+        gone_ms, more = round(GONE_SECONDS * 1000), (self._keys.made, self._keys.attempts)
+        command = self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms, more_keys=more)
         try:
             is_others = self._reading.execute(command) == 0
         except SetupError as error:  # messages are received all the same
@@ -264,8 +266,13 @@ class StreamConsumer(RedisConsumer):
 
     def _hand_back(self, messages: Sequence[Message]) -> Command:
         """They become nobody's, and every consumer polls for those first; their deliveries are not counted."""
-        args = [word for each in messages for word in (*self._receipt(each), each.deliveries - 1)]
-        return self._call("hand_back", *args)
+        args: list[Argument] = []
+        for each in messages:
+            if each.attempts > each.carried:  # its deliveries are among the attempts
+                args += (*self._receipt(each), 0, each.attempts)
+            else:
+                args += (*self._receipt(each), each.deliveries - 1, 0)
+        return self._call("hand_back", *args, more_keys=[self._keys.attempts])
 
     def _purge(self) -> Command:
         return self._call("purge", more_keys=self._keys.later)
