@@ -26,7 +26,6 @@ class Context:
         "clock",
         "handler",
         "processor",
-        "span",
         "stopping",
     )
 
@@ -38,7 +37,6 @@ class Context:
         *,
         clock: Clock | None = None,
         stopping: Signal | None = None,
-        span: object | None = None,
         parent: "Context | None" = None,
     ) -> None:
         self.processor: CommandProcessor = processor
@@ -49,8 +47,6 @@ class Context:
         """The dispatcher's clock; None is the machine's."""
         self.stopping: Signal | None = stopping
         """Set when the pump was asked to stop; a handler may still finish within the grace."""
-        self.span: object | None = span
-        """The tracer's span of this dispatch, where there is a tracer."""
         self._message = message
         self._parent = parent
         self._bag: dict[str, object] | None = None
@@ -114,7 +110,6 @@ class Context:
             self._message,
             clock=self.clock,
             stopping=self.stopping,
-            span=self.span,
             parent=self,
         )
 

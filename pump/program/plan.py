@@ -10,6 +10,7 @@ from pump.errors import ConfigurationError, DontAckAction, MessageAction
 from pump.handling.registry import Registration, Registry, register
 from pump.request import Event
 from pump.subscription import DEFAULT_DEAD_LETTER, PumpKind, Subscription
+from pump.transport_kit.destinations import Destinations
 
 _PLACEHOLDER: Final = re.compile(r"<\w+>")
 """In the name of a dead-letter channel: stands for the channel, or for the topic of the message."""
@@ -49,11 +50,8 @@ def _topic(rules: Subscription, dead_letters: Iterable[str]) -> str:
 
 def _routed(rules: Subscription, dispatcher: str, default_dead_letter: str) -> Subscription:
     """The subscription with its channel, and with where its rejected messages go."""
-    channel = rules.channel or _default_channel(rules, dispatcher)
-    dead_letter = rules.dead_letter
-    if dead_letter == DEFAULT_DEAD_LETTER:
-        dead_letter = default_dead_letter.replace("<channel>", channel)
-    return replace(rules, channel=channel, dead_letter=dead_letter)
+    rules = replace(rules, channel=rules.channel or _default_channel(rules, dispatcher))
+    return replace(rules, dead_letter=Destinations.of(rules, default_dead_letter, checked=False).dead_letter)
 
 
 def _planned(rules: Subscription, registry: Registry) -> Plan:

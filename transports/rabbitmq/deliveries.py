@@ -100,13 +100,13 @@ class Deliveries:
         """All deliveries are void from now on; returns those that come again without having cost an attempt."""
         self.generation = new_generation()
         self.in_hand.clear()
-        uncharged = [*self.inbox, *self.early, *self.acks]
+        uncounted = [*self.inbox, *self.early, *self.acks]
         for each in (self.inbox, self.early, self.acks):
             each.clear()
-        return uncharged
+        return uncounted
 
 
-class Uncharged:
+class Uncounted:
     """Deliveries that come again though no run failed: their handling had not begun, or their ack came too late."""
 
     def __init__(self) -> None:

@@ -9,9 +9,8 @@ from pump.errors import LeaseLost, PumpError, TransportError
 from pump.message import Message
 from pump.queue.errors import BadRequest, NotFound
 from pump.queue.ids import mint
-from pump.queue.transport.envelope import read, write
+from pump.queue.transport.envelope import SHARDS, partition_of, read, write
 from pump.queue.transport.held_leases import HeldLeases, Key, Lease, receipt_of
-from pump.queue.transport.routes import DEAD_ROWS, SHARDS, partition_of
 from pump.queue.transport.shared_engine import OpenEngine
 from pump.queue.vocabulary import Leased, PopRequest, Push, Settled, Settlement, Status
 from pump.subscription import Subscription
@@ -21,6 +20,8 @@ from pump.transport_kit.dead_letters import report_gone
 from pump.transport_kit.destinations import CHANNEL, Destinations
 from pump.transport_kit.protocol import new_generation
 
+DEAD_ROWS: Final = f"the dead letters of {CHANNEL}"
+"""Where rejected messages go by default: not to a queue, but to the dead letters that operators list and redrive."""
 LOOK_SECONDS: Final = 1.0
 """How often to look even without a notification."""
 SOONEST_SECONDS: Final = 0.005

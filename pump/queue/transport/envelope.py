@@ -2,7 +2,8 @@
 
 An envelope is JSON, so that other programs can read it too, and the body in it is kept to the byte:
 `{"pump":"000123","header":{…},"json":…}`, where the number is the length of the header's text. A body that is not JSON
-is written as "text" or in "base64". A payload that is no envelope is a body without a header.
+is written as "text" or in "base64". A payload that is no envelope is a body without a header. The key in the header
+says in which partition of the queue the message is kept.
 """
 
 import base64
@@ -10,9 +11,14 @@ import json
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final
+from zlib import crc32
 
 from pump.message import NO_HEADERS, Header
+from pump.queue.vocabulary import DEFAULT_PARTITION
 from pump.queue.wire.json_body import is_json
+
+SHARDS: Final = 64
+"""How many partitions a queue has for keys, however many keys there are."""
 
 START: Final = b'{"pump":"'
 _NUMBER: Final = 6
@@ -23,6 +29,11 @@ _TEXTS: Final = ("id", "type", "version", "kind", "content_type", "key", "correl
 _MAY_LACK: Final = frozenset({"key", "correlation_id", "reply_to"})
 _KINDS: Final = frozenset({"command", "event", "document"})
 _DEFAULTS: Final = Header("")
+
+
+def partition_of(header: Header) -> str:
+    """Messages of one key are in one partition, which keeps their order; those without a key in the default one."""
+    return DEFAULT_PARTITION if header.key is None else f"keys-{crc32(header.key.encode(errors='replace')) % SHARDS:02}"
 
 
 def write(header: Header, body: bytes) -> bytes:

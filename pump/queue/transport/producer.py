@@ -8,8 +8,7 @@ from pump.errors import PublishError, PumpError
 from pump.message import Message
 from pump.queue.errors import QueueError
 from pump.queue.ids import mint_many
-from pump.queue.transport.envelope import write
-from pump.queue.transport.routes import partition_of
+from pump.queue.transport.envelope import partition_of, write
 from pump.queue.transport.shared_engine import OpenEngine
 from pump.queue.vocabulary import Push
 from pump.transport_kit.sending import check_sizes, not_sent

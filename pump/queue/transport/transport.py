@@ -14,9 +14,8 @@ from pump.errors import ConfigurationError, SetupError
 from pump.queue.engine import Engine
 from pump.queue.errors import QueueError
 from pump.queue.options import QueueOptions
-from pump.queue.transport.consumer import QueueConsumer
+from pump.queue.transport.consumer import DEAD_ROWS, QueueConsumer
 from pump.queue.transport.producer import QueueProducer
-from pump.queue.transport.routes import DEAD_ROWS
 from pump.queue.transport.shared_engine import SharedEngine
 from pump.queue.vocabulary import QueueInfo, Settlement
 from pump.subscription import Publication, Subscription

@@ -13,9 +13,9 @@ from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
 from pump.errors import ConfigurationError, PublishError
 from pump.message import Header, Message
 from pump.queue.limits import LARGEST_PAYLOAD_BYTES
-from pump.queue.transport.envelope import START, read, write
+from pump.queue.transport.consumer import DEAD_ROWS
+from pump.queue.transport.envelope import SHARDS, START, partition_of, read, write
 from pump.queue.transport.producer import QueueProducer
-from pump.queue.transport.routes import DEAD_ROWS, SHARDS, partition_of
 from pump.queue.transport.transport import LARGEST_BODY, LARGEST_HEADERS, dead_letter_topics
 from pump.queue.vocabulary import DEFAULT_PARTITION, Push, Pushed
 from pump.transport_kit.destinations import Destinations

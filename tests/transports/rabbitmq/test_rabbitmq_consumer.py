@@ -15,7 +15,7 @@ from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.prefetch import QUIET_SECONDS
 from pump.transports.rabbitmq import delivery_channel
 from pump.transports.rabbitmq.consumer import RabbitMQConsumer
-from pump.transports.rabbitmq.deliveries import Uncharged
+from pump.transports.rabbitmq.deliveries import Uncounted
 from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
 from pump.transports.rabbitmq.headers import write_properties
 from pump.transports.rabbitmq.pika_internals import Content
@@ -126,9 +126,9 @@ class Consumer:
     def __init__(self, most: int = 8) -> None:
         rules = Subscription(Job, topic="topic", channel="queue")
         self.clock = ManualClock()
-        self.uncharged = Uncharged()
+        self.uncounted = Uncounted()
         names, settings = Destinations.of(rules), RabbitMQSettings()
-        self.channel = DeliveryChannel(settings, names, most, self.clock, self.uncharged)
+        self.channel = DeliveryChannel(settings, names, most, self.clock, self.uncounted)
         publisher = Publisher(settings, "", self.clock)
         self.real = RabbitMQConsumer(self.channel, names, publisher, self.clock, max_attempts=3, broker_limit=None)
         self.connection: Connection = self.channel.connection  # type: ignore[assignment]
@@ -484,7 +484,7 @@ def test_what_was_given_back_unbegun_has_spent_nothing(make: Make) -> None:
     consumer.take(1)
     again = Message(Header("m1"), b"", deliveries=2)
 
-    consumer.uncharged.explain(again)
+    consumer.uncounted.explain(again)
 
     assert again.unexplained == 0
 
