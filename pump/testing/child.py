@@ -48,7 +48,7 @@ class Request:
 def holding(request: Request) -> Iterator[None]:
     """While this lasts, another process has the messages in hand; it is killed at the end."""
     command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - no shell
         try:
             assert process.stdout is not None
             said = process.stdout.readline().strip()
@@ -75,7 +75,8 @@ def _hold(request: Request) -> None:
     channel = driver.open(subscription)
     for _ in range(request.messages):
         assert channel.receive(60.0) is not None
-    print(IN_HAND, flush=True)
+    sys.stdout.write(f"{IN_HAND}\n")
+    sys.stdout.flush()
     Event().wait()
 
 

@@ -30,7 +30,9 @@ class TestSqlite(TransportContract):
 
     def in_another_process(self, transport: Transport) -> str:
         assert isinstance(transport, SqliteTransport)
-        return f"from pump.transports.sqlite import SqliteTransport\ntransport = SqliteTransport({str(transport.path)!r})"
+        return (
+            f"from pump.transports.sqlite import SqliteTransport\ntransport = SqliteTransport({str(transport.path)!r})"
+        )
 
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         assert isinstance(transport, SqliteTransport)
