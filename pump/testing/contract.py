@@ -17,9 +17,11 @@ from uuid import uuid4
 
 import pytest
 
+from pump.colour import Colour
 from pump.errors import PublishError, PumpError, SetupError, TransportError
 from pump.message import Header, Message
 from pump.subscription import Publication
+from pump.testing.child import Request, holding
 from pump.testing.driver import Sample, TransportDriver
 from pump.testing.settlement import EVERY_BYTE, UNACCEPTABLE, SettlementContract
 from pump.transport_kit.protocol import Transport
@@ -300,6 +302,25 @@ class TransportContract(SettlementContract):
             missing.discard(message.body.decode())
         self.send(driver, channel, "4")
         self.expect_bodies(channel, "4")
+
+    def test_what_a_killed_process_had_in_hand_comes_again(
+        self, driver: TransportDriver, transport: Transport, colour: Colour
+    ) -> None:
+        self.skip_if(not driver.capabilities.between_processes, "no other process reaches its messages")
+        make, subscription = self.in_another_process(transport), self.subscription()
+        channel = self.open(driver, subscription)
+        missing = {b"1", b"2", b"3", b"4", b"5"}
+        driver.send(*(self.message(channel, body, Header("", type="Sample")) for body in sorted(missing)))
+
+        with holding(Request.of(make, colour, subscription, messages=3)):
+            pass
+
+        while missing:
+            message = channel.receive(self.recovers_within_seconds, in_spite_of_errors=True)
+            assert message is not None, f"{missing} did not come again"
+            channel.acknowledge(message)
+            missing.remove(message.body)
+        self.expect_nothing_left(driver, channel)
 
     def test_messages_outlive_the_broker_where_they_are_durable(
         self, driver: TransportDriver, transport: Transport

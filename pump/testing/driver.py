@@ -242,6 +242,10 @@ class ContractBase:
         """Send, not by the transport itself, a message that the transport cannot read; returns the body."""
         pytest.skip("the contract was not given a message that the transport cannot read")
 
+    def in_another_process(self, transport: Transport) -> str:
+        """Python text with which another process sets `transport` to one like this, on the same broker."""
+        pytest.skip("the contract was not told how another process reaches the broker")
+
     @pytest.fixture(params=["blocking", "awaiting"])
     def colour(self, request: pytest.FixtureRequest) -> Colour:
         """The colour in which the transport is driven."""

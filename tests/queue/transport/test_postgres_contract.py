@@ -38,6 +38,10 @@ class TestPostgres(TransportContract):
     def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(queue_consumer, "LOOK_SECONDS", 0.1)
 
+    def in_another_process(self, transport: Transport) -> str:
+        made = f"PostgresTransport({self.broker.url!r}, schema={self.schema!r})"
+        return f"from pump.transports.postgres import PostgresTransport\ntransport = {made}"
+
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         body = START + b'000009","header":{"id":[]}}'
         with closing(PostgresEngine(self.broker.url, schema=self.schema)) as engine:

@@ -28,6 +28,12 @@ class TestSqlite(TransportContract):
     def _hurry(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(queue_consumer, "LOOK_SECONDS", 0.1)
 
+    def in_another_process(self, transport: Transport) -> str:
+        assert isinstance(transport, SqliteTransport)
+        return (
+            f"from pump.transports.sqlite import SqliteTransport\ntransport = SqliteTransport({str(transport.path)!r})"
+        )
+
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         assert isinstance(transport, SqliteTransport)
         body = START + b'000009","header":{"id":[]}}'

@@ -63,6 +63,13 @@ class TestFiles(TransportContract):
 
 @pytest.mark.long
 class TestFilesInRealTime(TestFiles):
+    def in_another_process(self, transport: Transport) -> str:
+        folder = transport._folder._root  # type: ignore[attr-defined]
+        return (
+            f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(FILE.parent)!r})\n"
+            f"from files_transport import FilesTransport\ntransport = FilesTransport(Path({str(folder)!r}))"
+        )
+
     @pytest.fixture
     def clock(self) -> Clock:
         return SystemClock()

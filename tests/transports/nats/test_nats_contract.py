@@ -29,6 +29,9 @@ class TestNatsKeepsTheContract(TransportContract):
         self._server, self._network = server, network
         return NatsTransport(network.url(server.url))
 
+    def in_another_process(self, transport: Transport) -> str:
+        return f"from pump.transports.nats import NatsTransport\ntransport = NatsTransport({self._server.url!r})"
+
     def break_connection(self, transport: Transport) -> None:
         self._network.reset()
 

@@ -29,6 +29,10 @@ class RabbitMQContract(TransportContract):
     def transport(self, _on: None) -> Transport:
         return RabbitMQTransport.from_url(f"{self.proxy.url(self.broker.url)}?queue_type={self.queue_type}")
 
+    def in_another_process(self, transport: Transport) -> str:
+        url = f"{self.broker.url}?queue_type={self.queue_type}"
+        return f"from pump.transports.rabbitmq import RabbitMQTransport as T\ntransport = T.from_url({url!r})"
+
     def break_connection(self, transport: Transport) -> None:
         self.proxy.reset()
 

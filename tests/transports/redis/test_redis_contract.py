@@ -11,6 +11,13 @@ from pump.transports.redis import lists as redis_lists
 from pump.transports.redis.entries import MAGIC
 
 
+def made(transport: str, broker: Redis) -> str:
+    return (
+        f"from pump.transports.redis import {transport}, Server\n"
+        f"transport = {transport}(Server(host='127.0.0.1', port={broker.port}))"
+    )
+
+
 class RedisContract(TransportContract):
     """On a server that may be restarted. What is looked for every so often is looked for more often than usual."""
 
@@ -41,6 +48,9 @@ class TestStreams(RedisContract):
     def transport(self, own_redis_server: Redis) -> Transport:
         return RedisTransport(Server(host="127.0.0.1", port=own_redis_server.port), largest_body=300_000)
 
+    def in_another_process(self, transport: Transport) -> str:
+        return made("RedisTransport", self.broker)
+
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         with self.broker.client() as client:
             client.xadd(topic, {"temperature": b"\xff\x00", "unit": "K"})
@@ -51,6 +61,9 @@ class TestLists(RedisContract):
     @pytest.fixture
     def transport(self, own_redis_server: Redis) -> Transport:
         return RedisListTransport(Server(host="127.0.0.1", port=own_redis_server.port), largest_body=300_000)
+
+    def in_another_process(self, transport: Transport) -> str:
+        return made("RedisListTransport", self.broker)
 
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         body = MAGIC + b"0123456789abcdef" + b"\0\0\0\2" + b"{]" + b"body"

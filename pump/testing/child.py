@@ -1,0 +1,84 @@
+"""The contract's other process: it takes messages in hand, says how many, and is killed.
+
+The contract starts `python -m pump.testing.child` with a Request in JSON as its one argument.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from threading import Event
+from typing import Any, Final
+
+from pump.clock import SystemClock
+from pump.colour import Colour
+from pump.subscription import Subscription
+from pump.testing.driver import Sample, TransportDriver
+
+IN_HAND: Final = "in hand"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the other process does."""
+
+    make: str
+    """Python text that sets `transport`."""
+    colour: Colour
+    channel: str
+    topic: str
+    dead_letter: str
+    lease: float
+    messages: int
+    """How many messages it takes in hand."""
+
+    @classmethod
+    def of(cls, make: str, colour: Colour, subscription: Subscription, messages: int) -> "Request":
+        """One that consumes the subscription's channel."""
+        lease = subscription.lease
+        assert isinstance(lease, int | float)
+        return cls(
+            make, colour, subscription.channel, subscription.topic, subscription.dead_letter or "", lease, messages
+        )
+
+
+@contextmanager
+def holding(request: Request) -> Iterator[None]:
+    """While this lasts, another process has the messages in hand; it is killed at the end."""
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - no shell
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline().strip()
+            assert said == IN_HAND, f"the other process took no {request.messages} messages in hand: {said}"
+            yield
+        finally:
+            process.kill()
+
+
+def _hold(request: Request) -> None:
+    """Take the messages in hand and settle none of them; then wait to be killed."""
+    names: dict[str, Any] = {}
+    exec(request.make, names)  # noqa: S102 - the test's own text
+    subscription = Subscription(
+        Sample,
+        topic=request.topic,
+        channel=request.channel,
+        dead_letter=request.dead_letter,
+        lease=request.lease,
+        in_flight=request.messages,
+    )
+    driver = TransportDriver(names["transport"], request.colour, SystemClock())
+    driver.prepare(subscription)
+    channel = driver.open(subscription)
+    for _ in range(request.messages):
+        assert channel.receive(60.0) is not None
+    sys.stdout.write(f"{IN_HAND}\n")
+    sys.stdout.flush()
+    Event().wait()
+
+
+if __name__ == "__main__":
+    _hold(Request(**json.loads(sys.argv[1])))
