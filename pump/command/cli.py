@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from pump.command import tables
-from pump.command.loading import load_dispatcher
+from pump.command.loading import in_a_line, load_dispatcher
 from pump.command.process_end import end_by
 from pump.command.workers import Supervisor, SupervisorLink
 from pump.describe import as_text, describe, without_credentials
 from pump.duration import seconds
-from pump.errors import ConfigurationError, SetupError, TransportError
+from pump.errors import ConfigurationError, PumpError, SetupError, TransportError
 from pump.process_signals import handling
 from pump.program.dispatcher import Dispatcher
 from pump.program.validation import Problem
@@ -206,9 +206,18 @@ def _run(options: argparse.Namespace) -> int:
     log.info("starting %s: %s on %s", options.target, ", ".join(channels), system)
     # At the first Ctrl-C the dispatcher restores what is set here, so that a second one ends the process like SIGTERM.
     with handling(signal.SIG_DFL, signal.SIGINT):
-        status = dispatcher.run()
+        status = _consume(options.target, dispatcher)
     end_by(dispatcher.ends_by, status)
     return status
+
+
+def _consume(target: str, dispatcher: Dispatcher) -> int:
+    try:
+        return dispatcher.run()
+    except PumpError:
+        raise
+    except Exception as error:  # only what the program brings along can raise something else: its lifespan
+        raise SetupError(f"{target}: {in_a_line(error)}") from error
 
 
 def _supervise(options: argparse.Namespace) -> int:

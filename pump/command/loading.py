@@ -88,11 +88,16 @@ def _made(target: str, make: Callable[[], object]) -> object:
 
 
 def _unusable(what: str, error: BaseException) -> ConfigurationError:
+    return ConfigurationError(f"{what}: {in_a_line(error)}")
+
+
+def in_a_line(error: BaseException) -> str:
+    """What a program raised, with the file and line of its own code that did."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     if not isinstance(error, ConfigurationError):
         text = f"{type(error).__name__}: {text}"
     place = _place(error)
-    return ConfigurationError(f"{what}: {text}{f' ({place})' if place else ''}")
+    return f"{text}{f' ({place})' if place else ''}"
 
 
 def _place(error: BaseException) -> str:

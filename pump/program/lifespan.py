@@ -29,7 +29,7 @@ def checked_lifespan(given: GivenLifespan) -> GivenLifespan:
         return given
     name = name_of(given)
     if not callable(given):
-        raise ConfigurationError(f"lifespan={name} is neither a context manager nor a function that returns one")
+        raise ConfigurationError(f"lifespan={name} is neither a context manager nor a function that makes one")
     if inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
         decorator = "asynccontextmanager" if inspect.isasyncgenfunction(given) else "contextmanager"
         raise ConfigurationError(f"lifespan={name} is a generator: put @contextlib.{decorator} on it")
