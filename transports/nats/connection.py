@@ -31,7 +31,7 @@ ANSWER_SECONDS: Final = 2.0
 """How long to wait for the answer to a request; after this the server counts as unreachable."""
 RECONNECT_SECONDS: Final = 0.25
 """Between two attempts to reconnect."""
-PING_SECONDS: Final = 5
+PING_SECONDS: Final = 4
 """Between two pings. A connection is given up when three of them had no answer."""
 CLOSE_SECONDS: Final = 1.0
 

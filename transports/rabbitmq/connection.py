@@ -43,6 +43,11 @@ PRECONDITION_FAILED: Final = 406
 NOT_ALLOWED: Final = 530
 
 
+CHECKS_PER_HEARTBEAT: Final = 8
+LEAST_MARGIN_SECONDS: Final = 2.0
+"""A heartbeat comes late by as much at least before its absence means anything; or by a quarter of its time."""
+
+
 @dataclass(slots=True)
 class SignalWait(Effect[bool]):
     """Wait until the signal is set, or `timeout` seconds are over; whether it is set."""
@@ -145,6 +150,11 @@ class AmqpConnection:
         self._on_open: Final = opened
         self._on_lost: Final = lost
         self._timeout: Final = seconds(settings.timeout)
+        self._heartbeat: Final = seconds(settings.heartbeat)
+        self._received = 0
+        """How many bytes had come when it was checked last,"""
+        self._silent_checks = 0
+        """and in how many checks since then there were no more."""
         self._lock: Final = threading.Lock()
         self._waiting: Final[set[Operation[Any]]] = set()
         self._error: PumpError | None = None
@@ -276,6 +286,28 @@ class AmqpConnection:
     def _report_open(self, _: object) -> None:
         self._on_open()
         self._opened.succeed(None)
+        if self._heartbeat:
+            self._check_later()
+
+    def _check_later(self) -> None:
+        self._loop.call_later(self._heartbeat / CHECKS_PER_HEARTBEAT, self.guarded(self._check_silence))
+
+    def _check_silence(self) -> None:
+        """Give up a connection whose peer sends nothing, not even heartbeats: pika itself takes up to 15 s longer.
+
+        Checks are counted, not seconds: before each of them this thread has read what is there, however late it is.
+        """
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return
+        heard, self._received = connection.bytes_received != self._received, connection.bytes_received
+        self._silent_checks = 0 if heard else self._silent_checks + 1
+        silence = self._silent_checks * self._heartbeat / CHECKS_PER_HEARTBEAT
+        if silence < self._heartbeat + max(LEAST_MARGIN_SECONDS, self._heartbeat / 4):
+            self._check_later()
+        else:
+            self._fail(TransportError(f"{self._settings} has been silent for {silence:g} s, and is taken for dead"))
+            self._abort()
 
     def _on_closed(self, error: BaseException) -> None:
         self._fail(self.explained(error))

@@ -35,6 +35,8 @@ from pump.transports.redis.transport import LARGEST_BODY, LARGEST_HEADERS, LEASE
 
 STREAMS: Final = Script.read("common.lua", "streams.lua")
 TRIM_SECONDS: Final = 2.0
+IDLE_TRIM_SECONDS: Final = 16.0
+"""How seldom to trim while nothing is received: each time that was so, the next one is twice as far away."""
 GONE_SECONDS: Final = 3600.0
 """A consumer with nothing pending is removed when it was not seen for so long."""
 CLAIMS_PER_LEASE: Final = 4
@@ -164,6 +166,7 @@ class StreamConsumer(RedisConsumer):
         topic, stream = self._destinations.topic, self._keys.streams[0]
         self._reader: Final = EntryReader(topic, stream, self.generation, transport.body_field)
         self._claim_at = 0.0
+        self._trim_seconds = TRIM_SECONDS
         self._trim_at = self._clock.monotonic() + TRIM_SECONDS
 
     def _ensure_channel(self) -> None:
@@ -207,11 +210,16 @@ class StreamConsumer(RedisConsumer):
         return self._messages(EntryReceipt(1, id, 1, fields) for id, fields in reply[0][1]) if reply else ()  # noqa: A001
 
     def _messages(self, receipts: Iterable[EntryReceipt]) -> Sequence[Message]:
-        lease_expires = self._clock.monotonic() + self._lease
-        return [self._reader.read(receipt, lease_expires) for receipt in receipts]
+        now = self._clock.monotonic()
+        messages = [self._reader.read(receipt, now + self._lease) for receipt in receipts]
+        if messages and self._trim_seconds > TRIM_SECONDS:
+            self._trim_seconds = TRIM_SECONDS
+            self._trim_at = min(self._trim_at, now + TRIM_SECONDS)
+        return messages
 
     def _trim(self, now: float) -> None:
-        self._trim_at = now + TRIM_SECONDS
+        self._trim_at = now + self._trim_seconds
+        self._trim_seconds = min(2 * self._trim_seconds, IDLE_TRIM_SECONDS)
         gone_ms, more = round(GONE_SECONDS * 1000), (self._keys.made, self._keys.attempts)
         command = self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms, more_keys=more)
         try:

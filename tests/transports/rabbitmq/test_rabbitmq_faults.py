@@ -15,6 +15,7 @@ from brokers.fixtures import ProxyTo
 from brokers.rabbitmq import RabbitMQ
 from pump import Dispatcher
 from pump.errors import PublishError
+from pump.transports.rabbitmq.connection import LEAST_MARGIN_SECONDS
 from support.rabbitmq_worker import Job
 from support.rabbitmq_works import Works
 from support.waiting import eventually
@@ -129,7 +130,6 @@ def test_a_network_that_breaks_under_load_loses_nothing(
     no_message_is_left(rabbitmq, works, dispatcher)
 
 
-@pytest.mark.long
 def test_a_network_that_only_falls_silent_is_found_out_by_heartbeats(
     rabbitmq: RabbitMQ, proxy_to: ProxyTo, works: Works, running: Running, colour: str
 ) -> None:
@@ -140,7 +140,7 @@ def test_a_network_that_only_falls_silent_is_found_out_by_heartbeats(
 
     proxy.stall()
     accepted = proxy.accepted
-    eventually(lambda: proxy.accepted > accepted, RECOVERY)  # pika grants 5 s beyond the heartbeat
+    eventually(lambda: proxy.accepted > accepted, 1.0 + LEAST_MARGIN_SECONDS + 2.0)
     proxy.heal()
 
     everything_was_done(works, 100, at_most_twice=64 + 10)
