@@ -1,6 +1,6 @@
 """The contract's other process: it takes messages in hand, says how many, and is killed.
 
-The contract starts `python -m pump.testing.child` with a Request in JSON as its one argument.
+The contract starts `python -m pump.testing.child` with a Holding in JSON as its one argument.
 """
 
 import json
@@ -21,7 +21,7 @@ IN_HAND: Final = "in hand"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Holding:
     """What the other process does."""
 
     make: str
@@ -35,7 +35,7 @@ class Request:
     """How many messages it takes in hand."""
 
     @classmethod
-    def of(cls, make: str, colour: Colour, subscription: Subscription, messages: int) -> "Request":
+    def of(cls, make: str, colour: Colour, subscription: Subscription, messages: int) -> "Holding":
         """One that consumes the subscription's channel."""
         lease = subscription.lease
         assert isinstance(lease, int | float)
@@ -45,7 +45,7 @@ class Request:
 
 
 @contextmanager
-def holding(request: Request) -> Iterator[None]:
+def holding(request: Holding) -> Iterator[None]:
     """While this lasts, another process has the messages in hand; it is killed at the end."""
     command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - no shell
@@ -58,7 +58,7 @@ def holding(request: Request) -> Iterator[None]:
             process.kill()
 
 
-def _hold(request: Request) -> None:
+def _hold(request: Holding) -> None:
     """Take the messages in hand and settle none of them; then wait to be killed."""
     names: dict[str, Any] = {}
     exec(request.make, names)  # noqa: S102 - the test's own text
@@ -81,4 +81,4 @@ def _hold(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    _hold(Request(**json.loads(sys.argv[1])))
+    _hold(Holding(**json.loads(sys.argv[1])))

@@ -21,7 +21,7 @@ from pump.colour import Colour
 from pump.errors import PublishError, PumpError, SetupError, TransportError
 from pump.message import Header, Message
 from pump.subscription import Publication
-from pump.testing.child import Request, holding
+from pump.testing.child import Holding, holding
 from pump.testing.driver import Sample, TransportDriver
 from pump.testing.settlement import EVERY_BYTE, UNACCEPTABLE, SettlementContract
 from pump.transport_kit.protocol import Transport
@@ -312,7 +312,7 @@ class TransportContract(SettlementContract):
         missing = {b"1", b"2", b"3", b"4", b"5"}
         driver.send(*(self.message(channel, body, Header("", type="Sample")) for body in sorted(missing)))
 
-        with holding(Request.of(make, colour, subscription, messages=3)):
+        with holding(Holding.of(make, colour, subscription, messages=3)):
             pass
 
         while missing:

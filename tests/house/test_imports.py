@@ -16,7 +16,7 @@ LAYERS: tuple[str, ...] = (
     "checks duration errors wire_name",
     "capabilities clock dead_letter message process_signals request subscription telemetry",
     "colour conversation in_hand ledger pump_log settling",
-    "context verdict",
+    "context observers verdict",
     "attribute mapping transport_kit",
     "pumps queue",
     "handling",

@@ -331,7 +331,6 @@ def test_other_decisions_mean_the_same_beside_it(pumping: Pumping) -> None:
     assert numbers(bench.deferred) == numbers(bench.acknowledged) == [2]
 
 
-@pytest.mark.requirement("B-37")
 def test_listeners_are_told_of_each_nack_and_its_channel(pumping: Pumping) -> None:
     cause = ValueError("down")
 

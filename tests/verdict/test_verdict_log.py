@@ -14,7 +14,7 @@ from pump.errors import (
 from support.court import Court, message
 
 
-@pytest.mark.requirement("B-05", "B-37")
+@pytest.mark.requirement("B-05")
 def test_a_dont_ack_is_logged_with_its_cause_and_told_to_the_listeners(caplog: pytest.LogCaptureFixture) -> None:
     court, action = Court(may_block=True), DontAckAction("not now")
     action.__cause__ = ValueError("why")
