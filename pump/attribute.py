@@ -13,7 +13,7 @@ from pump.colour import Colour
 from pump.context import Context, find_context
 from pump.duration import Duration
 from pump.errors import ConfigurationError, MessageAction, contains
-from pump.telemetry import Telemetry, log
+from pump.telemetry import Telemetry, log, shown_error
 
 Handle = TypeVar("Handle", bound=Callable[..., object])
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
@@ -77,7 +77,8 @@ class Scope:
         message_id = context.message.id if context is not None and context.has_message else ""
         where = {"message_id": message_id, "channel": self.channel, "handler": self.handler}
         line = "%s (message %s, channel %s, handler %s)"
-        log.log(level, line, text, *(name or "-" for name in where.values()), exc_info=error, extra=where)
+        names = (name or "-" for name in where.values())
+        log.log(level, line, text, *names, exc_info=shown_error(error), extra=where)
 
 
 class Attribute:
@@ -190,9 +191,15 @@ def declared_decisions(handle: Callable[..., object]) -> frozenset[type[MessageA
 
 def consists_of(error: BaseException, kinds: Errors) -> bool:
     """Whether an error is of one of these types, or a group of such errors alone."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(kinds)[1] is None
-    return isinstance(error, kinds)
+    left = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, kinds):
+            continue
+        if not isinstance(each, BaseExceptionGroup):
+            return False
+        left.extend(each.exceptions)
+    return True
 
 
 def is_decision(error: BaseException) -> bool:

@@ -13,7 +13,8 @@ Kind: TypeAlias = Literal["command", "event", "document"]
 
 _claims = threading.Lock()
 
-ATTEMPTS_HEADER: Final = "pump-attempts"
+ATTEMPTS_HEADER: Final = "pump-carried-attempts"
+"""On a copy that comes again: the attempts so far. A dead letter says "pump-attempts", which limit nothing any more."""
 FIRST_FAILURE_HEADER: Final = "pump-first-failure"
 
 
