@@ -215,7 +215,8 @@ class Judge:
         if message.lost and not message.settled:
             self.ledger.forgive(message)
         if message.lost or message.explicit or not self.rules.auto_ack:
-            return UNSETTLED
+            answered = message.explicit and message.answered and not message.lost
+            return ACKNOWLEDGE if answered and message.claim() else UNSETTLED
         return ACKNOWLEDGE
 
     def failed(self, message: Message, error: BaseException) -> Verdict:
