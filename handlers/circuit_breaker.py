@@ -43,6 +43,10 @@ class CircuitBreaker(Attribute):
         self.reset_after = seconds(reset_after)
         self.on = on
 
+    def acts_on(self) -> Errors:
+        """Those of the types `on`."""
+        return self.on
+
     def prepare(self, scope: Scope) -> Attribute:
         """A closed breaker for one pipeline."""
         return _Breaking(self, scope)

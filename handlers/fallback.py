@@ -13,7 +13,8 @@ class Fallback(Attribute):
     """Calls an alternative with the request when the rest fails with an error of the types `on`.
 
     The alternative is the name of a method of the same handler, or a function; it is `async def` where the handler is,
-    and its outcome replaces the handler's. Decisions and cancellation pass. The error is logged.
+    and its outcome replaces the handler's. Decisions and cancellation pass. The error is logged. Where the handler
+    takes a Delivery, so does the alternative; if it returns without having settled, the message is acknowledged.
     """
 
     def __init__(self, alternative: str | Callable[..., object], *, on: Errors = Exception) -> None:
@@ -32,6 +33,10 @@ class Fallback(Attribute):
         if has_yield(alternative):
             raise ConfigurationError(f"Fallback: the alternative of {owner} has a `yield`: a call of it runs nothing")
         return self
+
+    def acts_on(self) -> Errors:
+        """Those of the types `on`."""
+        return self.on
 
     def around(self, request: object, rest: Rest) -> Steps:
         """Run the rest; if it fails, the alternative."""

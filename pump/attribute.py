@@ -1,6 +1,6 @@
 """Attributes of handlers: what the author of one inherits and is given, and how they are attached to a handler."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import Parameter, signature
@@ -13,7 +13,7 @@ from pump.colour import Colour
 from pump.context import Context, find_context
 from pump.duration import Duration
 from pump.errors import ConfigurationError, MessageAction, contains
-from pump.telemetry import Telemetry, log
+from pump.telemetry import Telemetry, log, shown_error
 
 Handle = TypeVar("Handle", bound=Callable[..., object])
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
@@ -42,7 +42,10 @@ class Rest(Protocol):
         """`yield from rest(request)` runs the rest and returns its result. It may be run again."""
 
     def skip(self, result: object = None, /) -> object:
-        """`return rest.skip(result)` answers without the handler; returning with neither is an error."""
+        """`return rest.skip(result)` answers without the handler; returning with neither is an error.
+
+        The message is done with it, also where the handler would settle it by a Delivery.
+        """
 
     def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
         """`yield from rest.sleep(1)` waits. True if it ended early: the pump stops, or the handler shall end."""
@@ -77,7 +80,8 @@ class Scope:
         message_id = context.message.id if context is not None and context.has_message else ""
         where = {"message_id": message_id, "channel": self.channel, "handler": self.handler}
         line = "%s (message %s, channel %s, handler %s)"
-        log.log(level, line, text, *(name or "-" for name in where.values()), exc_info=error, extra=where)
+        names = (name or "-" for name in where.values())
+        log.log(level, line, text, *names, exc_info=shown_error(error), extra=where)
 
 
 class Attribute:
@@ -96,6 +100,10 @@ class Attribute:
             elif (arguments or options) and cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")
             return object.__new__(cls)
+
+    def acts_on(self) -> Errors:
+        """The errors of the rest that it acts on; `check` warns where an attribute beneath it leaves none of them."""
+        return ()
 
     def around(self, request: object, rest: Rest) -> Steps:
         """Act around the handling of a request: `result = yield from rest(request)`, then return the result."""
@@ -153,6 +161,18 @@ class OnError(Attribute):
         self.only = only
         self.but = but
 
+    def acts_on(self) -> Errors:
+        """Those that it turns into a decision."""
+        return self.only
+
+    def leaves(self, kinds: Errors) -> bool:
+        """Whether an error of one of these types may pass; all others are decisions to what is above."""
+        return any(
+            not any(issubclass(each, only) for only in _types(self.only))
+            or any(issubclass(each, but) or issubclass(but, each) for but in _types(self.but))
+            for each in _types(kinds)
+        )
+
     def decide(self, error: Exception) -> MessageAction:
         """The decision that an error becomes."""
         raise NotImplementedError
@@ -165,6 +185,20 @@ class OnError(Attribute):
             if is_decision(error) or not consists_of(error, self.only) or contains(error, self.but):
                 raise
             raise self.decide(error) from error
+
+
+def _types(kinds: Errors) -> tuple[type[Exception], ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def idle(attributes: Sequence[Attribute]) -> Iterator[tuple[Attribute, OnError]]:
+    """Each attribute, outermost first, that acts on no error, with the one beneath it that decides all of those."""
+    for place, above in enumerate(attributes):
+        kinds = above.acts_on()
+        beneath = (each for each in attributes[place + 1 :] if isinstance(each, OnError) and not each.leaves(kinds))
+        found = next(beneath, None) if kinds else None
+        if found is not None:
+            yield above, found
 
 
 def shown(value: object) -> str:
@@ -190,16 +224,24 @@ def declared_decisions(handle: Callable[..., object]) -> frozenset[type[MessageA
 
 def consists_of(error: BaseException, kinds: Errors) -> bool:
     """Whether an error is of one of these types, or a group of such errors alone."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(kinds)[1] is None
-    return isinstance(error, kinds)
+    left = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, kinds):
+            continue
+        if not isinstance(each, BaseExceptionGroup):
+            return False
+        left.extend(each.exceptions)
+    return True
 
 
 def is_decision(error: BaseException) -> bool:
     """Whether it is already decided what becomes of the message: no attribute may change that.
 
-    Where the pump's stop ended the handler, that is decided too: the message goes back.
+    Where the pump's stop ended the handler, that is decided too: the message goes back. So it is where the handler has
+    settled its message itself before it failed.
     """
     context = find_context()
-    ended = context is not None and context.has_message and context.message.ended
-    return ended or contains(error, MessageAction)
+    if context is not None and context.has_message and (context.message.ended or context.settled):
+        return True
+    return contains(error, MessageAction)

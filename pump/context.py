@@ -94,6 +94,16 @@ class Context:
         if self._message is not None and self.stopping is not None and self.stopping.is_set():
             self._message.ended = True
 
+    @property
+    def settled(self) -> bool:
+        """Whether the handler has settled its message itself, by a Delivery: nothing that fails now changes that."""
+        return self._parent is None and self._message is not None and self._message.settled
+
+    def answered(self) -> None:
+        """Note that an attribute answered instead of the handler: if the handler was to settle, the pump does it."""
+        if self._parent is None and self._message is not None:
+            self._message.answered = True
+
     def remaining_lease(self, clock: Clock | None = None) -> float | None:
         """For how many seconds the lease still lasts, never below 0; None where there is no lease."""
         message = self._message

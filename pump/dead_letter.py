@@ -1,4 +1,4 @@
-"""Why a message is given up, and the headers of its dead letter, which never exceed a size limit."""
+"""Why a message is given up, and the headers of its dead letter: within a size limit, and never impossible to make."""
 
 import traceback
 from collections.abc import Mapping
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from pump.message import ATTEMPTS_HEADER, Header, Message
+from pump.text import TEXT_LIMIT, bounded_text, text_of
 
 RejectionKind: TypeAlias = Literal["delivery error", "unacceptable"]
 
-TEXT_LIMIT: Final = 1024
 TOTAL_LIMIT: Final = 8192
 
 PROVENANCE: Final = (
+    "pump-attempts",
     "pump-reason",
     "pump-description",
     "pump-exception",
@@ -28,7 +29,10 @@ PROVENANCE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a message is given up. An unacceptable one goes to the invalid-message channel, where there is one."""
+    """Why a message is given up. An unacceptable one goes to the invalid-message channel, where there is one.
+
+    Whatever a handler gave as its reason, it is bounded text here.
+    """
 
     kind: RejectionKind
     reason: str
@@ -41,6 +45,10 @@ class Rejection:
     """In seconds since the epoch."""
     last_failure: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("reason", "description", "handler"):
+            object.__setattr__(self, name, bounded_text(getattr(self, name)))
+
 
 def dead_letter(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIMIT) -> Header:
     """The header of a message's dead letter: its own, and its provenance; without the attempts."""
@@ -52,22 +60,23 @@ def dead_letter(message: Message, rejection: Rejection, *, limit: int = TOTAL_LI
 def provenance(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIMIT) -> Mapping[str, str]:
     """Where a dead letter comes from and why: each text at most 1 KiB, all together at most `limit` bytes."""
     error = rejection.error
-    texts = {
+    texts: dict[str, object] = {
+        "pump-attempts": rejection.attempts,
         "pump-reason": rejection.reason,
         "pump-origin": message.origin or message.header.topic,
-        "pump-deliveries": str(message.deliveries),
-        "pump-position": str(message.position),
+        "pump-deliveries": message.deliveries,
+        "pump-position": message.position,
         "pump-handler": rejection.handler,
         "pump-first-failure": f"{rejection.first_failure:.3f}" if rejection.first_failure else "",
         "pump-last-failure": f"{rejection.last_failure:.3f}" if rejection.last_failure else "",
         "pump-exception": _type_name(error),
         "pump-description": rejection.description,
-        "pump-error": "".join(traceback.format_exception_only(error)).strip() if error is not None else "",
+        "pump-error": _text(error),
     }
     left = limit
     kept: dict[str, str] = {}
     for name, text in texts.items():
-        fitting = _cut(text, min(TEXT_LIMIT, left - len(name)))
+        fitting = bounded_text(text, min(TEXT_LIMIT, left - len(name)))
         if fitting:
             kept[name] = fitting
             left -= len(name) + len(fitting.encode())
@@ -78,6 +87,8 @@ def _type_name(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _cut(text: str, limit: int) -> str:
-    clean = text.encode("utf-8", "replace").replace(b"\0", b"?")
-    return clean[: max(limit, 0)].decode("utf-8", "ignore")
+def _text(error: BaseException | None) -> str:
+    try:
+        return "" if error is None else "".join(traceback.format_exception_only(error)).strip()
+    except Exception:  # its notes, or what else the traceback module reads of it, are not what they should be
+        return text_of(error)

@@ -1,10 +1,11 @@
 """What handlers raise to decide what becomes of a message; and the errors, grouped by what to do about them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Self
 
 from pump.duration import Duration, seconds
+from pump.text import text_of
 
 
 class MessageAction(Exception):  # noqa: N818 - a decision, not an error
@@ -15,7 +16,15 @@ class MessageAction(Exception):  # noqa: N818 - a decision, not an error
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
-        self.reason = str(reason)  # whatever it is given, it has to fit a header
+        self.reason = text_of(reason)  # whatever it is given, it has to fit a header
+
+
+def reason_of(action: MessageAction) -> str:
+    """Its reason, as text; empty where a class of the user's has made something of it that cannot even be read."""
+    try:
+        return text_of(action.reason)
+    except Exception:
+        return ""
 
 
 class DontAckAction(MessageAction):
@@ -133,5 +142,15 @@ class HandlerTimeout(PumpError, TimeoutError):  # noqa: N818 - a time-out, not a
 def contains(error: BaseException, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
     """Whether an error is of one of these types, or a group that contains such a one."""
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(kinds) is not None
+        return any(isinstance(each, kinds) for each in within(error))
     return isinstance(error, kinds)
+
+
+def within(error: BaseException) -> Iterator[BaseException]:
+    """The error itself and, of a group, every group and error in it, in order, however deep that is."""
+    left = [error]
+    while left:
+        each = left.pop()
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            left.extend(reversed(each.exceptions))

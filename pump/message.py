@@ -13,7 +13,8 @@ Kind: TypeAlias = Literal["command", "event", "document"]
 
 _claims = threading.Lock()
 
-ATTEMPTS_HEADER: Final = "pump-attempts"
+ATTEMPTS_HEADER: Final = "pump-carried-attempts"
+"""On a copy that comes again: the attempts so far. A dead letter says "pump-attempts", which limit nothing any more."""
 FIRST_FAILURE_HEADER: Final = "pump-first-failure"
 
 
@@ -41,6 +42,7 @@ class Message:
     """One delivery of a message. Header and body are the sender's; everything else comes from the transport."""
 
     __slots__ = (
+        "answered",
         "attempts",
         "body",
         "carried",
@@ -117,6 +119,8 @@ class Message:
         """Whether it is known not to be ours any more: nothing may be sent for it."""
         self.explicit: bool = False
         """Whether its handler settles it, by a Delivery."""
+        self.answered: bool = False
+        """Whether an attribute answered instead of its handler, so that nobody but the pump will settle it."""
         self.settled: bool = False
         """Whether somebody has settled this delivery, or is doing so; the first one wins."""
 
@@ -129,7 +133,8 @@ class Message:
     def again(self) -> "Message":
         """The same delivery, to be handled once more: nothing is settled."""
         other = copy.copy(self)
-        other.interrupt, other.ended, other.explicit, other.settled = None, False, False, False
+        other.interrupt = None
+        other.ended = other.explicit = other.answered = other.settled = False
         return other
 
     @property

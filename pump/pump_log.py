@@ -5,7 +5,7 @@ from typing import Final
 
 from pump.errors import PublishError
 from pump.message import Message
-from pump.telemetry import Telemetry, log
+from pump.telemetry import Telemetry, log, shown_error
 
 
 class PumpLog:
@@ -109,6 +109,6 @@ class PumpLog:
             message.header.id,
             self._channel,
             f", handler {message.handler}" if message.handler else "",
-            exc_info=error,
+            exc_info=shown_error(error),
             extra={"message_id": message.header.id, "channel": self._channel, "handler": message.handler},
         )

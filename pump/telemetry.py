@@ -2,12 +2,20 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Final, TypeAlias
 
 log: Final = logging.getLogger("pump")
 
+ExceptionInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
+
 Listener: TypeAlias = Callable[[str, Mapping[str, object]], None]
 """Called with an event's name and its fields."""
+
+
+def shown_error(error: BaseException | None) -> ExceptionInfo | None:
+    """What `exc_info=` takes. Given the error itself, logging asks whether it is true, which the error may answer."""
+    return None if error is None else (type(error), error, error.__traceback__)
 
 
 class Telemetry:

@@ -31,6 +31,8 @@ from pump.errors import (
     MessageRefused,
     RejectMessageAction,
     Undecodable,
+    reason_of,
+    within,
 )
 from pump.in_hand.gate import OPEN_GATE, Gate
 from pump.in_hand.slots import NOWHERE, CrashGuard
@@ -213,7 +215,8 @@ class Judge:
         if message.lost and not message.settled:
             self.ledger.forgive(message)
         if message.lost or message.explicit or not self.rules.auto_ack:
-            return UNSETTLED
+            answered = message.explicit and message.answered and not message.lost
+            return ACKNOWLEDGE if answered and message.claim() else UNSETTLED
         return ACKNOWLEDGE
 
     def failed(self, message: Message, error: BaseException) -> Verdict:
@@ -255,7 +258,7 @@ class Judge:
         if isinstance(decision, DeferMessageAction):
             return self._requeue(message, decision, decision.delay)
         if isinstance(decision, SetupFault):
-            self.log.handler_failed(message, decision.__cause__ or decision)
+            self.log.handler_failed(message, decision if decision.__cause__ is None else decision.__cause__)
             self.stop(Stopped.CONFIGURATION_ERROR)
             self.ledger.ignore(message)
             return Nack(0.0, decision)
@@ -269,15 +272,15 @@ class Judge:
             case Undecodable():
                 return self._undecodable(message, error, error.reason, "", 1)
             case InvalidMessageAction():
-                return self._give_up(message, error, error.reason or "invalid", kind="unacceptable")
+                return self._give_up(message, error, reason_of(error) or "invalid", kind="unacceptable")
             case RejectMessageAction():
-                return self._give_up(message, error, error.reason or "rejected")
+                return self._give_up(message, error, reason_of(error) or "rejected")
             case _:
                 return self._undecided(message, error)
 
     def _undecodable(self, message: Message, error: Undecodable | None, reason: str, text: str, runs: int) -> Verdict:
         if self.rules.on_undecodable == "nak":
-            return self._requeue(message, error or MessageRefused(text), 0.0, reason)
+            return self._requeue(message, MessageRefused(text) if error is None else error, 0.0, reason)
         return self._give_up(message, error, reason, kind="unacceptable", description=text, runs=runs)
 
     def _asks_to_stop(self, error: BaseException) -> Stopped | None:
@@ -337,12 +340,12 @@ class Judge:
         description: str = "",
         runs: int = 1,
     ) -> Verdict:
-        cause = (error.__cause__ or error) if isinstance(error, MessageAction) else error
+        cause = error.__cause__ if isinstance(error, MessageAction) and error.__cause__ is not None else error
         attempts = self._attempts_before(message) + runs
         rejection = Rejection(
             kind,
             reason,
-            description or (error.reason if isinstance(error, MessageAction) else ""),
+            description or (reason_of(error) if isinstance(error, MessageAction) else ""),
             cause,
             message.handler,
             attempts,
@@ -406,11 +409,7 @@ class Judge:
 
 def _flattened(error: BaseException) -> Iterator[BaseException]:
     """The errors in a group, nested groups too; or the one error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _flattened(each)
-    else:
-        yield error
+    return (each for each in within(error) if not isinstance(each, BaseExceptionGroup))
 
 
 def _contains(error: BaseException, kind: type[BaseException]) -> bool:

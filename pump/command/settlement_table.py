@@ -50,6 +50,8 @@ class _Case:
     deliveries: int = 1
     fault: str = ""
     explicit: bool = False
+    answered: bool = False
+    """Whether an attribute answers instead of the handler."""
     stopping: bool = False
     """Whether the pump is being stopped."""
     ended: bool = False
@@ -118,6 +120,7 @@ _CASES: Final[Sequence[str | _Case]] = (
     ),
     "The handler settles its messages itself",
     _Case("returned, not settled", explicit=True),
+    _Case("not run: an attribute answered instead, such as a switch that is off", answered=True, explicit=True),
     _Case("returned, settled", settles=True, explicit=True),
     _Case("raised, not settled: as any other exception", _ERROR, explicit=True),
     _Case("raised, settled: logged", _ERROR, settles=True, explicit=True),
@@ -154,7 +157,7 @@ def settlement_rows() -> Iterator[Sequence[str]]:
 def _row(case: _Case) -> Sequence[str]:
     clock = ManualClock()
     message = Message(Header("1"), b"", attempts=case.attempts, deliveries=case.deliveries, fault=case.fault)
-    message.explicit, message.ended = case.explicit, case.ended
+    message.explicit, message.answered, message.ended = case.explicit, case.answered, case.ended
     log = _SilentLog("samples", Telemetry())
     judge = Judge(case.rules, Ledger(clock), clock, log, cancelled=lambda: case.stopping)
     for _ in range(case.before):

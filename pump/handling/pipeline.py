@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import CoroutineType, coroutine
-from typing import Any, Final, ParamSpec, cast
+from typing import Any, Final, Literal, ParamSpec, cast
 
 from pump.attribute import Attribute, Rest, Scope, Steps, Wait
 from pump.colour import Colour, undone
@@ -64,7 +64,7 @@ class Pipeline:
             run = self._make()
         run.handle = handle
         run.value = request
-        run.answered = False
+        run.answered = ""
         return run
 
     def _end(self, run: "_Run") -> None:
@@ -96,8 +96,8 @@ class _Run:
     __slots__ = ("answered", "call", "clock", "colour", "first", "handle", "scope", "value", "wait")
 
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
-        self.answered = False
-        """Whether the handler was called, or an attribute answered instead, by `skip`."""
+        self.answered: Literal["", "by the handler", "by an attribute"] = ""
+        """Who answered last: the handler, because it was called, or an attribute instead, by `skip`."""
         self.handle: Callable[..., object] = _no_handler
         self.value: object = None
         """The request on the way in, the result on the way out."""
@@ -114,11 +114,8 @@ class _Run:
 
     def steps(self) -> Generator[Wait, None, None]:
         self.value = yield from self.first(self.value)
-        if not self.answered:
-            raise PipelineError(
-                "an attribute returned without having run the handler: `yield from rest(request)` is missing, "
-                "or `return rest.skip(result)` where that is meant"
-            )
+        if self.answered != "by the handler":
+            self._not_by_the_handler()
 
     __await__ = steps
 
@@ -127,10 +124,20 @@ class _Run:
             setattr(function, name, getattr(self, name))
         return cast("Rest", function)
 
+    def _not_by_the_handler(self) -> None:
+        if not self.answered:
+            raise PipelineError(
+                "an attribute returned without having run the handler: `yield from rest(request)` is missing, "
+                "or `return rest.skip(result)` where that is meant"
+            )
+        context = find_context()
+        if context is not None:
+            context.answered()
+
     # -- what `rest` can do besides being called
 
     def skip(self, result: object = None, /) -> object:
-        self.answered = True
+        self.answered = "by an attribute"
         return result
 
     def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
@@ -160,7 +167,7 @@ def _link(around: Callable[[object, Rest], Steps], inner: Rest) -> Callable[[obj
 
 def _blocking_handler(run: _Run) -> Callable[[object], Steps]:
     def handled(request: object) -> Steps:
-        run.answered = True
+        run.answered = "by the handler"
         try:
             result = run.handle(request)
             return result if result is None else done(result)
@@ -179,7 +186,7 @@ def _awaiting(function: Callable[Arguments, Steps]) -> Callable[Arguments, Steps
 def _awaiting_handler(run: _Run) -> Callable[[object], Steps]:
     @_awaiting
     def handled(request: object) -> Steps:
-        run.answered = True
+        run.answered = "by the handler"
         try:
             waiting = run.handle(request)
             steps = cast("Steps", waiting) if type(waiting) is CoroutineType else _waiting(waiting)

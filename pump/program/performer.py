@@ -19,6 +19,7 @@ from pump.pumps.own_task import OwnTask, is_cancelled
 from pump.pumps.proactor import Proactor
 from pump.pumps.reactor import Reactor
 from pump.subscription import Subscription
+from pump.text import text_of
 from pump.verdict import Stopped
 
 AnyPump = TypeVar("AnyPump", bound=Reactor | Proactor)
@@ -141,7 +142,7 @@ class Performer(Generic[AnyPump]):
         delay = min(longest, first * 2.0 ** min(self._deaths, 64))
         self._deaths += 1
         self._restarts += 1
-        self._error = f"{type(error).__name__}: {error}"
+        self._error = f"{type(error).__name__}: {text_of(error)}"
         if not self._stopping.is_set():
             self._state = Activity.RESTARTING
         self._log.performer_died(self.name, error, delay)

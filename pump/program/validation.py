@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, zip_longest
 from typing import Literal
 
+from pump.attribute import idle
 from pump.capabilities import Capabilities
 from pump.checks import named
 from pump.duration import seconds
@@ -44,6 +45,7 @@ def problems(
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
         found += (Problem("error", text) for text in _transport_errors(plan, capabilities))
         found += (Problem("warning", text) for text in _capability_warnings(plan, capabilities))
+        found += (Problem("warning", text) for text in _attribute_warnings(plan))
     found += (Problem("warning", text) for text in _idle(plans, handlers))
     return found
 
@@ -194,6 +196,16 @@ def _transport_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
             f"{capabilities.system} has no dead letters: write Subscription(dead_letter=None) on channel "
             f"{rules.channel} to accept that rejected messages are gone"
         )
+
+
+def _attribute_warnings(plan: Plan) -> Iterator[str]:
+    for handler in plan.handlers:
+        for above, beneath in idle(handler.attributes):
+            name = type(above).__name__
+            yield (
+                f"{handler.name}: @{name} stands above @{type(beneath).__name__}, which makes a decision of all errors "
+                f"that it acts on: it never acts. Put @{name} beneath"
+            )
 
 
 def _capability_warnings(plan: Plan, capabilities: Capabilities) -> Iterator[str]:

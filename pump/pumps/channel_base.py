@@ -13,6 +13,7 @@ from pump.clock import Signal
 from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
+from pump.text import text_of
 from pump.transport_kit.protocol import AsyncConsumer, Consumer
 from pump.verdict import Judge, may_release, may_requeue
 
@@ -276,6 +277,6 @@ def as_transport_error(error: Exception, doing: str) -> TransportError:
     """The error itself where it is a TransportError, else one that names it as its cause."""
     if isinstance(error, TransportError):
         return error
-    failure = TransportError(f"{doing} failed: {type(error).__name__}: {error}")
+    failure = TransportError(f"{doing} failed: {type(error).__name__}: {text_of(error)}")
     failure.__cause__ = error
     return failure

@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -33,6 +33,19 @@ SETTLEMENTS: Final[dict[str, Callable[[ChannelDriver, Message], None]]] = {
     "requeue": ChannelDriver.requeue,
     "reject": lambda channel, message: channel.reject(message, GIVEN_UP),
 }
+
+
+class Unprintable:
+    """Something that cannot be shown as text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class UnprintableError(Exception):
+    """An error that cannot be shown as text."""
+
+    __str__ = Unprintable.__str__
 
 
 class SettlementContract(ContractBase):
@@ -232,6 +245,7 @@ class SettlementContract(ContractBase):
         assert (dead.id, dead.header.type, dead.body) == (sent.id, "Sample", EVERY_BYTE)
         assert (dead.attempts, dead.deliveries) == (0, 1)
         assert dead.header.headers == dead_letter(rejected, GIVEN_UP).headers
+        assert dead.header.headers["pump-attempts"] == "3"
         assert dead.header.headers["pump-origin"] == channel.subscription.channel
         assert set(PROVENANCE) - set(dead.header.headers) <= {"pump-position"}
         dead_letters.acknowledge(dead)
@@ -248,6 +262,35 @@ class SettlementContract(ContractBase):
         assert (dead.body, dead.header.headers["pump-reason"]) == (b"1", "OutOfTea")
         dead_letters.acknowledge(dead)
         self.expect_nothing(channel)
+
+    @pytest.mark.parametrize("text", [None, Unprintable(), "\ud800\0\r\n"], ids=["nothing", "unprintable", "odd"])
+    def test_a_dead_letter_can_be_made_of_anything(self, driver: TransportDriver, text: object) -> None:
+        channel, dead_letters = self.open_both(driver, "1")
+        said: Any = text
+
+        rejection = Rejection("delivery error", said or "given up", said, UnprintableError(said), said)
+        channel.reject(self.expect(channel), rejection)
+
+        dead = self.expect(dead_letters)
+        assert dead.body == b"1"
+        assert dead.header.headers["pump-reason"]
+        assert dead.header.headers["pump-exception"].endswith(".UnprintableError")
+        dead_letters.acknowledge(dead)
+        self.expect_nothing_left(driver, channel)
+
+    def test_the_attempts_of_a_dead_letter_are_told_and_begin_again(self, driver: TransportDriver) -> None:
+        channel, dead_letters = self.open_both(driver, "1")
+        channel.reject(self.expect(channel), GIVEN_UP)
+
+        dead = self.expect(dead_letters)
+        assert (dead.header.headers["pump-attempts"], dead.attempts) == ("3", 0)
+        dead_letters.requeue(dead, 0.0, attempts=1)
+        again = self.expect(dead_letters)
+
+        assert again.header.headers["pump-attempts"] == "3"
+        assert again.attempts == int(driver.capabilities.carries_attempts or driver.capabilities.requeue == "hold")
+        dead_letters.acknowledge(again)
+        self.expect_nothing(channel, dead_letters)
 
     def test_an_unacceptable_message_goes_to_the_invalid_channel(self, driver: TransportDriver) -> None:
         subscription = replace(self.subscription(), invalid=f"{self.unique_name()}-invalid")

@@ -12,7 +12,7 @@ from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, Header, Message
 
 SHORT_LIMIT: Final = 256
 """Bytes of provenance: reason, origin and little more."""
-MINIMAL: Final = ("pump-reason", "pump-origin")
+MINIMAL: Final = ("pump-attempts", "pump-reason", "pump-origin")
 """All that a minimal dead letter says, beside its id."""
 PARKED_SECONDS: Final = 8.0
 """How long a message waits that can be neither handled again nor given up."""

@@ -11,11 +11,33 @@ from typing import Any
 
 import pytest
 
+from pump.attribute import Attribute, Rest, Steps
+from pump.context import current_context
 from pump.errors import ConfigurationError, LeaseLost, RejectMessageAction, TransportError
+from pump.handlers import (
+    DeferMessageOnError,
+    DontAckOnError,
+    Fallback,
+    FeatureSwitch,
+    RejectMessageOnError,
+    Retry,
+)
 from pump.handling.delivery import AsyncDelivery, Delivery
 from pump.subscription import Subscription
 from support.pump_fixtures import Pumping
-from support.pumps import CONCURRENT, PROACTOR, REACTOR, Bench, Broker, Kind, Order, Outcomes, consuming_by, numbers
+from support.pumps import (
+    CONCURRENT,
+    PROACTOR,
+    REACTOR,
+    Bench,
+    Broker,
+    Kind,
+    Order,
+    Outcomes,
+    Placed,
+    consuming_by,
+    numbers,
+)
 from support.waiting import eventually
 
 CALLS = {"ack": "acknowledge", "nack": "nack", "defer": "requeue", "reject": "reject"}
@@ -468,3 +490,162 @@ def test_it_is_an_explicit_handler_that_a_harness_does_not_call(explicitly: Pump
 
     with pytest.raises(ConfigurationError, match="post it"):
         bench.handle(Order())
+
+
+# -- with attributes
+
+
+@pytest.fixture
+def attributed(kind: Kind, benches: ExitStack) -> Pumping:
+    """Makes a bench whose handler settles by itself, and has these attributes."""
+
+    def make(body: Callable[[Any], object], *attributes: Attribute, **options: Any) -> Bench:
+        takes = AsyncDelivery[Order] if kind.awaits else Delivery[Order]
+        return benches.enter_context(Bench(kind.handler(body, *attributes, takes=takes), **{**kind.options, **options}))
+
+    return make
+
+
+@pytest.mark.parametrize("auto_ack", [True, False])
+@pytest.mark.requirement("B-13")
+def test_a_feature_that_is_off_consumes_what_its_handler_would_settle(attributed: Pumping, *, auto_ack: bool) -> None:
+    body = Outcomes(None)
+    bench = attributed(
+        body, FeatureSwitch("tea"), switches={"tea": False}, auto_ack=auto_ack, capabilities={"leases": False}
+    )
+    bench.post_orders(1, 2)
+
+    bench.run()
+
+    assert body.runs == 0
+    assert numbers(bench.acknowledged) == [1, 2]
+
+
+def test_a_feature_that_is_off_and_leaves_its_messages_leaves_these_too(attributed: Pumping) -> None:
+    bench = attributed(settle("ack"), FeatureSwitch("tea", dont_ack=True), switches={"tea": False})
+    bench.post_orders(1)
+    bench.run()
+    left = list(bench.calls)
+
+    bench.switches.set("tea", on=True)
+    bench.run()
+
+    assert (left, list(bench.calls)) == (["nack"], ["nack", "acknowledge"])
+
+
+def test_a_fallback_that_returns_has_consumed_the_message(attributed: Pumping, kind: Kind) -> None:
+    given: list[Any] = []
+    bench = attributed(Outcomes(ValueError("no tea")), Fallback(kind.handler(given.append)))
+    bench.post_orders(1, 2)
+
+    bench.run()
+
+    assert [each.payload.number for each in given] == [1, 2]
+    assert numbers(bench.acknowledged) == [1, 2]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fallback_may_settle_it_otherwise(attributed: Pumping, kind: Kind, name: str) -> None:
+    bench = attributed(Outcomes(ValueError("no tea")), Fallback(kind.handler(settle(name))))
+    bench.post_orders(1)
+
+    bench.run(turns=1)
+
+    assert list(bench.calls) == [CALLS[name]]
+
+
+def test_what_was_skipped_and_then_run_after_all_is_the_handlers(attributed: Pumping) -> None:
+    class Twice(Attribute):
+        def around(self, request: object, rest: Rest) -> Steps:
+            rest.skip()
+            return (yield from rest(request))
+
+    bench = attributed(Outcomes(None), Twice())
+    bench.post_orders(1)
+
+    bench.run(turns=1)
+
+    assert bench.acknowledged == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "attribute",
+    [Retry(attempts=3), Fallback(len), DontAckOnError(), RejectMessageOnError(), DeferMessageOnError(1)],
+    ids=repr,
+)
+def test_a_handler_that_failed_after_it_had_settled_is_not_run_again(
+    attributed: Pumping, attribute: Attribute, name: str
+) -> None:
+    settling = settle(name, then=ValueError("too late"))
+    runs: list[object] = []
+
+    def body(delivery: object) -> object:
+        runs.append(delivery)
+        return settling(delivery)
+
+    bench = attributed(body, attribute)
+    bench.post_orders(1)
+
+    bench.run(turns=1)
+
+    assert len(runs) == 1
+    assert list(bench.calls) == [CALLS[name]]
+    assert sum("failed after the message was settled" in text for text in bench.said) == 1
+
+
+def test_a_handler_that_failed_to_settle_is_run_again(attributed: Pumping) -> None:
+    bench = attributed(settle("ack"), Retry(attempts=3), capabilities={"leases": False})
+    bench.broker.fail("acknowledge", TransportError("gone"))
+    bench.post_orders(1)
+
+    bench.run()
+
+    assert len(bench.broker.named("acknowledge")) >= 2
+    assert bench.pending == []
+
+
+def test_what_is_settled_while_a_retry_waits_is_not_run_again(kind: Kind, benches: ExitStack) -> None:
+    runs: list[object] = []
+
+    def body(delivery: Any) -> None:
+        runs.append(delivery)
+        raise ValueError("no tea")
+
+    class Settling(Retry):
+        def wait_after(self, attempt: int) -> float:
+            current_context().message.claim()  # as another thread would, while it waits
+            return super().wait_after(attempt)
+
+    takes = AsyncDelivery[Order] if kind.awaits else Delivery[Order]
+    bench = benches.enter_context(Bench(kind.handler(body, Settling(3), takes=takes), **kind.options))
+    bench.post_orders(1)
+
+    bench.run(turns=1)
+
+    assert len(runs) == 1
+
+
+def test_what_a_handler_sends_after_it_has_settled_is_retried_as_ever(kind: Kind, benches: ExitStack) -> None:
+    sent = Outcomes(ValueError("once"), None)
+
+    def body(delivery: Any) -> object:
+        if isinstance(delivery, AsyncDelivery):
+            return body_async(delivery)
+        delivery.ack()
+        return current_context().processor.send(Placed())
+
+    async def body_async(delivery: AsyncDelivery[Order]) -> object:
+        await delivery.ack()
+        return await current_context().processor.send_async(Placed())
+
+    inner = kind.handler(sent, Retry(attempts=3), takes=Placed)
+    bench = benches.enter_context(
+        Bench(kind.explicit(body), inner, subscriptions=[Subscription(Order, topic="Order")], **kind.options)
+    )
+    bench.post_orders(1)
+
+    bench.run()
+
+    assert sent.runs == 2
+    assert list(bench.calls) == ["acknowledge"]

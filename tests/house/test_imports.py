@@ -13,7 +13,7 @@ import pytest
 from support.tree import PACKAGES, modules
 
 LAYERS: tuple[str, ...] = (
-    "checks duration errors wire_name",
+    "checks duration errors text wire_name",
     "capabilities clock dead_letter message process_signals request subscription telemetry",
     "colour conversation in_hand ledger pump_log settling",
     "context observers verdict",

@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 import pytest
 
 from pump.errors import ConfigurationError
-from pump.handlers import DeferMessageOnError, DontAckOnError, FeatureSwitch, RejectMessageOnError
+from pump.handlers import (
+    CircuitBreaker,
+    DeferMessageOnError,
+    DontAckOnError,
+    Fallback,
+    FeatureSwitch,
+    RejectMessageOnError,
+    RequestLogging,
+    Retry,
+    Timeout,
+)
 from pump.handling.delivery import Delivery
 from pump.handling.registry import RequestHandler
 from pump.program.dispatcher import Dispatcher
@@ -167,6 +177,35 @@ def test_a_subscriptions_own_handlers_are_its_only_ones() -> None:
     (plan,) = dispatcher(others, subscriptions=subscribed(handlers=[own])).plans
 
     assert [each.handle for each in plan.handlers] == [own]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "told"),
+    [
+        ((Retry(), DontAckOnError()), "@Retry stands above @DontAckOnError"),
+        ((Retry(), Timeout(1), RejectMessageOnError()), "@Retry stands above @RejectMessageOnError"),
+        ((Retry(on=(KeyError, OSError)), DeferMessageOnError(only=(LookupError, OSError))), "@Retry stands above"),
+        ((Fallback(len), DontAckOnError()), "@Fallback stands above @DontAckOnError"),
+        ((CircuitBreaker(), DontAckOnError()), "@CircuitBreaker stands above @DontAckOnError"),
+        ((RejectMessageOnError(), DontAckOnError()), "@RejectMessageOnError stands above @DontAckOnError"),
+        ((DontAckOnError(), Retry()), ""),
+        ((Retry(), DontAckOnError(only=OSError)), ""),
+        ((Retry(on=LookupError), DontAckOnError(only=KeyError)), ""),
+        ((Retry(), DontAckOnError(but=OSError)), ""),
+        ((Retry(on=OSError), DontAckOnError(but=ConnectionError)), ""),
+        ((Retry(on=KeyError), DontAckOnError(but=OSError)), "@Retry stands above @DontAckOnError"),
+        ((RejectMessageOnError(only=OSError), DontAckOnError(only=KeyError)), ""),
+        ((RequestLogging(), FeatureSwitch("a"), DontAckOnError()), ""),
+        ((RequestLogging(), DontAckOnError(), CircuitBreaker(), Timeout(1)), ""),
+    ],
+    ids=repr,
+)
+def test_an_attribute_that_never_acts_because_of_one_beneath_it_is_told(attributes: Any, told: str) -> None:
+    handler = REACTOR.handler(NOTHING, *attributes)
+    found = [str(each) for each in dispatcher(handler, subscriptions=subscribed()).check()]
+
+    assert [each for each in found if "stands above" in each] == [each for each in found if told and told in each]
+    assert any(told in each and each.startswith("warning: ") for each in found) is bool(told)
 
 
 # -- what is refused

@@ -38,7 +38,7 @@ def test_a_dead_letter_says_all_first_and_the_least_last() -> None:
     assert full == dead_letter(rejected, REJECTION)
     assert size(full) > size(short) > size(minimal)
     assert short.headers["colour"] == "red"
-    assert minimal.headers == {"pump-reason": "broken", "pump-origin": "shop"}
+    assert minimal.headers == {"pump-attempts": "3", "pump-reason": "broken", "pump-origin": "shop"}
     assert set(minimal.headers) == set(MINIMAL)
 
 
@@ -49,8 +49,8 @@ def test_the_dead_letter_of_a_message_without_an_id_is_known_by_its_identity() -
 
 
 def test_a_copy_says_its_attempts_and_when_the_message_failed_first() -> None:
-    assert copy_headers(message(), 2, 12.5) == {"pump-attempts": "2", "pump-first-failure": "12.500"}
-    assert copy_headers(message(**{"pump-first-failure": "1.000"}), 2, 12.5) == {"pump-attempts": "2"}
+    assert copy_headers(message(), 2, 12.5) == {"pump-carried-attempts": "2", "pump-first-failure": "12.500"}
+    assert copy_headers(message(**{"pump-first-failure": "1.000"}), 2, 12.5) == {"pump-carried-attempts": "2"}
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ class MemoryConsumer:
     def reject(self, message: Message, rejection: Rejection) -> None:
         """Move it to the dead letters; without a channel for them it is removed, which is logged."""
         name = self._destinations.for_rejected(rejection.kind)
+        header = dead_letter(message, rejection)  # made first: what goes wrong here must not cost the message
         with self._bus.lock:
             channel = None
             if name is not None:
@@ -145,7 +146,7 @@ class MemoryConsumer:
                     raise PublishError(f"the memory bus has no channel {name!r} for dead letters", sent=False)
             self._release(message)
             if channel is not None:
-                channel.add(dead_letter(message, rejection), message.body)
+                channel.add(header, message.body)
         if channel is None:
             report_gone(log, message, self._destinations.channel, rejection)
 

@@ -44,7 +44,7 @@ class RabbitMQContract(TransportContract):
         with self.broker.connect() as connection:
             channel = connection.channel()
             channel.confirm_delivery()
-            properties = pika.BasicProperties(headers={"pump-attempts": "some"})
+            properties = pika.BasicProperties(headers={"pump-carried-attempts": "some"})
             channel.basic_publish(topic, "", body, properties, mandatory=True)
         return body
 

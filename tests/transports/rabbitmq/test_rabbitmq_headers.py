@@ -154,7 +154,7 @@ def test_a_copy_carries_what_others_said_exactly() -> None:
 
     read = read_by_pika(write_properties(original.header, original, topic="topic", attempts=1))
 
-    assert read.headers == {**STRANGERS, "pump-topic": "topic", "pump-attempts": "1"}
+    assert read.headers == {**STRANGERS, "pump-topic": "topic", "pump-carried-attempts": "1"}
     assert (read.content_encoding, read.priority, read.app_id) == ("gzip", 3, "shop")
     assert (read.user_id, read.expiration, read.cluster_id) == (None, None, None)
 
@@ -186,8 +186,8 @@ def test_a_copy_leaves_behind_what_is_the_brokers_own() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("pump-attempts", "some"),
-        ("pump-attempts", "-1"),
+        ("pump-carried-attempts", "some"),
+        ("pump-carried-attempts", "-1"),
         ("pump-kind", "wish"),
         ("pump-timestamp", "x"),
         ("pump-due", "?"),

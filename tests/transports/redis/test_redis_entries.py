@@ -27,7 +27,7 @@ HEADERS = st.builds(
     timestamp=st.floats(0, allow_infinity=False, allow_nan=False),
     headers=st.dictionaries(TEXT | st.sampled_from(["id", "body", "time", "header:x", "pump-identity"]), TEXT),
 )
-NAMES = st.sampled_from(["id", "kind", "time", "pump-attempts", "key", "pump-identity", "x"])
+NAMES = st.sampled_from(["id", "kind", "time", "pump-carried-attempts", "key", "pump-identity", "x"])
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner))
 READER = EntryReader("orders", "shop:orders", 7)
@@ -63,7 +63,7 @@ def test_a_usual_message_has_four_fields() -> None:
 
 
 @pytest.mark.requirement("P-17")
-@given(st.lists(st.binary() | st.sampled_from([b"id", b"time", b"kind", b"body", b"pump-attempts"])))
+@given(st.lists(st.binary() | st.sampled_from([b"id", b"time", b"kind", b"body", b"pump-carried-attempts"])))
 def test_any_entry_is_a_message(fields: list[bytes]) -> None:
     fields = fields[: len(fields) // 2 * 2]
 
@@ -84,7 +84,7 @@ def test_an_entry_of_a_stranger_is_known_by_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(b"time", b"noon"), (b"time", b"inf"), (b"kind", b"liquid"), (b"pump-attempts", b"-1")]
+    ("name", "value"), [(b"time", b"noon"), (b"time", b"inf"), (b"kind", b"liquid"), (b"pump-carried-attempts", b"-1")]
 )
 def test_a_strangers_field_that_is_called_as_one_of_ours_is_a_header(name: bytes, value: bytes) -> None:
     message = entry(b"body", b"x", name, value)
@@ -114,7 +114,7 @@ def test_an_entry_with_too_many_fields_says_so() -> None:
 
 
 def test_a_copy_says_how_many_attempts_are_behind_it_and_stays_itself() -> None:
-    stranger = entry(b"body", b"x", b"pump-attempts", b"1")
+    stranger = entry(b"body", b"x", b"pump-carried-attempts", b"1")
     named = entry(b"body", b"x", b"id", b"a")
 
     again = EntryReader("orders", "shop:orders", 7).read(
@@ -130,7 +130,9 @@ def test_a_copy_says_how_many_attempts_are_behind_it_and_stays_itself() -> None:
 
 
 def test_a_dead_letter_says_where_it_comes_from_and_nothing_of_earlier_deaths() -> None:
-    first = entry(b"body", b"x", b"id", b"a", b"pump-attempts", b"2", b"pump-reason", b"old", b"pump-error", b"old")
+    first = entry(
+        b"body", b"x", b"id", b"a", b"pump-carried-attempts", b"2", b"pump-reason", b"old", b"pump-error", b"old"
+    )
 
     dead = entry(*encoded(entries.dead_letter_fields(first, REJECTED)))
 
@@ -153,7 +155,7 @@ def envelope(header: Header, body: bytes = b"", **options: Any) -> Message:
 
 @given(HEADERS, st.binary(), st.integers(0, 10**6))
 def test_an_envelope_is_read_as_it_was_written(header: Header, body: bytes, attempts: int) -> None:
-    message = envelope(header, body, more={"pump-attempts": str(attempts)})
+    message = envelope(header, body, more={"pump-carried-attempts": str(attempts)})
 
     assert (message.header, message.body, message.fault, message.attempts) == (header, body, "", attempts)
     assert message.generation == 7
@@ -200,8 +202,8 @@ def test_any_header_makes_a_message(said: object) -> None:
         b'{"time": "noon"}',
         b'{"headers": {"a": 1}}',
         b'{"headers": []}',
-        b'{"pump-attempts": -1}',
-        b'{"pump-attempts": true}',
+        b'{"pump-carried-attempts": -1}',
+        b'{"pump-carried-attempts": true}',
         b'{"id": "\\ud800"}',
         b"[" * 5000,
     ],
