@@ -7,11 +7,11 @@ with a pika that is made in another way, messages are read by pika, and a warnin
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pika
 from pika import exceptions, frame
@@ -23,16 +23,30 @@ DELIVER: Final = b"\x00\x3c\x00\x3c"
 RETURN: Final = b"\x00\x3c\x00\x32"
 """How the frame of a message begins that could not be routed."""
 
+CONFIRMS: Final[Mapping[bytes, bool]] = {b"\x00\x3c\x00\x50": True, b"\x00\x3c\x00\x78": False}
+"""How the frames begin that confirm what was published, and whether it is stored."""
+
 READ_SIZE: Final = 65_536
 
 _METHOD: Final = 1
 _HEADER: Final = 2
+_BODY: Final = 3
+_END: Final = b"\xce"
+_PUBLISH: Final = b"\x00\x3c\x00\x28\x00\x00"
+_MANDATORY: Final = b"\x01"
+_CONTENT: Final = Struct(">HHQ")
 _HEAD: Final = Struct(">BHI")
 _AROUND: Final = 8
 """The bytes of a frame around its payload, seven of them before it."""
 _NUMBER: Final = Struct(">Q")
 _BEFORE_PROPERTIES: Final = 12
-_HOOKS: Final = ("_on_data_available", "_process_frame", "_frame_buffer", "bytes_received")
+_HOOKS: Final = (
+    "_on_data_available",
+    "_process_frame",
+    "_frame_buffer",
+    "bytes_received",
+    "_output_marshaled_frames",
+)
 
 
 class Content(NamedTuple):
@@ -46,10 +60,17 @@ class Content(NamedTuple):
     body: bytes
 
 
+class Confirm(Protocol):
+    """Told that the messages of one tag, or all up to it, are stored or refused."""
+
+    def __call__(self, tag: int, *, multiple: bool, stored: bool) -> None: ...  # noqa: D102 - as the class says
+
+
 class ContentReader:
     """Reads the messages of one AMQP channel from the bytes that its connection receives; other frames go to pika.
 
-    `takes` has a function for deliveries, or for returned messages; `read` is called after each piece of the stream.
+    `takes` has a function for deliveries, or for returned messages, and `confirm` is told of confirmations; `read` is
+    called after each piece of the stream.
     """
 
     def __init__(
@@ -57,12 +78,14 @@ class ContentReader:
         connection: Any,  # noqa: ANN401 - pika's insides
         takes: Mapping[bytes, Callable[[Content], None]],
         read: Callable[[], None] = lambda: None,
+        confirm: Confirm | None = None,
     ) -> None:
         self.channel = 0
         """The number of the AMQP channel."""
         self._connection: Final = connection
         self._takes: Final = takes
         self._read: Final = read
+        self._confirm: Final = confirm
         self._buffer = b""
         self._take: Callable[[Content], None] | None = None
         self._tag = 0
@@ -106,10 +129,11 @@ class ContentReader:
         """Whether this frame is a part of a message; if so, it is read."""
         if kind == _METHOD:
             take = self._takes.get(buffer[start : start + 4])
-            if take is not None:
-                self._take = take
-                self._begin(buffer, start)
-            return take is not None
+            if take is None:
+                return self._confirm is not None and self._is_confirmation(buffer, start, self._confirm)
+            self._take = take
+            self._begin(buffer, start)
+            return True
         if self._take is None:
             return False
         if kind == _HEADER:
@@ -120,6 +144,14 @@ class ContentReader:
             self._body.append(buffer[start:end])
         if self._missing <= 0:
             self._end(self._take)
+        return True
+
+    def _is_confirmation(self, buffer: bytes, start: int, confirm: "Confirm") -> bool:
+        stored = CONFIRMS.get(buffer[start : start + 4])
+        if stored is None:
+            return False
+        (tag,) = _NUMBER.unpack_from(buffer, start + 4)
+        confirm(tag, multiple=bool(buffer[start + 12] & 1), stored=stored)
         return True
 
     def _begin(self, buffer: bytes, start: int) -> None:
@@ -148,6 +180,37 @@ def _warn_once() -> None:
         "it reads messages by itself, which is slower and fails on some headers",
         pika.__version__,
     )
+
+
+@lru_cache(1024)
+def publish_method(exchange: str, routing_key: str) -> bytes:
+    """What says where a message goes, which the broker returns if nothing takes it."""
+    names = b"".join(bytes((len(name),)) + name for name in (exchange.encode(), routing_key.encode()))
+    return b"".join((_PUBLISH, names, _MANDATORY))
+
+
+def publish_frames(channel: int, method: bytes, properties: bytes, body: bytes, largest: int) -> Iterator[bytes]:
+    """The frames that publish one message; `largest` is the size of a frame that was agreed upon."""
+    header = b"".join((_CONTENT.pack(60, 0, len(body)), properties))
+    yield b"".join(
+        (
+            _HEAD.pack(_METHOD, channel, len(method)),
+            method,
+            _END,
+            _HEAD.pack(_HEADER, channel, len(header)),
+            header,
+            _END,
+        )
+    )
+    step = largest - _AROUND
+    for begin in range(0, len(body), step):
+        piece = body[begin : begin + step]
+        yield b"".join((_HEAD.pack(_BODY, channel, len(piece)), piece, _END))
+
+
+def write_frames(connection: Any, frames: Sequence[bytes]) -> None:  # noqa: ANN401 - pika's insides
+    """Write frames in one piece."""
+    connection._output_marshaled_frames([b"".join(frames)])  # noqa: SLF001 - its own way is a write a frame
 
 
 class EncodedProperties:

@@ -15,7 +15,7 @@ from pika.spec import Basic
 from pump.clock import Clock
 from pump.duration import seconds
 from pump.errors import PublishError, PumpError, SetupError
-from pump.transport_kit.sending import not_sent
+from pump.transport_kit.sending import not_sent, together
 from pump.transports.rabbitmq.connection import (
     NOT_FOUND,
     PRECONDITION_FAILED,
@@ -25,12 +25,22 @@ from pump.transports.rabbitmq.connection import (
     Steps,
     refusal,
 )
-from pump.transports.rabbitmq.pika_internals import RETURN, Content, ContentReader, EncodedProperties
-from pump.transports.rabbitmq.properties import MESSAGE_ID, split
+from pump.transports.rabbitmq.pika_internals import (
+    RETURN,
+    Content,
+    ContentReader,
+    EncodedProperties,
+    publish_frames,
+    publish_method,
+    write_frames,
+)
+from pump.transports.rabbitmq.properties import LONGEST_SHORT, MESSAGE_ID, split
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 from pump.transports.rabbitmq.topology import DELAYS, DelayQueues, delay_queue_for, with_topology
 
 MOST_UNCONFIRMED: Final = 1000
+HEAVIEST: Final = 8 * 2**20
+"""With so many bytes under way, the next message waits for a confirmation."""
 HEADER_OVERHEAD: Final = 20
 """The bytes of a frame of properties beside the properties."""
 
@@ -56,45 +66,58 @@ class Batch(Operation[None]):
         self.messages: Final = messages
         self.written = 0
         """How many of its messages are written."""
-        self._unanswered = len(messages)
-        self._refusals: list[str] = []
-        self._retriable = True
+        self._unanswered: Final = set(range(len(messages)))
+        self._failures: Final[dict[int, PublishError]] = {}
 
     @property
     def destination(self) -> str:
         """Where it goes, for people."""
         return f"the topic {self.exchange!r}" if self.exchange else f"the queue {self.routing_key!r}"
 
-    def answer(self, refused: str = "", *, retriable: bool = True) -> None:
-        """One of its messages is stored, or was refused for a reason."""
-        self._unanswered -= 1
-        if refused:
-            self._refusals.append(refused)
-            self._retriable &= retriable
-        if self._unanswered:
-            return
-        if not self._refusals:
+    def answer(self, place: int, failure: PublishError | None = None) -> None:
+        """The message in that place is stored, or there is something that speaks against it."""
+        if place in self._unanswered:
+            self._unanswered.discard(place)
+            if failure is not None:
+                self._failures[place] = failure
+            if not self._unanswered:
+                self._finish()
+
+    def refuse(self, place: int) -> None:
+        """The broker refused it for one queue: another one of the topic may have stored it."""
+        sent = None if self.exchange else False
+        self.answer(place, PublishError(f"the broker refused it: {self.destination}", sent=sent))
+
+    def _finish(self) -> None:
+        if self._failures:
+            self.fail(together(self._failures, len(self.messages)))
+        else:
             self.succeed(None)
-            return
-        reasons = "; ".join(dict.fromkeys(self._refusals))
-        many = f"{len(self._refusals)} of {len(self.messages)} messages were" if len(self.messages) > 1 else "it was"
-        self.fail(PublishError(f"{many} not stored: {reasons}", sent=False, retriable=self._retriable))
 
     def _late_error(self) -> Exception:
+        unanswered = tuple(self._unanswered)
         blocked = "blocks publishers, and " if self._publishing.blocked else ""
-        error = PublishError(
-            f"RabbitMQ {blocked}did not confirm {self._unanswered} of {len(self.messages)} messages "
-            f"within {self.timeout:g} s",
-            sent=None if self.written else False,
-        )
+        number = f"{len(unanswered)} of {len(self.messages)} messages"
+        text = f"RabbitMQ {blocked}did not confirm {number} within {self.timeout:g} s"
+        error = self._unknown_are(unanswered, text, retriable=True)
         self._publishing.connection.call(self._publishing.give_up, self, error)
         return error
 
     def lost(self, error: PumpError) -> None:
         """The connection is lost."""
-        what = "it is not known whether all was stored" if self.written else "nothing was sent"
         retriable = error.retriable if isinstance(error, PublishError) else not isinstance(error, SetupError)
-        self.fail(PublishError(f"{what}: {error}", sent=None if self.written else False, retriable=retriable))
+        is_about_this = not isinstance(error, PublishError) or repr(self.exchange) in str(error)
+        what = "it is not known whether all was stored" if self.written else "nothing was sent"
+        unanswered = tuple(self._unanswered)
+        self.fail(self._unknown_are(unanswered, f"{what}: {error}", retriable=retriable or not is_about_this))
+
+    def _unknown_are(self, places: Sequence[int], text: str, *, retriable: bool) -> PublishError:
+        """The error where there was no answer for those places: what was not written is known not to be stored."""
+        failures = dict(self._failures)
+        for place in places:
+            failures[place] = PublishError(text, sent=None if place < self.written else False, retriable=retriable)
+        known = all(each.sent is False for each in failures.values()) and len(failures) == len(self.messages)
+        return PublishError(text, sent=False if known else None, retriable=retriable, failures=failures)
 
 
 class Publisher:
@@ -152,7 +175,21 @@ class Publisher:
             else:
                 return
 
+    def start(self, to: DelayQueues, messages: Sequence[EncodedMessage], delay: float) -> Steps[None]:
+        """As `send`, but what goes at once is on its way before these steps begin."""
+        if delay > 0:
+            return self.send(to, messages, delay)
+        return iter(self.begin(to.exchange, to.routing_key, messages))
+
     def _publish(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Steps[None]:
+        yield from self.begin(exchange, routing_key, messages)
+
+    def begin(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Batch:
+        """Publish messages after those before them; the batch is to be waited for."""
+        if max(len(exchange.encode()), len(routing_key.encode())) > LONGEST_SHORT:
+            raise not_sent(
+                f"the name of a topic has {LONGEST_SHORT} bytes at most: {exchange[:40] or routing_key[:40]}…"
+            )
         with self._lock:
             if not self._users:
                 raise not_sent("the producer is closed", retriable=True)
@@ -160,7 +197,7 @@ class Publisher:
             if publishing is None or publishing.error is not None:
                 publishing = self._publishing = _Publishing(self.settings, self._name)
                 publishing.connection.open()
-        yield from publishing.submit(exchange, routing_key, messages)
+        return publishing.submit(exchange, routing_key, messages)
 
 
 class _Publishing:
@@ -177,9 +214,14 @@ class _Publishing:
         self._lock: Final = threading.Lock()
         self._channel: Channel | None = None
         self._queue: Final[deque[Batch]] = deque()
-        self._unconfirmed: Final[OrderedDict[int, tuple[Batch, EncodedMessage]]] = OrderedDict()
+        self._unconfirmed: Final[OrderedDict[int, tuple[Batch, int]]] = OrderedDict()
+        """By the tag, a message's batch and its place there."""
+        self._heavy = 0
+        """The bytes of all bodies that are not confirmed."""
         self._returned: Final[set[int]] = set()
         self._tag = 0
+        self._reads_confirms = False
+        """Whether frames are written and confirmations read past pika, which takes long for each."""
         self.timeout: Final = seconds(settings.timeout)
         self.connection: Final = AmqpConnection(settings, name, self._on_open, self._on_lost)
 
@@ -219,9 +261,12 @@ class _Publishing:
             batch.lost(error)
 
     def _on_channel(self, channel: Channel) -> None:
-        reader = ContentReader(self.connection.connection, {RETURN: self._on_return})
+        reader = ContentReader(
+            self.connection.connection, {RETURN: self._on_return}, self._write, confirm=self._on_confirm
+        )
         if reader.install():
             reader.channel = channel.channel_number
+            self._reads_confirms = True
         else:
             channel.add_on_return_callback(
                 lambda _, method, properties, body: self._on_return(
@@ -233,7 +278,7 @@ class _Publishing:
             self._channel = channel
             self._write()
 
-        channel.confirm_delivery(self.connection.guarded(self._on_confirm), self.connection.guarded(ready))
+        channel.confirm_delivery(self.connection.guarded(self._on_confirm_frame), self.connection.guarded(ready))
 
     def _on_channel_closed(self, reason: Exception) -> None:
         """The broker closes it over a message that it cannot take: then nothing is known of the others under way."""
@@ -250,30 +295,38 @@ class _Publishing:
             self.connection.guard(self._write)
 
     def _write(self) -> None:
+        """Write what may be under way, in one piece."""
         channel = self._channel
-        if channel is None:
+        if channel is None or not self._queue:
             return
-        while self._queue and not self.blocked and len(self._unconfirmed) < MOST_UNCONFIRMED:
+        frames = list[bytes]()
+        while self._queue and not self.blocked and len(self._unconfirmed) < MOST_UNCONFIRMED and self._heavy < HEAVIEST:
             batch = self._queue[0]
             if batch.written == len(batch.messages):
                 self._queue.popleft()
             else:
-                self._write_message(channel, batch, batch.messages[batch.written])
+                self._write_message(channel, batch, frames)
+        if frames:
+            write_frames(self.connection.connection, frames)
 
-    def _write_message(self, channel: Channel, batch: Batch, message: EncodedMessage) -> None:
+    def _write_message(self, channel: Channel, batch: Batch, frames: list[bytes]) -> None:
+        place = batch.written
+        message = batch.messages[place]
         batch.written += 1
         largest = self.connection.connection.params.frame_max
         if len(message.properties) + HEADER_OVERHEAD > largest:
-            batch.answer(
-                f"the headers of a message to {batch.destination} are too large: {len(message.properties)} bytes "
-                f"of {largest}",
-                retriable=False,
-            )
+            text = f"the headers of a message to {batch.destination} are too large: {len(message.properties)} bytes"
+            batch.answer(place, PublishError(f"{text} of {largest}", sent=False, retriable=False))
             return
         self._tag += 1
-        self._unconfirmed[self._tag] = batch, message
-        properties: Any = EncodedProperties(message.properties)
-        channel.basic_publish(batch.exchange, batch.routing_key, message.body, properties, mandatory=True)
+        self._unconfirmed[self._tag] = batch, place
+        self._heavy += len(message.body)
+        if self._reads_confirms:
+            number, method = channel.channel_number, publish_method(batch.exchange, batch.routing_key)
+            frames += publish_frames(number, method, message.properties, message.body, largest)
+        else:
+            properties: Any = EncodedProperties(message.properties)
+            channel.basic_publish(batch.exchange, batch.routing_key, message.body, properties, mandatory=True)
 
     def _on_return(self, content: Content) -> None:
         """A message was not routed. The broker does not say which one: it is known by its destination and its id.
@@ -281,22 +334,28 @@ class _Publishing:
         Its confirmation comes afterwards.
         """
         message_id = split(content.properties)[MESSAGE_ID] or b""
-        for tag, (batch, message) in self._unconfirmed.items():
+        for tag, (batch, place) in self._unconfirmed.items():
             is_there = (batch.exchange, batch.routing_key) == (content.exchange, content.routing_key)
-            if is_there and message_id in {b"", message.id.encode()}:
+            if is_there and message_id in {b"", batch.messages[place].id.encode()}:
                 self._returned.add(tag)
 
-    def _on_confirm(self, confirmed: Any) -> None:  # noqa: ANN401 - a frame of pika's
-        method: Basic.Ack | Basic.Nack = confirmed.method
-        refused = "" if isinstance(method, Basic.Ack) else "the broker refused it"
-        for tag in self._confirmed(method.delivery_tag, multiple=bool(method.multiple)):
-            batch, _ = self._unconfirmed.pop(tag)
-            if tag in self._returned:
-                self._returned.discard(tag)
-                batch.answer(f"nothing takes what is sent to {batch.destination}", retriable=False)
-            else:
-                batch.answer(refused and f"{refused}: {batch.destination}")
+    def _on_confirm_frame(self, frame: Any) -> None:  # noqa: ANN401 - pika's
+        method: Basic.Ack | Basic.Nack = frame.method
+        self._on_confirm(method.delivery_tag, multiple=bool(method.multiple), stored=isinstance(method, Basic.Ack))
         self._write()
+
+    def _on_confirm(self, tag: int, *, multiple: bool, stored: bool) -> None:
+        for each in self._confirmed(tag, multiple=multiple):
+            batch, place = self._unconfirmed.pop(each)
+            self._heavy -= len(batch.messages[place].body)
+            if each in self._returned:
+                self._returned.discard(each)
+                nowhere = f"nothing takes what is sent to {batch.destination}"
+                batch.answer(place, PublishError(nowhere, sent=False, retriable=False))
+            elif stored:
+                batch.answer(place)
+            else:
+                batch.refuse(place)
 
     def _confirmed(self, tag: int, *, multiple: bool) -> list[int]:
         if multiple:

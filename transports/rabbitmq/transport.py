@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Final, Self, TypeVar
 
 from pump.capabilities import Capabilities
+from pump.errors import PublishError
 from pump.message import Message
 from pump.subscription import Publication, Subscription
 from pump.transport_kit.destinations import Destinations
-from pump.transport_kit.sending import check_sizes, not_sent
+from pump.transport_kit.sending import check_sizes, failure_among, not_sent, together
 from pump.transports.rabbitmq.connection import CLOCK, Steps, awaiting, blocking, run, run_async
 from pump.transports.rabbitmq.consumer import AsyncRabbitMQConsumer, ConsumerBase, RabbitMQConsumer
 from pump.transports.rabbitmq.deliveries import Uncounted
@@ -130,11 +131,25 @@ class _Producer:
     def send_steps(self, messages: Sequence[Message], delay: float = 0.0) -> Steps[None]:
         """Store every message; a PublishError says what is known of those that were not confirmed."""
         due = self._publisher.due(delay)
-        by_topic: dict[str, list[EncodedMessage]] = {}
-        for message in messages:
-            by_topic.setdefault(message.header.topic, []).append(self._encoded(message, due))
-        for topic, those in by_topic.items():
-            yield from self._publisher.send(DelayQueues.to_topic(topic), those, delay)
+        encoded = [self._encoded(message, due) for message in messages]
+        places: dict[str, list[int]] = {}
+        for place, message in enumerate(messages):
+            places.setdefault(message.header.topic, []).append(place)
+        sends = [
+            self._publisher.start(DelayQueues.to_topic(topic), [encoded[place] for place in those], delay)
+            for topic, those in places.items()
+        ]
+        failures: dict[int, PublishError] = {}
+        for those, send in zip(places.values(), sends, strict=True):
+            try:
+                yield from send
+            except PublishError as error:
+                found = ((place, failure_among(error, at, at + 1)) for at, place in enumerate(those))
+                failures |= {place: failure for place, failure in found if failure is not None}
+                if len(places) == 1:
+                    raise
+        if failures:
+            raise together(failures, len(messages))
 
     def _encoded(self, message: Message, due: float) -> EncodedMessage:
         check_sizes(message, self._capabilities)

@@ -16,7 +16,15 @@ from pump import Command, Publication, Subscription
 from pump.errors import PublishError
 from pump.message import Header, Message
 from pump.transports.rabbitmq import RabbitMQTransport, pika_internals
-from pump.transports.rabbitmq.pika_internals import DELIVER, RETURN, Content, ContentReader
+from pump.transports.rabbitmq.pika_internals import (
+    DELIVER,
+    RETURN,
+    Content,
+    ContentReader,
+    publish_frames,
+    publish_method,
+    write_frames,
+)
 
 CHANNEL = 7
 PROPERTIES = pika.BasicProperties(message_id="id", headers={"a": "b"})
@@ -32,6 +40,10 @@ class Connection:
         self._frame_buffer = b""
         self._transport = None
         self._on_data_available: Any = None
+        self.written: list[bytes] = []
+
+    def _output_marshaled_frames(self, frames: Sequence[bytes]) -> None:
+        self.written += frames
 
     def _process_frame(self, read: Any) -> None:
         self.frames.append(read)
@@ -145,3 +157,37 @@ def test_a_pika_that_is_made_differently_reads_by_itself_after_one_warning(
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warnings == [each for each in warnings if "is made differently" in each]
     assert len(warnings) == 1
+
+
+def test_confirmations_are_told_without_pika() -> None:
+    connection, told = Connection(), list[tuple[int, bool, bool]]()
+
+    def confirm(tag: int, *, multiple: bool, stored: bool) -> None:
+        told.append((tag, multiple, stored))
+
+    reader = ContentReader(connection, {}, confirm=confirm)
+    reader.install()
+    reader.channel = CHANNEL
+    methods = [
+        spec.Basic.Ack(1),
+        spec.Basic.Ack(5, multiple=True),
+        spec.Basic.Nack(6),
+        spec.Basic.Nack(2**40, multiple=True),
+    ]
+    stream = b"".join(frame.Method(CHANNEL, each).marshal() for each in methods)
+
+    for piece in (stream[:9], stream[9:40], stream[40:]):
+        connection._on_data_available(piece)
+
+    assert told == [(1, False, True), (5, True, True), (6, False, False), (2**40, True, False)]
+    assert connection.frames == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 92, 93, 250])
+def test_what_is_published_is_written_as_pika_would(size: int) -> None:
+    body, largest, connection = b"b" * size, 100, Connection()
+    method = spec.Basic.Publish(exchange="exchange", routing_key="key", mandatory=True)
+
+    write_frames(connection, list(publish_frames(CHANNEL, publish_method("exchange", "key"), ENCODED, body, largest)))
+
+    assert connection.written == [content(frame.Method(CHANNEL, method), body, CHANNEL, largest - 8)]

@@ -88,9 +88,15 @@ def test_a_topic_that_nobody_takes_is_named_and_nothing_else_is_lost(shop: Shop)
     shop.transport.prepare([], [Publication(Job, topic=lonely)])
     good, bad = shop.messages(3), shop.messages(2, lonely)
 
-    with pytest.raises(PublishError, match=f"2 of 2 messages were not stored: nothing takes.*{lonely}") as refused:
+    with pytest.raises(
+        PublishError, match=f"2 of 5 .* not stored .positions 3-4; .*nothing takes.*{lonely}"
+    ) as refused:
         shop.producer.send([*good, *bad])
 
+    assert (refused.value.sent, refused.value.retriable) == (None, False)
+    assert {place: each.sent for place, each in refused.value.failures.items()} == {3: False, 4: False}
+    with pytest.raises(PublishError, match="nothing takes") as refused:
+        shop.producer.send(bad)
     assert (refused.value.sent, refused.value.retriable) == (False, False)
     consumer = shop.consumer()
     for sent in good:
@@ -107,7 +113,7 @@ def test_a_topic_that_is_not_there_is_named(shop: Shop) -> None:
     shop.producer.send(shop.messages())
 
 
-def test_what_the_broker_refuses_is_known_not_to_be_stored(shop: Shop) -> None:
+def test_what_the_broker_refuses_may_be_stored_in_another_queue_of_the_topic(shop: Shop) -> None:
     queue = f"{shop.name}-full"
     with shop.broker.connect() as connection:
         channel = connection.channel()
@@ -118,8 +124,33 @@ def test_what_the_broker_refuses_is_known_not_to_be_stored(shop: Shop) -> None:
         with pytest.raises(PublishError, match="the broker refused it") as refused:
             shop.producer.send(shop.messages())
 
-        assert (refused.value.sent, refused.value.retriable) == (False, True)
+        assert (refused.value.sent, refused.value.retriable) == (None, True)
+        eventually(lambda: channel.queue_declare(shop.name, passive=True).method.message_count == 2)
         channel.queue_delete(queue)
+
+
+def test_of_many_the_error_says_which_were_refused(shop: Shop) -> None:
+    with shop.broker.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare(f"{shop.name}-ten", arguments={"x-max-length": 10, "x-overflow": "reject-publish"})
+        channel.queue_bind(f"{shop.name}-ten", shop.name)
+        channel.queue_unbind(shop.name, shop.name)
+
+        with pytest.raises(PublishError, match=r"20 of 30 messages were not confirmed .positions 10-29; ") as refused:
+            shop.producer.send(shop.messages(30))
+
+        assert (refused.value.sent, refused.value.retriable) == (None, True)
+        assert list(refused.value.failures) == list(range(10, 30))
+        assert channel.queue_declare(f"{shop.name}-ten", passive=True).method.message_count == 10
+        channel.queue_delete(f"{shop.name}-ten")
+
+
+def test_a_topic_whose_name_no_broker_takes_is_refused(shop: Shop) -> None:
+    with pytest.raises(PublishError, match="the name of a topic has 255 bytes at most") as refused:
+        shop.producer.send(shop.messages(1, "t" * 256))
+
+    assert (refused.value.sent, refused.value.retriable) == (False, False)
+    shop.producer.send(shop.messages())
 
 
 def test_many_messages_are_under_way_at_a_time(rabbitmq: RabbitMQ, proxy_to: ProxyTo) -> None:
