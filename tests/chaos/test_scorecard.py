@@ -1,0 +1,186 @@
+"""Consumers killed, the broker restarted, the network cut while messages fail, come again and are given up.
+
+The same on every transport: nothing is lost, nothing is given up that did not ask for it, and little is done twice.
+`pytest -m long tests/chaos -s` prints the table in docs/transports.md.
+"""
+
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
+
+import pytest
+
+from pump import Dispatcher, Publication, Subscription
+from pump.clock import SystemClock
+from pump.testing.driver import TransportDriver
+from pump.transport_kit.protocol import transport_from
+from support import chaos_worker
+from support.chaos_worker import Job
+from support.programs import Program
+from support.waiting import eventually
+
+if TYPE_CHECKING:
+    from brokers.fixtures import ProxyTo
+
+PATIENCE = 90.0
+TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres"]
+LARGEST_BUFFER = 10 + 64
+"""What one kill may let run twice: what is in hand or buffered, and acknowledgements that were not sent yet."""
+
+
+@dataclass
+class Place:
+    """A broker, and what can be done to it."""
+
+    url: str
+    restart: Callable[[], object] | None = None
+    cut: Callable[[], object] | None = None
+
+
+@pytest.fixture(params=TRANSPORTS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    found: Callable[[str], Any] = request.getfixturevalue
+    proxy_to: ProxyTo = found("proxy_to")
+    match request.param:
+        case "sqlite":
+            return Place(f"sqlite:///{tmp_path / 'queue.db'}")
+        case "postgres":
+            server = found("own_postgres")
+            separator = "&" if "?" in server.url else "?"
+            url = f"{server.url}{separator}schema=chaos_{uuid4().hex[:12]}"
+            return Place(url, server.restart, lambda: server.kill_backends("message-pump%"))
+        case "nats":
+            server = found("own_nats_server")
+        case "streams" | "lists":
+            server = found("own_redis_server")
+        case _:
+            server = found("own_rabbitmq")
+    proxy = proxy_to(server.port)
+    if request.param in {"streams", "lists"}:
+        scheme = "redis" if request.param == "streams" else "redis+list"
+        return Place(f"{scheme}://127.0.0.1:{proxy.port}", server.restart, proxy.reset)
+    queue_type = "" if request.param == "nats" else f"?queue_type={request.param}"
+    return Place(proxy.url(server.url) + queue_type, server.restart, proxy.reset)
+
+
+class Line:
+    """One channel of jobs, and the program that does them."""
+
+    def __init__(self, place: Place, colour: str, folder: Path) -> None:
+        self.place, self.channel = place, f"chaos-{uuid4().hex[:12]}"
+        self._notes = folder / "notes"
+        self._settings = {
+            "url": place.url, "channel": self.channel, "colour": colour, "notes": str(self._notes),
+            "state": str(folder / "state"),
+        }  # fmt: skip
+        self._folder = folder
+        self._programs = ExitStack()
+        dead = f"{self.channel}-dead"
+        self._dead_letters = Subscription(Job, topic=dead, channel=dead, dead_letter=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._programs.close()
+
+    def post(self, jobs: Sequence[Job]) -> None:
+        """Everything is there before the program is, its dead letters too."""
+        rules = chaos_worker.dispatcher(self._settings).subscriptions
+        with closing(TransportDriver(transport_from(self.place.url), "blocking", SystemClock())) as driver:
+            driver.prepare(*rules, self._dead_letters)
+        dispatcher = Dispatcher(self.place.url, publications=[Publication(Job, topic=self.channel)])
+        with dispatcher.publishing():
+            dispatcher.post_many(jobs)
+
+    def starts(self) -> None:
+        command = [sys.executable, chaos_worker.__file__, json.dumps(self._settings)]
+        self._program = self._programs.enter_context(Program(command, self._folder))
+
+    def dies(self) -> None:
+        self._program.send(signal.SIGKILL)
+        self._program.ends()
+
+    def noted(self, what: str) -> Counter[str]:
+        lines = self._notes.read_text().splitlines() if self._notes.exists() else []
+        return Counter(line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} "))
+
+    def dead_letters(self, expected: int) -> Counter[str]:
+        """Every dead letter, by the name of its job; takes them away."""
+        found: Counter[str] = Counter()
+        with closing(TransportDriver(transport_from(self.place.url), "blocking", SystemClock())) as driver:
+            channel = driver.open(self._dead_letters)
+            while (message := channel.receive(10.0 if found.total() < expected else 1.0)) is not None:
+                found[json.loads(message.body)["name"]] += 1
+                channel.acknowledge(message)
+        return found
+
+
+def jobs(count: int) -> Sequence[Job]:
+    fates = {0: "fails", 1: "rejected"}
+    return [Job(f"job-{number}", fates.get(number % 10, "done")) for number in range(count)]
+
+
+def blows(place: Place, kills: int, restarts: int, cuts: int) -> Iterator[str]:
+    """What happens, well mixed: every kind as often as it is asked for and as the place allows."""
+    rest = {"kill": kills, "restart": restarts if place.restart else 0, "cut": cuts if place.cut else 0}
+    while any(rest.values()):
+        for kind, left in rest.items():
+            if left:
+                rest[kind] -= 1
+                yield kind
+
+
+@pytest.mark.requirement("P-13")
+@pytest.mark.parametrize("colour", ["blocking", "awaiting"])
+def test_nothing_is_lost_whatever_breaks(place: Place, colour: str, tmp_path: Path) -> None:
+    scores(place, colour, tmp_path, count=400, kills=2, restarts=1, cuts=1)
+
+
+def scores(place: Place, colour: str, folder: Path, *, count: int, kills: int, restarts: int, cuts: int) -> str:
+    """Run it all, check what must hold, and return the row of the table."""
+    posted = jobs(count)
+    rejected = {job.name for job in posted if job.fate == "rejected"}
+    planned = list(blows(place, kills, restarts, cuts))
+    began = time.monotonic()
+    with Line(place, colour, folder) as line:
+        line.post(posted)
+        line.starts()
+        for number, blow in enumerate(planned, 1):
+            enough = number * (count - len(rejected)) // (len(planned) + 1)
+            eventually(lambda enough=enough: len(line.noted("done")) >= enough, PATIENCE)  # type: ignore[misc]
+            if blow == "kill":
+                line.dies()
+                line.starts()
+            elif blow == "restart" and place.restart is not None:
+                place.restart()
+            elif place.cut is not None:
+                place.cut()
+        eventually(lambda: len(line.noted("done")) == count - len(rejected), PATIENCE)
+        dead = line.dead_letters(len(rejected))
+        twice = line.noted("done").total() - len(line.noted("done"))
+
+    assert set(dead) == rejected, "an innocent was given up, or a dead letter is lost"
+    assert twice <= LARGEST_BUFFER * len(planned)
+    seconds = time.monotonic() - began
+    return f"{count} messages, {', '.join(planned)}: 0 lost, {twice} done twice, {dead.total()} dead, {seconds:.0f} s"
+
+
+@pytest.mark.long
+@pytest.mark.requirement("P-13")
+@pytest.mark.parametrize("colour", ["blocking", "awaiting"])
+def test_nothing_is_lost_in_ten_thousand(
+    place: Place, colour: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = scores(place, colour, tmp_path, count=10_000, kills=10, restarts=3, cuts=3)
+
+    with capsys.disabled():
+        sys.stdout.write(f"\n| {request.node.callspec.id} | {row} |\n")
