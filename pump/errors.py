@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Self
 
-from pump.duration import Duration, seconds
+from pump.duration import Duration, delay_seconds
 from pump.text import text_of
 
 
@@ -38,9 +38,7 @@ class DeferMessageAction(MessageAction):
 
     def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
         super().__init__(reason)
-        self.delay = None if delay is None else seconds(delay)
-        if self.delay is not None and self.delay < 0:
-            raise ValueError(f"a delay cannot be negative: {self.delay} s")
+        self.delay = None if delay is None else delay_seconds(delay)
 
 
 class RejectMessageAction(MessageAction):

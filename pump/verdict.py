@@ -21,7 +21,7 @@ from typing import Final
 
 from pump.clock import Clock, Signal
 from pump.dead_letter import Rejection, RejectionKind
-from pump.duration import seconds
+from pump.duration import delay_seconds, seconds
 from pump.errors import (
     DeferMessageAction,
     DontAckAction,
@@ -256,7 +256,7 @@ class Judge:
             if not isinstance(each, _PRECEDENCE):
                 self.log.handler_failed(message, each)
         if isinstance(decision, DeferMessageAction):
-            return self._requeue(message, decision, decision.delay)
+            return self._requeue(message, decision, self._asked_delay(message, decision))
         if isinstance(decision, SetupFault):
             self.log.handler_failed(message, decision if decision.__cause__ is None else decision.__cause__)
             self.stop(Stopped.CONFIGURATION_ERROR)
@@ -264,6 +264,14 @@ class Judge:
             return Nack(0.0, decision)
         self._count_unacceptable()
         return self._unacceptable(message, error if decision is None else decision)
+
+    def _asked_delay(self, message: Message, decision: DeferMessageAction) -> float | None:
+        """The delay that was asked for; what a subclass made of it may be none, and then the back-off counts."""
+        try:
+            return None if decision.delay is None else delay_seconds(decision.delay)
+        except ValueError as error:
+            self.log.handler_failed(message, error)
+            return None
 
     def _unacceptable(self, message: Message, error: BaseException) -> Verdict:
         match error:

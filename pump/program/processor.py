@@ -8,7 +8,7 @@ from typing import Final, TypedDict, Unpack
 
 from pump.colour import must_not_block
 from pump.context import Context, enter_context, find_context, leave_context
-from pump.duration import Duration, seconds
+from pump.duration import Duration, delay_seconds
 from pump.errors import ConfigurationError, UnknownPublication
 from pump.handling.dispatch import Bound, DispatchSettings, bind
 from pump.handling.pipeline import done
@@ -270,10 +270,10 @@ def _traced(headers: Mapping[str, str], handled: Mapping[str, str]) -> Mapping[s
 
 
 def _delay(delay: Duration | None) -> float:
-    value = 0.0 if delay is None else seconds(delay)
-    if value < 0:
-        raise ConfigurationError(f"a delay cannot be negative: {value} s")
-    return value
+    try:
+        return 0.0 if delay is None else delay_seconds(delay)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _raise_all(errors: Sequence[Exception], event: object) -> None:

@@ -9,9 +9,10 @@ from typing import Final, ParamSpec
 
 from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection
-from pump.errors import LeaseLost, TransportError
+from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
-from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, ChannelBase, as_transport_error
+from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, RETRY_SECONDS, ChannelBase, as_transport_error
+from pump.transport_kit.dead_letters import PARKED_SECONDS
 from pump.transport_kit.protocol import AsyncConsumer
 from pump.verdict import Judge
 
@@ -133,11 +134,22 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
             message.attempts = attempts
             self._hold(message, self._clock.monotonic() + delay)
             return
-        await self._settle(message, consumer.requeue, message, delay, attempts)
+        try:
+            await consumer.requeue(message, delay, attempts)
+        except Exception as error:
+            message.attempts = attempts
+            await self._settle_again(message, error, lambda: consumer.requeue(message, delay, attempts))
+        self._free_slot(message)
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
         """Make the message a dead letter, or send it to the invalid-message channel."""
-        await self._settle(message, self._owner(message).reject, message, rejection)
+        consumer = self._owner(message)
+        try:
+            await consumer.reject(message, rejection)
+        except Exception as error:
+            message.attempts = max(message.attempts, rejection.attempts)
+            await self._settle_again(message, error, lambda: consumer.reject(message, rejection))
+        self._free_slot(message)
 
     async def hand_back(self, message: Message) -> None:
         """Give the message back as if it had not been received."""
@@ -174,15 +186,19 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
         self._free_slot(message)
 
     async def _settle_again(self, message: Message, error: Exception, call: Callable[[], Awaitable[None]]) -> None:
-        """Try the same verdict again while the lease lasts; where there is no lease, open the channel again."""
+        """Try the same verdict again while the lease lasts, not for ever; then let the message come later, and raise.
+
+        Where there is no lease, the channel is opened again, and everything comes again.
+        """
         if isinstance(error, LeaseLost):
             self._mark_lost(message)
             raise error
-        delay = RETRY_FIRST
+        delay, stopping = RETRY_FIRST, False
+        until = self._clock.monotonic() + RETRY_SECONDS
         with self._lock:
             self._retrying += 1
         try:
-            while message.lease_expires is not None:
+            while message.lease_expires is not None and self._clock.monotonic() < until:
                 self._log.failed("settling", error)
                 stopping = await self._clock.wait_async(self.judge.stopping, delay)
                 self._owner(message)
@@ -198,14 +214,33 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
                 if stopping:
                     break
                 delay = min(2 * delay, RETRY_LONGEST)
-            self._broken = True
+            failure = as_transport_error(error, "settling")
+            is_away = stopping and not isinstance(error, PublishError)  # a stop does not wait for a broker that is away
+            if is_away or message.lease_expires is None or not await self._parked(message):
+                self._broken, self._failure = True, failure
             self._free_slot(message)
-            self._failure = failure = as_transport_error(error, "settling")
             raise failure
         finally:
             with self._lock:
                 self._retrying -= 1
                 self._wake()
+
+    async def _parked(self, message: Message) -> bool:
+        """Whether a message whose verdict cannot be carried out now comes again later, behind others."""
+        consumer = self._consumer
+        if consumer is None or message.generation != consumer.generation:
+            return False
+        if self._rules.ordered or self._capabilities.requeue == "hold":
+            self._hold(message, self._clock.monotonic() + PARKED_SECONDS)
+            return True
+        try:
+            await consumer.requeue(message, PARKED_SECONDS, message.attempts)
+        except LeaseLost:  # it has gone back already
+            return False
+        except Exception as error:
+            self._log.failed("giving back", error)
+            return False
+        return True
 
     async def _give_back(self, consumer: AsyncConsumer, messages: Sequence[Message]) -> None:
         ours = self._not_begun(consumer, messages)

@@ -9,9 +9,10 @@ from typing import Final, ParamSpec
 
 from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection
-from pump.errors import LeaseLost, TransportError
+from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
-from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, ChannelBase, as_transport_error
+from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, RETRY_SECONDS, ChannelBase, as_transport_error
+from pump.transport_kit.dead_letters import PARKED_SECONDS
 from pump.transport_kit.protocol import Consumer
 from pump.verdict import Judge
 
@@ -131,11 +132,22 @@ class Channel(ChannelBase[Consumer]):
             message.attempts = attempts
             self._hold(message, self._clock.monotonic() + delay)
             return
-        self._settle(message, consumer.requeue, message, delay, attempts)
+        try:
+            consumer.requeue(message, delay, attempts)
+        except Exception as error:
+            message.attempts = attempts
+            self._settle_again(message, error, lambda: consumer.requeue(message, delay, attempts))
+        self._free_slot(message)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         """Make the message a dead letter, or send it to the invalid-message channel."""
-        self._settle(message, self._owner(message).reject, message, rejection)
+        consumer = self._owner(message)
+        try:
+            consumer.reject(message, rejection)
+        except Exception as error:
+            message.attempts = max(message.attempts, rejection.attempts)
+            self._settle_again(message, error, lambda: consumer.reject(message, rejection))
+        self._free_slot(message)
 
     def hand_back(self, message: Message) -> None:
         """Give the message back as if it had not been received."""
@@ -168,15 +180,19 @@ class Channel(ChannelBase[Consumer]):
         self._free_slot(message)
 
     def _settle_again(self, message: Message, error: Exception, call: Callable[[], None]) -> None:
-        """Try the same verdict again while the lease lasts; where there is no lease, open the channel again."""
+        """Try the same verdict again while the lease lasts, not for ever; then let the message come later, and raise.
+
+        Where there is no lease, the channel is opened again, and everything comes again.
+        """
         if isinstance(error, LeaseLost):
             self._mark_lost(message)
             raise error
-        delay = RETRY_FIRST
+        delay, stopping = RETRY_FIRST, False
+        until = self._clock.monotonic() + RETRY_SECONDS
         with self._lock:
             self._retrying += 1
         try:
-            while message.lease_expires is not None:
+            while message.lease_expires is not None and self._clock.monotonic() < until:
                 self._log.failed("settling", error)
                 stopping = self._clock.wait(self.judge.stopping, delay)
                 self._owner(message)
@@ -192,14 +208,33 @@ class Channel(ChannelBase[Consumer]):
                 if stopping:
                     break
                 delay = min(2 * delay, RETRY_LONGEST)
-            self._broken = True
+            failure = as_transport_error(error, "settling")
+            is_away = stopping and not isinstance(error, PublishError)  # a stop does not wait for a broker that is away
+            if is_away or message.lease_expires is None or not self._parked(message):
+                self._broken, self._failure = True, failure
             self._free_slot(message)
-            self._failure = failure = as_transport_error(error, "settling")
             raise failure
         finally:
             with self._lock:
                 self._retrying -= 1
                 self._wake()
+
+    def _parked(self, message: Message) -> bool:
+        """Whether a message whose verdict cannot be carried out now comes again later, behind others."""
+        consumer = self._consumer
+        if consumer is None or message.generation != consumer.generation:
+            return False
+        if self._rules.ordered or self._capabilities.requeue == "hold":
+            self._hold(message, self._clock.monotonic() + PARKED_SECONDS)
+            return True
+        try:
+            consumer.requeue(message, PARKED_SECONDS, message.attempts)
+        except LeaseLost:  # it has gone back already
+            return False
+        except Exception as error:
+            self._log.failed("giving back", error)
+            return False
+        return True
 
     def _give_back(self, consumer: Consumer, messages: Sequence[Message]) -> None:
         ours = self._not_begun(consumer, messages)

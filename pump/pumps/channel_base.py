@@ -19,6 +19,8 @@ from pump.verdict import Judge, may_release, may_requeue
 
 RETRY_FIRST: Final = 0.05
 RETRY_LONGEST: Final = 2.0
+RETRY_SECONDS: Final = 10.0
+"""For how long a verdict is tried again: what waits behind its message shall not wait for longer."""
 GATE_SECONDS: Final = 0.05
 """How often a channel looks whether it may go on, or be alone."""
 UNSETTLED_WARNING: Final = 30.0

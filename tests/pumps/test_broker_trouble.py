@@ -132,7 +132,7 @@ def test_a_settlement_that_fails_is_tried_again_as_the_same_while_the_lease_last
 @pytest.mark.parametrize("call", SETTLED)
 def test_one_that_fails_to_the_end_of_the_lease_is_given_up_and_nothing_is_lost(pumping: Pumping, call: str) -> None:
     body = Outcomes(SETTLED[call], None)
-    bench = pumping(body, may_block=True)
+    bench = pumping(body, may_block=True, lease=5.0)
     bench.broker.break_down(call, TransportError("away"))
     bench.broker.break_down("extend", TransportError("away"))
     bench.post_orders(1, 2)
@@ -144,6 +144,48 @@ def test_one_that_fails_to_the_end_of_the_lease_is_given_up_and_nothing_is_lost(
     assert isinstance(bench.calls[0].error, LeaseLost)
     assert bench.pending == []
     assert numbers(bench.acknowledged) == ([2] if call == "reject" else [1, 2])
+
+
+@pytest.mark.parametrize("call", SETTLED)
+def test_one_that_can_never_be_carried_out_does_not_hold_up_the_others(pumping: Pumping, call: str) -> None:
+    def body(order: Order) -> None:
+        error = SETTLED[call]
+        if order.number == 1 and error is not None and not mended:
+            raise error
+
+    mended: list[bool] = []
+    bench = pumping(body, may_block=True)
+    bench.broker.fail_for(call, "order-1", TransportError("no such thing"))
+    bench.post_orders(1, 2, 3)
+    began = bench.clock.monotonic()
+
+    bench.run(seconds=60)
+
+    assert [each for each in numbers(bench.acknowledged) if each != 1] == [2, 3]
+    assert bench.stopped is None
+    assert bench.clock.monotonic() - began <= 60
+    bench.broker.mend()
+    mended.append(True)
+    bench.run()
+    assert bench.pending == []
+    assert numbers(bench.acknowledged).count(1) + len(bench.dead_letters) == 1
+
+
+@pytest.mark.requirement("P-04")
+def test_what_cannot_become_a_dead_letter_now_waits_with_its_attempts_and_is_not_run_again(pumping: Pumping) -> None:
+    body = Outcomes(ValueError("any"))
+    bench = pumping(body, max_attempts=1)
+    bench.broker.break_down("reject", PublishError("the dead-letter channel is down"))
+    bench.post_orders(1)
+
+    bench.run(seconds=100)
+
+    assert body.runs == 1
+    assert [each.attempts for each in bench.broker.bus.messages("Order")] in ([1], [])
+    bench.broker.mend()
+    bench.run()
+    (letter,) = bench.dead_letters
+    assert (body.runs, letter.attempts) == (1, 1)
 
 
 @pytest.mark.parametrize("call", SETTLED)

@@ -135,6 +135,7 @@ class Broker:
         """Is told the name of each call, before it is made."""
         self._faults: Final[dict[str, list[BaseException]]] = {}
         self._always: Final[dict[str, BaseException]] = {}
+        self._cursed: Final[dict[tuple[str, str], BaseException]] = {}
 
     @classmethod
     def from_url(cls, url: str) -> "Broker":
@@ -148,9 +149,14 @@ class Broker:
         """Let every call of this name fail, until `mend`."""
         self._always[call] = error
 
+    def fail_for(self, name: str, id: str, error: BaseException) -> None:  # noqa: A002 - as the message has it
+        """Fail each call of this name that is for this message."""
+        self._cursed[name, id] = error
+
     def mend(self) -> None:
         """Fail no more."""
         self._faults.clear()
+        self._cursed.clear()
         self._always.clear()
 
     def named(self, *names: str) -> list[str]:
@@ -161,7 +167,8 @@ class Broker:
         self.calls.append((name, arguments))
         self.on_call(name)
         faults = self._faults.get(name)
-        error = faults.pop(0) if faults else self._always.get(name)
+        about = arguments[0].id if arguments and isinstance(arguments[0], Message) else ""
+        error = faults.pop(0) if faults else self._cursed.get((name, about)) or self._always.get(name)
         if error is not None:
             raise _fresh(error)
 

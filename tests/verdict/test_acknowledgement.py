@@ -51,7 +51,7 @@ def test_each_delivery_is_one_invocation(pumping: Pumping) -> None:
 @pytest.mark.parametrize("leases", [True, False])
 def test_an_acknowledgement_that_fails_is_told_and_is_no_success(pumping: Pumping, *, leases: bool) -> None:
     body = Outcomes(None)
-    bench = pumping(body, capabilities={"leases": leases})
+    bench = pumping(body, capabilities={"leases": leases}, lease=5.0)
     error = TransportError("the line is cut")
     bench.broker.break_down("acknowledge", error)
     bench.broker.break_down("extend", error)

@@ -79,7 +79,7 @@ def test_the_pump_asks_once_and_the_channel_tries_while_the_lease_lasts(pumping:
 @pytest.mark.requirement("B-23")
 def test_a_nack_that_fails_until_the_lease_has_lapsed_is_given_up(pumping: Pumping) -> None:
     body = Outcomes(DontAckAction(), None)
-    bench = pumping(body)
+    bench = pumping(body, lease=5.0)
     bench.broker.break_down("nack", TransportError("away"))
     bench.broker.break_down("extend", TransportError("away"))
     bench.post_orders(1)

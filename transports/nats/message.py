@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from pump.colour import must_not_block
-from pump.duration import Duration, seconds
+from pump.duration import Duration, delay_seconds
 from pump.errors import PumpError, TransportError
 from pump.handling.delivery import AsyncDelivery, Delivery
 from pump.message import Message
@@ -199,9 +199,7 @@ class _JetStreamMessage(Generic[T, Done]):
 
     def nak(self, delay: Duration | None = None) -> Done:
         """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
-        wait = None if delay is None else seconds(delay)
-        if wait is not None and wait < 0:
-            raise ValueError(f"a delay cannot be negative: {wait} s")
+        wait = None if delay is None else delay_seconds(delay)
         return self._settle(lambda: self._nak(wait))
 
     def term(self) -> Done:
