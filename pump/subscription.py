@@ -66,7 +66,7 @@ class _Options:
     on_unhandled: OnUnhandled = "retry"
     """What any exception that is not a decision means: `docs/settlement.md` shows each of the choices."""
     unacceptable_limit: int = 0
-    """After how many unacceptable messages the pump stops; 0 or less: never."""
+    """After how many unacceptable messages of the channel all its pumps here stop; 0 or less: never."""
     unacceptable_window: Duration = 0.0
     """After how long the count of unacceptable messages starts again; 0: never."""
     dont_ack_delay: Duration = 1.0

@@ -41,6 +41,7 @@ from pump.message import Message
 from pump.pump_log import PumpLog
 from pump.settling import ACKNOWLEDGE, HAND_BACK, UNSETTLED, Acknowledge, Nack, Reject, Requeue, Verdict
 from pump.subscription import Subscription
+from pump.unacceptable import UnacceptableCount
 
 
 class SetupFault(Exception):  # noqa: N818 - a fault of the set-up, never of the message
@@ -96,6 +97,7 @@ class Judge:
         log: PumpLog,
         *,
         guard: CrashGuard | None = None,
+        unacceptable: UnacceptableCount | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -111,8 +113,9 @@ class Judge:
         """Set when the pump shall stop, or has stopped."""
         self.stopped: Stopped | None = None
         """Why the pump stops; None while it shall go on."""
-        self.unacceptable = 0
-        """How many messages were unacceptable, within the window where there is one."""
+        self._count: Final = UnacceptableCount(rules, clock) if unacceptable is None else unacceptable
+        self.limit_reached: Final = self._count.reached
+        """Set once the channel's messages have reached the unacceptable limit."""
         self._may_block = bool(rules.may_block)
         """Whether DontAck is expected: deliveries of unknown outcome may then be nacks, and count no attempts."""
         self._hand: Final = None if guard is None else guard.hand
@@ -122,17 +125,20 @@ class Judge:
         self._refusal: Final = rules.refusal
         self._retry_delay: Final = 0.0 if rules.on_unhandled == "nak" else None
         self._dont_ack_delay: Final = seconds(rules.dont_ack_delay)
-        self._window: Final = seconds(rules.unacceptable_window)
-        self._window_began = clock.monotonic()
         self._failures = 0
         self._settle_failures = 0
 
     @property
     def running(self) -> bool:
         """Whether another message may be handled. Reaching the unacceptable limit ends that."""
-        if 0 < self.rules.unacceptable_limit <= self.unacceptable:
+        if self.limit_reached.is_set():
             self.stop(Stopped.LIMIT_EXCEEDED)
         return self.stopped is None
+
+    @property
+    def unacceptable(self) -> int:
+        """How many messages of the channel were unacceptable, within the window where there is one."""
+        return self._count.number
 
     def stop(self, why: Stopped = Stopped.REQUESTED) -> None:
         """Handle no further message, and end all waits. The first reason stands."""
@@ -162,7 +168,7 @@ class Judge:
         reason = "" if self._refusal is None else self._refusal(message)
         if not reason:
             return None
-        self._count_unacceptable()
+        self._count.add()
         return self._requeue(message, MessageRefused(reason), self._retry_delay, reason)
 
     def _unfit(self, message: Message) -> Verdict | None:
@@ -170,7 +176,7 @@ class Judge:
         if pending is not None:  # it was rejected before, and that could not be carried out
             return Reject(pending)
         if message.fault:
-            self._count_unacceptable()
+            self._count.add()
             return self._undecodable(message, None, UNREADABLE, message.fault, 0)
         return self._exhausted(message, self.ledger.arrived(message))
 
@@ -189,7 +195,7 @@ class Judge:
             reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
         else:
             return None
-        self._count_unacceptable()
+        self._count.add()
         return self._give_up(message, None, reason, description=text, runs=0)
 
     # -- while the message is handled
@@ -262,7 +268,7 @@ class Judge:
             self.stop(Stopped.CONFIGURATION_ERROR)
             self.ledger.ignore(message)
             return Nack(0.0, decision)
-        self._count_unacceptable()
+        self._count.add()
         return self._unacceptable(message, error if decision is None else decision)
 
     def _asked_delay(self, message: Message, decision: DeferMessageAction) -> float | None:
@@ -329,7 +335,7 @@ class Judge:
         attempts = self._attempts_before(message) + 1
         if self._max_attempts is not None and attempts >= self._max_attempts:
             if error is None or isinstance(error, DeferMessageAction):
-                self._count_unacceptable()
+                self._count.add()
             return self._give_up(message, error, exhausted)
         if delay is None:
             first, longest = self.rules.requeue_backoff
@@ -368,13 +374,6 @@ class Judge:
         """The attempts before this run. Deliveries of unknown outcome count too, unless they may have been nacks."""
         runs = self.ledger.past_runs(message)
         return runs.attempts if self._may_block else runs.attempts + runs.unexplained
-
-    def _count_unacceptable(self) -> None:
-        now = self.clock.monotonic()
-        if self._window and now - self._window_began > self._window:
-            self.unacceptable = 0
-            self._window_began = now
-        self.unacceptable += 1
 
     # -- after the verdict was carried out, or was not
 

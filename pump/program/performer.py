@@ -5,7 +5,7 @@ There are two kinds: a Reactor on a thread of its own, and a Proactor in a task 
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -47,6 +47,7 @@ class PerformerState:
     """Why it stopped; None while it has not."""
     restarts: int
     unacceptable: int
+    """How many messages of its channel were unacceptable, within the window where there is one."""
     error: str
     """What its pump died of last."""
 
@@ -74,6 +75,7 @@ class Performer(Generic[AnyPump]):
         self._ended: Final = ended
         self._loop: Final = loop
         self._stopping: Final = Signal()
+        self._follows: Sequence[Performer[Reactor] | Performer[Proactor]] = ()
         self._running: AnyPump | None = None
         """The pump of this moment, or the last one."""
         self._state = Activity.STARTING
@@ -93,6 +95,10 @@ class Performer(Generic[AnyPump]):
         return PerformerState(
             self.name, self._rules.channel, state, self._stopped, self._restarts, unacceptable, self._error
         )
+
+    def follow(self, others: "Sequence[Performer[Reactor] | Performer[Proactor]]") -> None:
+        """Begin only when these have ended: nothing of what they had in hand is overtaken then."""
+        self._follows = others
 
     @property
     def waits_for(self) -> str:
@@ -172,6 +178,9 @@ class ReactorPerformer(Performer[Reactor]):
 
     def _supervise(self) -> None:
         try:
+            for other in self._follows:
+                self._clock.wait(_either(other.finished, self._stopping), None)
+            self._follows = ()
             while not self._stopping.is_set():
                 try:
                     self._begin().run()
@@ -223,6 +232,9 @@ class ProactorPerformer(Performer[Proactor]):
 
     async def _supervise(self) -> None:
         try:
+            for other in self._follows:
+                await self._clock.wait_async(_either(other.finished, self._stopping), None)
+            self._follows = ()
             while not self._stopping.is_set():
                 try:
                     await self._begin().run()
@@ -234,3 +246,11 @@ class ProactorPerformer(Performer[Proactor]):
                     return
         finally:
             self._end()
+
+
+def _either(*signals: Signal) -> Signal:
+    """A signal that is set as soon as one of these is."""
+    either = Signal()
+    for signal in signals:
+        signal.add_callback(either.set)
+    return either

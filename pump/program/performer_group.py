@@ -24,6 +24,7 @@ from pump.pumps.reactor import Reactor
 from pump.subscription import Subscription
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.protocol import Transport
+from pump.unacceptable import UnacceptableCount
 from pump.verdict import Judge
 
 AnyPerformer: TypeAlias = ReactorPerformer | ProactorPerformer
@@ -60,6 +61,8 @@ class PerformerGroup:
         self._paused = False
         self._is_stopped = False
         """Whether it was stopped: nothing begins any more."""
+        self._unacceptable = UnacceptableCount(plan.rules, self._clock)
+        """Of all its performers together, since there were none."""
 
     # -- control
 
@@ -81,6 +84,8 @@ class PerformerGroup:
         with self._lock:
             if self._is_stopped:
                 return False
+            if not self._performers:  # the channel begins anew
+                self._unacceptable = UnacceptableCount(self.plan.rules, self._clock)
             new = [self._performer() for _ in range(performers - len(self._performers))]
             self._performers += new
             surplus, self._performers = self._performers[performers:], self._performers[:performers]
@@ -159,17 +164,30 @@ class PerformerGroup:
             if rules.pump == "reactor"
             else ProactorPerformer(name, rules, self._proactor, *shared)
         )
+        if rules.ordered:
+            performer.follow([each for each in self._leaving if not each.finished.is_set()])
         if self._paused:
             performer.pause()
         return performer
 
     def _reactor(self) -> Reactor:
-        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log, guard=self._guard)
+        judge = self._judge(lambda: False)
         return make_reactor(self._transport, judge, self._router, self._empty_delay)
 
     def _proactor(self) -> Proactor:
-        judge = Judge(self.plan.rules, self._ledger, self._clock, self._log, guard=self._guard, cancelled=is_cancelled)
+        judge = self._judge(is_cancelled)
         return make_proactor(self._transport, judge, self._router, self._empty_delay, self._loop)
+
+    def _judge(self, cancelled: Callable[[], bool]) -> Judge:
+        return Judge(
+            self.plan.rules,
+            self._ledger,
+            self._clock,
+            self._log,
+            guard=self._guard,
+            unacceptable=self._unacceptable,
+            cancelled=cancelled,
+        )
 
 
 def keeps_attempts_itself(rules: Subscription, capabilities: Capabilities) -> bool:

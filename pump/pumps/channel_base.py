@@ -73,6 +73,7 @@ class ChannelBase(Generic[SomeConsumer]):
         """How many settlements are being tried again."""
         self._limit_logged = False
         self._stop_renewing: Callable[[], None] | None = None
+        judge.limit_reached.add_callback(self.interrupt)
 
     # -- handing out
 

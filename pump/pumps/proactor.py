@@ -29,9 +29,8 @@ class Proactor:
             while judge.running:
                 try:
                     message = self.channel.take()
-                    if message is None:
-                        await self.channel.fill(self._receive_timeout)
-                        message = self.channel.take()
+                    if message is None and await self.channel.fill(self._receive_timeout):
+                        continue  # the pump may have been stopped meanwhile
                 except Exception as error:
                     await self._clock.wait_async(judge.stopping, judge.disconnected(error))
                     continue

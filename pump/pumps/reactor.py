@@ -27,9 +27,8 @@ class Reactor:
             while judge.running:
                 try:
                     message = self.channel.take()
-                    if message is None:
-                        self.channel.fill(self._receive_timeout)
-                        message = self.channel.take()
+                    if message is None and self.channel.fill(self._receive_timeout):
+                        continue  # the pump may have been stopped meanwhile
                 except Exception as error:
                     self._clock.wait(judge.stopping, judge.disconnected(error))
                     continue

@@ -15,7 +15,7 @@ from support.tree import PACKAGES, modules
 LAYERS: tuple[str, ...] = (
     "checks duration errors text wire_name",
     "capabilities clock dead_letter message process_signals request subscription telemetry",
-    "colour conversation in_hand ledger pump_log settling",
+    "colour conversation in_hand ledger pump_log settling unacceptable",
     "context observers verdict",
     "attribute mapping transport_kit",
     "pumps queue",

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -15,7 +16,7 @@ from pump.program.performer import Activity
 from pump.subscription import Publication, Subscription
 from pump.verdict import Stopped
 from support.pumps import CONCURRENT, PROACTOR, Broker, Kind, Order, Outcomes, Placed, consuming
-from support.waiting import eventually
+from support.waiting import LIMIT, eventually
 
 SOON = (0.005, 0.02)
 """A back-off that tests can wait for."""
@@ -174,6 +175,57 @@ def test_a_limit_stop_is_not_begun_again_and_is_seen(kind: Kind) -> None:
         assert dispatcher.stopped_channels == ["orders"]
 
 
+@pytest.mark.requirement("B-10")
+def test_the_limit_is_the_channels_and_not_each_performers(kind: Kind) -> None:
+    """What was in hand when it was reached is counted on top; nothing begins after that."""
+    begun, may_end = [], threading.Event()
+
+    def reject() -> object:
+        may_end.wait(LIMIT)
+        raise RejectMessageAction("no")
+
+    def body(order: Order) -> object:
+        begun.append(order.number)
+        return asyncio.to_thread(reject) if kind.awaits else reject()
+
+    in_hand = 3 * kind.options.get("in_flight", 1)
+    with consuming(kind, body, Broker(), performers=3, unacceptable_limit=3) as dispatcher:
+        eventually(lambda: dispatcher.ready)
+        dispatcher.post_many([Order(number) for number in range(60)])
+        eventually(lambda: len(begun) == in_hand)
+        may_end.set()
+        eventually(lambda: all(each.state is Activity.STOPPED for each in dispatcher.states))
+
+        assert len(begun) < in_hand + 3
+        assert {each.stopped for each in dispatcher.states} == {Stopped.LIMIT_EXCEEDED}
+        assert dispatcher.stopped_channels == ["orders"]
+
+
+@pytest.mark.requirement("B-10")
+def test_the_count_outlives_a_pump_that_died(kind: Kind) -> None:
+    body, broker = Outcomes(RejectMessageAction("no")), Broker()
+    with consuming(kind, body, broker, unacceptable_limit=2, failure_backoff=SOON) as dispatcher:
+        dispatcher.post(Order(1))
+        eventually(lambda: body.runs == 1)
+        broker.fail("receive", Killed())
+        eventually(lambda: dispatcher.states[0].restarts == 1)
+
+        dispatcher.post(Order(2))
+        eventually(lambda: dispatcher.stopped_channels)
+
+        assert dispatcher.states[0].unacceptable == 2
+
+
+@pytest.mark.requirement("B-10")
+def test_a_stop_at_the_limit_waits_for_no_receive(kind: Kind) -> None:
+    body = Outcomes(RejectMessageAction("no"))
+    with consuming(kind, body, Broker(), performers=3, unacceptable_limit=1, receive_timeout=3600) as dispatcher:
+        eventually(lambda: dispatcher.ready)
+        dispatcher.post(Order(1))
+
+        eventually(lambda: dispatcher.stopped_channels)
+
+
 @pytest.mark.requirement("P-08")
 def test_a_configuration_stop_is_not_begun_again_and_is_seen(kind: Kind) -> None:
     def factory(_: type) -> object:
@@ -326,6 +378,70 @@ def test_control_while_messages_flow_loses_nothing_and_repeats_nothing(
         eventually(lambda: len(flow.handled) == flow.posted)
     assert set(flow.handled.values()) == {1}
     assert broker.bus.pending("orders") + broker.bus.locked("orders") == 0
+
+
+def stays(condition: Callable[[], object], seconds: float = 0.1) -> bool:
+    """Whether the condition holds for so long."""
+    deadline = time.monotonic() + seconds
+    while condition():
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+@pytest.mark.parametrize("control", [scale_to_none_and_back, restart])
+def test_in_order_the_next_performer_begins_when_the_last_one_has_nothing_in_hand(
+    kind: Kind, control: Callable[[Dispatcher], None]
+) -> None:
+    events: list[str] = []
+    may_end = threading.Event()
+
+    def wait(number: int) -> object:
+        may_end.wait(LIMIT)
+        events.append(f"end {number}")
+        return None
+
+    def body(order: Order) -> object:
+        events.append(f"begin {order.number}")
+        return asyncio.to_thread(wait, order.number) if kind.awaits else wait(order.number)
+
+    broker = Broker()
+    with consuming(kind, body, broker, ordered=True) as dispatcher:
+        dispatcher.post_many([Order(number) for number in range(1, 5)])
+        eventually(lambda: events)
+        control(dispatcher)
+        control(dispatcher)
+
+        assert stays(lambda: events == ["begin 1"])
+        assert dispatcher.states[0].state is Activity.STARTING
+        may_end.set()
+        eventually(lambda: len(events) == 8)
+        eventually(lambda: dispatcher.ready)
+
+    assert events == [f"{what} {number}" for number in range(1, 5) for what in ("begin", "end")]
+    assert len(broker.named("open")) == 2
+
+
+def test_a_performer_that_waits_for_its_turn_can_be_stopped(kind: Kind) -> None:
+    may_end = threading.Event()
+    begun: list[int] = []
+
+    def body(order: Order) -> object:
+        begun.append(order.number)
+        return asyncio.to_thread(may_end.wait, LIMIT) if kind.awaits else may_end.wait(LIMIT)
+
+    with consuming(kind, body, Broker(), ordered=True) as dispatcher:
+        dispatcher.post_many([Order(1), Order(2)])
+        eventually(lambda: begun)
+        dispatcher.restart("orders")
+        stopping = threading.Thread(target=dispatcher.stop)
+        stopping.start()
+        eventually(lambda: dispatcher.states[0].state is Activity.STOPPED)
+        may_end.set()
+        stopping.join(LIMIT)
+
+    assert begun == [1]
 
 
 def test_a_paused_channel_begins_nothing_and_gives_back_what_waits(kind: Kind) -> None:
