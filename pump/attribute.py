@@ -1,5 +1,6 @@
 """Attributes of handlers: what the author of one inherits and is given, and how they are attached to a handler."""
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,8 +13,9 @@ from pump.clock import Clock, SystemClock
 from pump.colour import Colour
 from pump.context import Context, find_context
 from pump.duration import Duration
+from pump.error_log import in_a_line
 from pump.errors import ConfigurationError, MessageAction, contains
-from pump.telemetry import Telemetry, log, shown_error
+from pump.telemetry import Telemetry, log
 
 Handle = TypeVar("Handle", bound=Callable[..., object])
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
@@ -80,8 +82,13 @@ class Scope:
         message_id = context.message.id if context is not None and context.has_message else ""
         where = {"message_id": message_id, "channel": self.channel, "handler": self.handler}
         line = "%s (message %s, channel %s, handler %s)"
-        names = (name or "-" for name in where.values())
-        log.log(level, line, text, *names, exc_info=shown_error(error), extra=where)
+        info = None
+        if error is not None and level < logging.WARNING:
+            text = f"{text}: {in_a_line(error)}"
+        elif error is not None:
+            repeat, info = self.telemetry.errors.told(error, level)
+            text = f"{text}{repeat}"
+        log.log(level, line, text, *(name or "-" for name in where.values()), exc_info=info, extra=where)
 
 
 class Attribute:

@@ -1,11 +1,14 @@
 """What is logged of messages and pumps, and what their listeners are told: in one place, each thing in one wording."""
 
 import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Final
 
 from pump.errors import PublishError
 from pump.message import Message
-from pump.telemetry import Telemetry, log, shown_error
+from pump.telemetry import Telemetry, log
 
 
 class PumpLog:
@@ -14,6 +17,28 @@ class PumpLog:
     def __init__(self, channel: str, telemetry: Telemetry) -> None:
         self._channel: Final = channel
         self.telemetry: Final = telemetry
+        self.handlers_of: Callable[[Message], str] = lambda _: ""
+        """The names of those who handle a message."""
+        self.tallies: Final[list[Callable[[], Mapping[str, int]]]] = []
+        """What each pump of the channel has counted, those that died too."""
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """What all the pumps of the channel have counted."""
+        totals: Counter[str] = Counter()
+        for tally in self.tallies:
+            totals.update(tally())
+        return totals
+
+    @property
+    def shows_messages(self) -> bool:
+        """Whether there is a line for each message; a pump asks when it begins."""
+        return log.isEnabledFor(logging.DEBUG)
+
+    def done(self, message: Message, told: str, took: float) -> None:
+        """A verdict was carried out, so long after the message was begun."""
+        text = f"Message {told} after {1000 * took:.1f} ms" if isfinite(took) else f"Message {told}, not handled"
+        self._write(logging.DEBUG, message, text, handler=self.handlers_of(message))
 
     # -- messages
 
@@ -101,14 +126,21 @@ class PumpLog:
         log.critical("performer %s on %s died; it starts again in %.1f s", name, self._channel, delay, exc_info=error)
         self.telemetry.tell("performer_died", channel=self._channel, performer=name, error=error)
 
-    def _write(self, level: int, message: Message, text: str, error: BaseException | None = None) -> None:
+    def _write(
+        self, level: int, message: Message, text: str, error: BaseException | None = None, *, handler: str = ""
+    ) -> None:
+        if not log.isEnabledFor(level):
+            return
+        handler = handler or message.handler
+        repeat, info = ("", None) if error is None else self.telemetry.errors.told(error, level)
         log.log(
             level,
-            "%s (message %s, channel %s%s)",
+            "%s%s (message %s, channel %s%s)",
             text,
+            repeat,
             message.header.id,
             self._channel,
-            f", handler {message.handler}" if message.handler else "",
-            exc_info=shown_error(error),
-            extra={"message_id": message.header.id, "channel": self._channel, "handler": message.handler},
+            f", handler {handler}" if handler else "",
+            exc_info=info,
+            extra={"message_id": message.header.id, "channel": self._channel, "handler": handler},
         )

@@ -29,6 +29,8 @@ class _Defaults:
 
     final: ClassVar[bool] = False
     """Whether nothing more can become of the message once the verdict is carried out."""
+    told: ClassVar[str] = ""
+    """What the log says of the message."""
     pause: float = 0.0
     """How long the pump waits afterwards, in seconds."""
     error: BaseException | None = None
@@ -40,6 +42,7 @@ class Acknowledge(_Defaults):
     """The message is done."""
 
     final: ClassVar[bool] = True
+    told: ClassVar[str] = "acknowledged"
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
@@ -50,6 +53,7 @@ class Acknowledge(_Defaults):
 class Nack(_Defaults):
     """The message stays with the broker, and no attempt is counted; the pump pauses before it goes on."""
 
+    told: ClassVar[str] = "not acknowledged"
     pause: float
     error: BaseException | None = None
 
@@ -62,6 +66,7 @@ class Nack(_Defaults):
 class Requeue(_Defaults):
     """The message comes again after the delay, with so many attempts behind it."""
 
+    told: ClassVar[str] = "to come again"
     delay: float
     attempts: int
     error: BaseException | None = None
@@ -76,6 +81,7 @@ class Reject(_Defaults):
     """The message becomes a dead letter, or goes to the invalid-message channel."""
 
     final: ClassVar[bool] = True
+    told: ClassVar[str] = "given up"
     rejection: Rejection
 
     @property
@@ -92,6 +98,8 @@ class Reject(_Defaults):
 class HandBack(_Defaults):
     """The message goes back as if it had not been received."""
 
+    told: ClassVar[str] = "handed back"
+
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
         return channel.hand_back(message)
@@ -100,6 +108,8 @@ class HandBack(_Defaults):
 @dataclass(frozen=True, slots=True)
 class Unsettled(_Defaults):
     """The broker is sent nothing: the handler settles the message itself, or nobody does and its lease ends."""
+
+    told: ClassVar[str] = "left unsettled"
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""

@@ -2,29 +2,26 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Final, TypeAlias
 
-log: Final = logging.getLogger("pump")
+from pump.clock import Clock
+from pump.error_log import ErrorLog
 
-ExceptionInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
+log: Final = logging.getLogger("pump")
 
 Listener: TypeAlias = Callable[[str, Mapping[str, object]], None]
 """Called with an event's name and its fields."""
 
 
-def shown_error(error: BaseException | None) -> ExceptionInfo | None:
-    """What `exc_info=` takes. Given the error itself, logging asks whether it is true, which the error may answer."""
-    return None if error is None else (type(error), error, error.__traceback__)
-
-
 class Telemetry:
     """The listeners of one dispatcher. A listener that fails is logged, and the pump goes on."""
 
-    __slots__ = ("_listeners",)
+    __slots__ = ("_listeners", "errors")
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: Listener, clock: Clock | None = None) -> None:
         self._listeners: tuple[Listener, ...] = listeners
+        self.errors: Final = ErrorLog(clock)
+        """Which errors the log has told of."""
 
     def __bool__(self) -> bool:
         return bool(self._listeners)

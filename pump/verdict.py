@@ -15,8 +15,9 @@ docs/settlement.md, printed from this code, says which outcome has which verdict
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from math import inf
 from typing import Final
 
 from pump.clock import Clock, Signal
@@ -119,6 +120,12 @@ class Judge:
         self._may_block = bool(rules.may_block)
         """Whether DontAck is expected: deliveries of unknown outcome may then be nacks, and count no attempts."""
         self._hand: Final = None if guard is None else guard.hand
+        self._acknowledged = 0
+        self._tally: Final[dict[str, int]] = {}
+        self._shows_messages: Final = log.shows_messages
+        log.tallies.append(self.tally)
+        self._begun: Final[dict[int, float]] = {}
+        """When the messages in hand were begun, where the log shows each."""
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts
@@ -127,6 +134,10 @@ class Judge:
         self._dont_ack_delay: Final = seconds(rules.dont_ack_delay)
         self._failures = 0
         self._settle_failures = 0
+
+    def tally(self) -> Mapping[str, int]:
+        """How many verdicts of each kind were carried out, by what the log says of them."""
+        return {ACKNOWLEDGE.told: self._acknowledged, **self._tally} if self._acknowledged else self._tally
 
     @property
     def running(self) -> bool:
@@ -202,6 +213,8 @@ class Judge:
 
     def begins(self, message: Message) -> int:
         """A run of the message begins; returns its place in hand, for `ends`. The place outlives this process."""
+        if self._shows_messages:
+            self._begun[id(message)] = self.clock.monotonic()
         hand = self._hand
         if hand is None:
             return NOWHERE
@@ -379,6 +392,12 @@ class Judge:
 
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
+        if verdict is ACKNOWLEDGE:
+            self._acknowledged += 1  # each message pays for this line, so it is no entry of the tally
+        else:
+            self._tally[verdict.told] = self._tally.get(verdict.told, 0) + 1
+        if self._shows_messages:
+            self.log.done(message, verdict.told, self.clock.monotonic() - self._begun.pop(id(message), inf))
         if verdict.final:
             self._settle_failures = 0
             if self.ledger.accounts:
@@ -392,6 +411,7 @@ class Judge:
             self.ledger.forgive(message)
         if not isinstance(error, LeaseLost):
             self._settle_failures += 1
+        self._begun.pop(id(message), None)
         self.log.settle_failed(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
 
     def handed_back(self, message: Message) -> None:

@@ -19,6 +19,7 @@ from pump.command import tables
 from pump.command.loading import in_a_line, load_dispatcher
 from pump.command.process_end import end_by
 from pump.command.workers import Supervisor, SupervisorLink
+from pump.console_log import LEVELS, log_to_stderr
 from pump.describe import as_text, describe, without_credentials
 from pump.duration import seconds
 from pump.errors import ConfigurationError, PumpError, SetupError, TransportError
@@ -28,9 +29,6 @@ from pump.program.validation import Problem
 from pump.queue.http.command import add_command as add_queue
 
 log: Final = logging.getLogger("pump.cli")
-
-_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
 
 
 class Exit(IntEnum):
@@ -61,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status of the process, one of `Exit` or of a signal."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        options = _parser().parse_args(arguments)
+        options = _read(arguments)
         act: Callable[[argparse.Namespace], int] = options.act
         status = act(options)
         sys.stdout.flush()
@@ -94,6 +92,14 @@ def _diagnosis(error: Exception) -> tuple[Exit, str]:
 # -- arguments
 
 
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments or ["--help"])
+    if unknown:  # the parser itself would point to its own help, not to the command's
+        raise _Usage(f"unrecognized arguments: {' '.join(unknown)}; see {options.called} --help")
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pump", description="A message pump: run it, check it, see it work.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pump {version('message-pump')}")
@@ -103,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
             name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
         )
         command.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        command.set_defaults(called=command.prog)
         add(command)
     return parser
 
@@ -120,7 +127,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument("--reload", action="store_true", help="start again when a .py file here has changed")
-    parser.add_argument("--log-level", choices=_LEVELS, help="default: info, or as the program itself has set it up")
+    about = "default: info, or as the program itself has set it up"
+    parser.add_argument("--log-level", type=str.lower, choices=LEVELS, help=about)
     parser.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
@@ -185,7 +193,7 @@ def _run(options: argparse.Namespace) -> int:
         return _supervise(options)
     supervisor = None if options.supervisor is None else SupervisorLink(options.supervisor)
     dispatcher = load_dispatcher(options.target)
-    _log(options.log_level)
+    log_to_stderr(options.log_level)
     if not dispatcher.plans:
         raise ConfigurationError(f"{options.target} has no subscriptions, so there is nothing to run: add one")
     of_process = _process_problems(dispatcher, options.one_of)
@@ -198,12 +206,7 @@ def _run(options: argparse.Namespace) -> int:
         log.warning("%s", problem.text)
     if supervisor is not None:
         supervisor.send_grace(max(seconds(each.grace) for each in dispatcher.subscriptions))
-    channels = (
-        f"{rules.channel} ({rules.performers} performer{'s' if rules.performers > 1 else ''})"
-        for rules in dispatcher.subscriptions
-    )
-    system = dispatcher.transport.capabilities.system
-    log.info("starting %s: %s on %s", options.target, ", ".join(channels), system)
+    log.info("pump %s runs %s", version("message-pump"), options.target)
     # At the first Ctrl-C the dispatcher restores what is set here, so that a second one ends the process like SIGTERM.
     with handling(signal.SIG_DFL, signal.SIGINT):
         status = _consume(options.target, dispatcher)
@@ -221,7 +224,7 @@ def _consume(target: str, dispatcher: Dispatcher) -> int:
 
 
 def _supervise(options: argparse.Namespace) -> int:
-    _log(options.log_level)
+    log_to_stderr(options.log_level)
     pump = [sys.executable, "-P", "-m", "pump"]  # -P: not a folder named pump in the current one
     workers = str(options.workers)
     if options.check and not options.reload:
@@ -281,10 +284,3 @@ def _process_problems(dispatcher: Dispatcher, workers: int) -> Sequence[Problem]
         "its own. Use --workers 1, or a broker"
     )
     return [Problem("error", text)]
-
-
-def _log(level: str | None) -> None:
-    """Log to stderr, unless the program has set up logging itself."""
-    logging.basicConfig(level=(level or "info").upper(), format=_LOG_FORMAT)
-    if level is not None:
-        logging.getLogger("pump").setLevel(level.upper())

@@ -144,7 +144,9 @@ class _SilentLog(PumpLog):
     def stopping(self, why: str) -> None:
         pass
 
-    def _write(self, level: int, message: Message, text: str, error: BaseException | None = None) -> None:
+    def _write(
+        self, level: int, message: Message, text: str, error: BaseException | None = None, *, handler: str = ""
+    ) -> None:
         pass
 
 

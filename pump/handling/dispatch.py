@@ -117,6 +117,13 @@ class Router:
             route = self._routes[rules.request]
             self._routes = {wire_type(rules.request_type): route, "": route}
 
+    def names(self, message: Message) -> str:
+        """The names of the handlers of a message; "" where there are none."""
+        try:
+            return ", ".join(each.registration.name for each in self.route(message).handlers)
+        except Exception:
+            return ""
+
     def route(self, message: Message) -> _Route:
         """The mapper and the handlers of a message; InvalidMessageAction where there are none."""
         try:

@@ -22,6 +22,7 @@ from pump.mapping.mapper import Mapper
 from pump.process_signals import asking
 from pump.program.arguments import all_of, check_lists, check_settings, transport_of
 from pump.program.life import Life, Phase, StopAsked
+from pump.program.life_log import LifeLog
 from pump.program.lifespan import GivenLifespan, Lifespan, checked_lifespan
 from pump.program.performer import Activity, PerformerState
 from pump.program.performer_group import PerformerGroup
@@ -99,7 +100,7 @@ class Dispatcher:
             mappers=dict(mappers or {}),
             switches=switches,
             clock=clock or SystemClock(),
-            telemetry=Telemetry(*listeners),
+            telemetry=Telemetry(*listeners, clock=clock),
         )
         self.registry: Final = Registry(handlers)
         default = self.transport.capabilities.default_dead_letter
@@ -121,6 +122,7 @@ class Dispatcher:
         self._lifespan: Lifespan | None = None
         self._life: Final = Life()
         self._asked_grace: Duration | None = None
+        self._life_log: LifeLog | None = None
         self._groups: dict[str, PerformerGroup] = {}
         self._loop_thread: LoopThread | None = None
         self._wake: Final = Signal()
@@ -196,7 +198,7 @@ class Dispatcher:
         return self
 
     def _begin(self) -> None:
-        self._groups, self._asked_grace = {}, None
+        self._groups, self._asked_grace, self._life_log = {}, None, None
         self._wake.clear()
         found = self.check()
         for problem in found:
@@ -207,6 +209,7 @@ class Dispatcher:
     def _starting(self, phase: Phase, loop: asyncio.AbstractEventLoop | None = None) -> Waits:
         self._producers.open()
         if phase is Phase.CONSUMING:
+            self._life_log = LifeLog(self.plans, self.transport)
             lifespan = self._lifespan = None if self._given_lifespan is None else Lifespan(self._given_lifespan)
             awaits = any(each.rules.pump == "proactor" for each in self.plans)
             if loop is None and (awaits or (lifespan is not None and lifespan.awaits)):
@@ -218,6 +221,8 @@ class Dispatcher:
         self._life.reach(phase)
         for group in self._groups.values():  # only now: a handler may ask for the end before the last of them has begun
             group.start()
+        if self._life_log is not None:
+            self._life_log.ready()
 
     def _group_of(self, each: Plan, loop: asyncio.AbstractEventLoop | None) -> PerformerGroup:
         guard = self._guard(each)
@@ -304,6 +309,8 @@ class Dispatcher:
         until = began + self._longest_stop(given)
         self.ends_by = until - AFTER_GRACE - CLOSING + PROCESS_END
         lifespan, self._lifespan = self._lifespan, None
+        if self._life_log is not None:
+            self._life_log.stopping(graces, max(graces.values(), default=0.0))
         try:
             yield from end_performers(graces, began)
             for group in graces:
@@ -317,6 +324,8 @@ class Dispatcher:
                 thread.stop()
                 yield thread.ended, until - real_clock.monotonic()
         finally:
+            if self._life_log is not None:
+                self._life_log.stopped(graces)
             self._life.end()
         if lifespan is not None and lifespan.failure is not None:
             raise lifespan.failure

@@ -108,6 +108,12 @@ class Performer(Generic[AnyPump]):
             return "its handler, which still runs"
         return "the broker, which does not answer"
 
+    @property
+    def in_hand(self) -> int:
+        """How many messages its pump has in hand."""
+        running = self._running
+        return 0 if running is None else len(running.channel.in_hand)
+
     def stop(self) -> None:
         """Handle no further message. The messages in hand are handled to their end."""
         self._stopping.set()

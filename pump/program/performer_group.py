@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from pump.capabilities import Capabilities
@@ -54,6 +54,7 @@ class PerformerGroup:
         self._guard = guard
         self._ledger: Final = Ledger(settings.clock, book=None if guard is None else guard.book)
         self._router: Final = Router(plan.rules, plan.handlers, settings, processor)
+        self._log.handlers_of = self._router.names
         self._empty_delay: Final = 0.0 if transport.capabilities.waits else seconds(plan.rules.empty_delay)
         self._lock: Final = threading.Lock()
         self._performers: list[AnyPerformer] = []
@@ -147,6 +148,16 @@ class PerformerGroup:
         """What every performer is doing now, without those that are being stopped by `scale`."""
         with self._lock:
             return [performer.state for performer in self._performers]
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages were begun, or received and not begun."""
+        return sum(performer.in_hand for performer in self._all)
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """How many messages had each verdict, by what the log says of it."""
+        return self._log.totals
 
     @property
     def unfinished(self) -> Sequence[AnyPerformer]:

@@ -303,11 +303,13 @@ def test_an_error_that_pump_raises_is_placed_in_the_users_own_code(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "required: COMMAND; see pump --help"),
         (["walk"], "invalid choice: 'walk'"),
         (["run"], "required: module:dispatcher; see pump run --help"),
         (["run", "shop:dispatcher", "--workers", "0"], "'0' is not a number of at least 1"),
-        (["run", "shop:dispatcher", "--worker", "2"], "unrecognized arguments: --worker"),
+        (["run", "shop:dispatcher", "--worker", "2"], "unrecognized arguments: --worker 2; see pump run --help"),
+        (["check", "shop:dispatcher", "--nothing"], "unrecognized arguments: --nothing; see pump check --help"),
+        (["queue", "serve", "--nothing"], "unrecognized arguments: --nothing; see pump queue serve --help"),
+        (["--nothing"], "required: COMMAND; see pump --help"),
         (["describe"], "say what to describe"),
         (["describe", "--write-docs", "nowhere"], "there is no page nowhere/settlement.md"),
         (["demo", "--seconds", "nan"], "'nan' is not a number above 0"),
@@ -318,6 +320,33 @@ def test_a_wrong_call_is_said_in_a_line(folder: Path, arguments: list[str], text
 
     assert ended.returncode == 2
     assert text in only_line(ended.stderr)
+
+
+@pytest.mark.requirement("P-20")
+def test_the_bare_command_shows_its_help(folder: Path) -> None:
+    bare, asked = pump_run(folder=folder), pump_run("--help", folder=folder)
+
+    assert (bare.returncode, bare.stdout, bare.stderr) == (0, asked.stdout, "")
+    assert "usage: pump" in bare.stdout
+
+
+@pytest.mark.requirement("P-20")
+@pytest.mark.parametrize("level", ["debug", "DEBUG"])
+def test_a_level_may_be_written_in_capitals_and_says_nothing_of_other_packages(folder: Path, level: str) -> None:
+    write(
+        folder,
+        "levels.py",
+        "import logging\n"
+        "def handle(order: PlaceOrder) -> None: logging.getLogger('other').debug('a detail of another package')\n"
+        "def quick(): return feeding('tea', handlers=[handle])\n",
+    )
+    with pump("run", "levels:quick", "--log-level", level, folder=folder) as program:
+        program.says("Message acknowledged after")
+        program.send(signal.SIGTERM)
+
+        assert program.ends() == 0
+        assert " DEBUG " in program.output
+        assert "a detail of another" not in program.output
 
 
 @pytest.mark.requirement("P-20")

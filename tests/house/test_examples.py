@@ -66,7 +66,7 @@ sys.exit(main(["run", "shop:dispatcher"]))
 @pytest.mark.requirement("P-20")
 def test_the_program_that_people_write_runs_as_it_stands() -> None:
     with Program([sys.executable, "-c", SELLING], EXAMPLES) as program:
-        program.says("starting shop:dispatcher: orders (2 performers) on memory")
+        program.says("starting: orders (2 performers) on memory")
         program.says("2 × tea")
 
         program.send(signal.SIGTERM)

@@ -14,7 +14,7 @@ from support.tree import PACKAGES, modules
 
 LAYERS: tuple[str, ...] = (
     "checks duration errors text wire_name",
-    "capabilities clock dead_letter message process_signals request subscription telemetry",
+    "capabilities clock console_log dead_letter error_log message process_signals request subscription telemetry",
     "colour conversation in_hand ledger pump_log settling unacceptable",
     "context observers verdict",
     "attribute mapping transport_kit",

@@ -1,7 +1,6 @@
 """`pump queue serve`: the durable queue over HTTP. What it needs beyond Python is loaded only when it serves."""
 
 import argparse
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from pump.console_log import LEVELS, log_to_stderr
 from pump.errors import ConfigurationError, SetupError
 from pump.queue.engine import Engine
 from pump.queue.http.guard import Guard, read_tokens
@@ -20,8 +20,6 @@ DATABASE_VARIABLE: Final = "PUMP_QUEUE_DATABASE"
 TOKENS_VARIABLE: Final = "PUMP_QUEUE_TOKENS"
 KEYS_VARIABLE: Final = "PUMP_QUEUE_KEYS"
 
-_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
 _HIGHEST_PORT: Final = 65_535
 
 
@@ -30,7 +28,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     about = "serve a durable queue over HTTP, until a signal"
     serving = commands.add_parser("serve", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
-    serving.set_defaults(act=_serve)
+    serving.set_defaults(act=_serve, called=serving.prog)
     add = serving.add_argument
     add("--traceback", action="store_true", help="show where an error comes from")
     add(
@@ -58,7 +56,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="web pages of this origin may ask")
     add("--lenient", action="store_true", help="let old clients settle without the id of their lease")
     add("--known-groups", action="store_true", help="a consumer group has to be known before it may consume")
-    add("--log-level", choices=_LEVELS, default="info", help="default: info")
+    add("--log-level", type=str.lower, choices=LEVELS, default="info", help="default: info")
 
 
 def _port(text: str) -> int:
@@ -73,7 +71,7 @@ def _serve(options: argparse.Namespace) -> int:
     with _extra("server", "the server"):
         from pump.queue.http.server import QueueServer  # noqa: PLC0415 - needs an extra
         from pump.queue.http.serving import serve  # noqa: PLC0415 - needs an extra
-    logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT)
+    log_to_stderr(options.log_level)
     engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
     try:
         groups = not options.known_groups

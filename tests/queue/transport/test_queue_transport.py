@@ -373,7 +373,7 @@ def test_the_program_of_the_introduction_runs_as_it_stands_but_for_its_url(datab
     (tmp_path / "shop.py").write_text(program.replace("memory://", database.url), "utf-8")
 
     with Program((sys.executable, "-m", "pump", "run", "shop:dispatcher"), tmp_path) as consuming:
-        consuming.says("starting shop:dispatcher")
+        consuming.says("runs shop:dispatcher")
         here = {**os.environ, "PYTHONPATH": str(tmp_path)}  # tox keeps a program's folder off its path
         subprocess.run([sys.executable, "-c", SELLING], env=here, check=True, timeout=DEADLINE)
         consuming.says("2 × tea")

@@ -45,7 +45,7 @@ def test_no_example_is_left_out() -> None:
 
 
 def test_the_shop_sells_what_is_ordered(rabbitmq: RabbitMQ, shop: Program, folder: Path) -> None:
-    shop.says("starting shop:dispatcher")
+    shop.says("runs shop:dispatcher")
 
     runs("sell.py", folder)
 

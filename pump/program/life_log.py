@@ -1,0 +1,47 @@
+"""What the log says of a dispatcher's life: what starts and where, that it is ready, what a stop waits for, totals."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from pump.clock import SystemClock
+from pump.program.performer_group import PerformerGroup
+from pump.program.plan import Plan
+from pump.telemetry import log
+from pump.transport_kit.protocol import Placed, Transport
+
+
+class LifeLog:
+    """Logs one start of a dispatcher, from the first line to the totals."""
+
+    def __init__(self, plans: Sequence[Plan], transport: Transport) -> None:
+        self._clock: Final = SystemClock()
+        self._began: Final = self._clock.monotonic()
+        channels = ", ".join(_channel(each) for each in plans) or "no subscription"
+        where = f" ({transport.place})" if isinstance(transport, Placed) else ""
+        log.info("starting: %s on %s%s", channels, transport.capabilities.system, where)
+
+    def ready(self) -> None:
+        """Everything was created or found, and every performer has begun."""
+        log.info("ready")
+
+    def stopping(self, groups: Collection[PerformerGroup], grace: float) -> None:
+        """What is in hand may be finished within the grace."""
+        held = {group.plan.rules.channel: group.in_hand for group in groups}
+        waits = ", ".join(f"{number} of {channel}" for channel, number in held.items() if number)
+        text = f"in hand: {waits}; they have {grace:g} s" if waits else "nothing is in hand"
+        log.info("stopping, %s", text)
+
+    def stopped(self, groups: Collection[PerformerGroup]) -> None:
+        """Nothing runs any more."""
+        totals: Counter[str] = Counter()
+        for group in groups:
+            totals.update(group.totals)
+        told = ", ".join(f"{number:,} {what}" for what, number in sorted(totals.items())) or "no message came"
+        log.info("stopped after %.1f s: %s", self._clock.monotonic() - self._began, told)
+
+
+def _channel(plan: Plan) -> str:
+    rules = plan.rules
+    many = f"{rules.performers} performer{'s' if rules.performers > 1 else ''}"
+    return f"{rules.channel} ({many}{f', {rules.in_flight} in flight' if rules.in_flight > 1 else ''})"
