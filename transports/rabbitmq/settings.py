@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 import pika
 
 from pump.duration import Duration, seconds
+from pump.errors import ConfigurationError
 from pump.transport_kit.settings import Options, at_least, finite_seconds, one_of, only_with_tls, read_url, tls_context
 
 QueueType: TypeAlias = Literal["quorum", "classic"]
@@ -15,7 +16,8 @@ _FORM: Final = "amqp://user:password@host:port/virtual_host?option=value"
 _OPTIONS: Final[Options] = {
     **dict.fromkeys(("heartbeat", "timeout"), float),
     **dict.fromkeys(("prefetch", "broker_limit"), int),
-    **dict.fromkeys(("connection_name", "queue_type", "ca_file", "cert_file", "key_file", "server_name"), str),
+    **dict.fromkeys(("connection_name", "queue_type", "management"), str),
+    **dict.fromkeys(("ca_file", "cert_file", "key_file", "server_name"), str),
 }
 
 
@@ -48,7 +50,9 @@ class RabbitMQSettings:
     prefetch: int | None = None
     """The most unsettled messages of one consumer; by default as many as its buffer asks for."""
     broker_limit: int | None = None
-    """The delivery limit of queues that others made; by default 20 if quorum."""
+    """The delivery limit of all queues, as a policy sets it; by default none for ours, and 20 for those of others."""
+    management: str = ""
+    """Where the management API is, such as `http://localhost:15672`: policies are read there, as this user."""
 
     def __post_init__(self) -> None:
         one_of("rabbitmq", "queue_type", self.queue_type, get_args(QueueType))
@@ -56,6 +60,10 @@ class RabbitMQSettings:
             at_least("rabbitmq", name, getattr(self, name), 1)
         at_least("rabbitmq", "heartbeat", seconds(self.heartbeat), 0)
         finite_seconds("rabbitmq", "timeout", self.timeout)
+        if self.management and not self.management.startswith(("http://", "https://")):
+            raise ConfigurationError("rabbitmq: management must begin with http:// or https://")
+        if "@" in self.management:
+            raise ConfigurationError("rabbitmq: management has no user and password: those of the broker are used")
         if not self.tls:
             names = ("ca_file", "cert_file", "key_file", "server_name")
             only_with_tls("rabbitmq", "amqps", {name: getattr(self, name) for name in names})

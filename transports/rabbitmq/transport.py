@@ -10,11 +10,12 @@ from pump.message import Message
 from pump.subscription import Publication, Subscription
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.sending import check_sizes, failure_among, not_sent, together
-from pump.transports.rabbitmq.connection import CLOCK, Steps, awaiting, blocking, run, run_async
+from pump.transports.rabbitmq.connection import CLOCK, AmqpConnection, Steps, awaiting, blocking, run, run_async
 from pump.transports.rabbitmq.consumer import AsyncRabbitMQConsumer, ConsumerBase, RabbitMQConsumer
 from pump.transports.rabbitmq.deliveries import Uncounted
 from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
 from pump.transports.rabbitmq.headers import write_properties
+from pump.transports.rabbitmq.policies import read_limit
 from pump.transports.rabbitmq.publisher import EncodedMessage, Publisher
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, NO_LIMIT, DelayQueues, Topology, with_topology
@@ -107,16 +108,23 @@ class RabbitMQTransport:
             topology = Topology(channel.connection, self.settings)
             is_ours = yield from topology.subscribe(subscription)
             yield from topology.close()
+            limit = yield from self._broker_limit(channel.connection, names.channel, is_ours=is_ours)
         except BaseException:
             channel.connection.close()
             raise
-        attempts, limit = subscription.max_attempts, self._broker_limit(is_ours=is_ours)
+        attempts = subscription.max_attempts
         return kind(channel, names, self._publisher, CLOCK, max_attempts=attempts, broker_limit=limit)
 
-    def _broker_limit(self, *, is_ours: bool) -> int | None:
-        if self.settings.queue_type == "classic":
-            return self.settings.broker_limit
-        return NO_LIMIT if is_ours else self.settings.broker_limit or ASSUMED_LIMIT
+    def _broker_limit(self, connection: AmqpConnection, queue: str, *, is_ours: bool) -> Steps[int | None]:
+        """As the settings say, or as the management API says, or as is assumed."""
+        settings = self.settings
+        if settings.broker_limit is not None or (settings.queue_type == "classic" and not settings.management):
+            return settings.broker_limit
+        if not settings.management:
+            return NO_LIMIT if is_ours else ASSUMED_LIMIT
+        # in the connection's thread, which has nothing else to do yet
+        limit: int | None = yield from connection.ask(lambda asking: asking.succeed(read_limit(settings, queue)))
+        return ASSUMED_LIMIT if limit is None and settings.queue_type == "quorum" else limit
 
 
 class _Producer:
