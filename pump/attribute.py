@@ -1,7 +1,7 @@
 """Attributes of handlers: what the author of one inherits and is given, and how they are attached to a handler."""
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import Parameter, signature
@@ -136,12 +136,24 @@ class Attribute:
 
 def without_parentheses(attribute: type[Attribute], handler: str = "the handler") -> str:
     """What to say of an attribute that was put on a handler like a plain decorator."""
+    return f"@{attribute.__name__} stands on {handler} without parentheses: write @{_call_of(attribute)}"
+
+
+def checked_attributes(whose: str, given: Iterable[object]) -> tuple["Attribute", ...]:
+    """The attributes of a dispatcher or a subscription; a ConfigurationError if something else is among them."""
+    attributes = tuple(given)
+    for each in attributes:
+        if isinstance(each, type) and issubclass(each, Attribute):
+            raise ConfigurationError(f"{whose}: attributes has the class {each.__name__}: write {_call_of(each)}")
+        if not isinstance(each, Attribute):
+            raise ConfigurationError(f"{whose}: attributes is a list of attributes, such as Retry(3), not of {each!r}")
+    return attributes  # type: ignore[return-value] # each one was looked at
+
+
+def _call_of(attribute: type[Attribute]) -> str:
     optional = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     needed = [each.name for each in _options(attribute) if each.default is each.empty and each.kind not in optional]
-    return (
-        f"@{attribute.__name__} stands on {handler} without parentheses: write "
-        f"@{attribute.__name__}({', '.join(needed)})"
-    )
+    return f"{attribute.__name__}({', '.join(needed)})"
 
 
 def _options(attribute: type[Attribute]) -> list[Parameter]:

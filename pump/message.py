@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 NO_RAW_HEADERS: Final[Mapping[str, object]] = MappingProxyType({})
@@ -62,6 +62,7 @@ class Message:
         "position",
         "raw_headers",
         "receipt",
+        "release",
         "settled",
         "unexplained",
     )
@@ -115,6 +116,8 @@ class Message:
         """Tells the handler that runs for it to end; None while none runs."""
         self.ended: bool = False
         """Whether the pump's stop ended its handler, or a wait of its attributes: a failure then counts no attempt."""
+        self.release: Callable[[], Any] | None = None
+        """Closes what was opened for a handler that left the message to be settled later; async handlers await it."""
         self.lost: bool = False
         """Whether it is known not to be ours any more: nothing may be sent for it."""
         self.explicit: bool = False
@@ -133,7 +136,7 @@ class Message:
     def again(self) -> "Message":
         """The same delivery, to be handled once more: nothing is settled."""
         other = copy.copy(self)
-        other.interrupt = None
+        other.interrupt = other.release = None
         other.ended = other.explicit = other.answered = other.settled = False
         return other
 

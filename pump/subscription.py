@@ -41,6 +41,8 @@ class _Options:
     """The consumer's own queue, durable or group; by default the topic, for an Event `<dispatcher>.<topic>`."""
     handlers: Sequence[Any] = ()
     """The handlers of this subscription alone; by default those of the dispatcher that take its request."""
+    attributes: Sequence[Any] = ()
+    """What stands around each of its handlers, above the handler's own attributes."""
     pump: PumpKind | None = None
     """Which pump runs the handlers; by default a Reactor for `def` handlers, a Proactor for `async def` handlers."""
     performers: int = 1
@@ -203,7 +205,8 @@ def _check(subscription: Subscription) -> None:
 def _wrongs(subscription: Subscription) -> Iterator[tuple[str, str]]:
     """What is wrong with single options: the name of each, and what to say of it."""
     given = vars(subscription).get
-    yield "handlers", wrong_list(given("handlers"))
+    for name in ("handlers", "attributes"):
+        yield name, wrong_list(given(name))
     for name in ("topic", "channel"):
         yield name, "" if given(name) == "" else wrong_text(given(name))
     for name in ("dead_letter", "invalid"):

@@ -126,6 +126,8 @@ class Delivery(_Received[T, None]):
             message.settled = False
             raise
         self._judge.settled(message, verdict)
+        if message.release is not None:
+            message.release()
 
 
 class AsyncDelivery(_Received[T, Coroutine[Any, Any, None]]):
@@ -160,6 +162,8 @@ class AsyncDelivery(_Received[T, Coroutine[Any, Any, None]]):
             message.settled = False
             raise
         self._judge.settled(message, verdict)
+        if message.release is not None:
+            await message.release()
 
     async def _on_own_loop(self, work: Coroutine[Any, Any, None]) -> None:
         """Await the work on the loop that received the message: the channel belongs to that loop."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -10,6 +10,7 @@ from pump.attribute import Scope, SwitchProvider, is_decision
 from pump.clock import Clock, SystemClock
 from pump.context import Context, enter_context, leave_context
 from pump.errors import UNMAPPABLE, ConfigurationError, InvalidMessageAction, PumpError, Undecodable
+from pump.handling.making import Factory, Run, runner
 from pump.handling.pipeline import Pipeline, done
 from pump.handling.registry import Registration
 from pump.mapping.errors import MappingError
@@ -37,7 +38,7 @@ class DispatchSettings:
     """The options of a dispatcher that matter to handlers, their attributes and their mappers."""
 
     name: str = ""
-    factory: Callable[[type], object] | None = None
+    factory: Factory | None = None
     """Makes the handler of each message from its class; None calls the class without arguments."""
     mappers: Mapping[type, Mapper[Any]] = field(default_factory=dict)
     switches: SwitchProvider | None = None
@@ -56,20 +57,8 @@ class Bound:
 
     registration: Registration
     pipeline: Pipeline
-    factory: Callable[[type], object] | None
-
-    def handle(self) -> Callable[..., object]:
-        """What to call, on a new instance where the handler is a class; a SetupFault if it cannot be made."""
-        registration = self.registration
-        cls = registration.cls
-        if cls is None:
-            return registration.handle
-        try:
-            instance: Any = cls() if self.factory is None else self.factory(cls)
-        except ConfigurationError as error:
-            raise SetupFault(str(error)) from error
-        handle: Callable[..., object] = instance.handle
-        return handle
+    run: Run
+    """On a new instance where the handler is a class; a SetupFault if it cannot be made."""
 
 
 def bind(registration: Registration, settings: DispatchSettings, channel: str) -> Bound:
@@ -84,7 +73,8 @@ def bind(registration: Registration, settings: DispatchSettings, channel: str) -
         owner=registration.cls or getattr(registration.handle, "__self__", None),
         request=registration.request if isinstance(registration.request, type) else None,
     )
-    return Bound(registration, Pipeline(registration.attributes, registration.colour, scope), settings.factory)
+    pipeline = Pipeline(registration.attributes, registration.colour, scope)
+    return Bound(registration, pipeline, runner(registration, pipeline, settings.factory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +177,11 @@ class Dispatch(_Dispatching[object]):
         context = Context(self._processor, registration.name, message, clock=self._clock, stopping=self._stopping)
         token = enter_context(context)
         try:
-            handle = bound.handle()
             if registration.wrapper is not None:
                 message.explicit = True
                 request = registration.wrapper(message, request, self._channel)
             message.interrupt = context.cancel
-            return bound.pipeline.run(handle, request)
+            return bound.run(request)
         except BaseException:
             message.handler = registration.name
             raise
@@ -230,12 +219,11 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
         context.task, context.interrupted = asyncio.current_task(self._loop), False
         token = enter_context(context)
         try:
-            handle = bound.handle()
             if registration.wrapper is not None:
                 message.explicit = True
                 request = registration.wrapper(message, request, self._channel)
             message.interrupt = context.interrupt
-            result = await bound.pipeline.run(handle, request)
+            result = await bound.run(request)
             return result if result is None else done(result)
         except BaseException:
             message.handler = registration.name

@@ -193,7 +193,7 @@ def _awaiting_handler(run: _Run) -> Callable[[object], Steps]:
             result = yield from steps
             return result if result is None else done(result)
         except (StopIteration, GeneratorExit) as error:
-            if _is_closing(error):
+            if is_closing(error):
                 raise
             raise _unfit(error) from error
 
@@ -212,7 +212,7 @@ def _unfit(error: BaseException) -> PipelineError:
     return PipelineError(f"the handler raised {type(error).__name__}, which means something else to a generator")
 
 
-def _is_closing(error: BaseException) -> bool:
+def is_closing(error: BaseException) -> bool:
     """Whether Python raised it at our own `yield from`, because the task was dropped, and not the handler."""
     trace = error.__traceback__
     return isinstance(error, GeneratorExit) and trace is not None and trace.tb_next is None

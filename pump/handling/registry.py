@@ -3,7 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -48,6 +48,16 @@ class Registration:
     """The class of which each message gets a new instance; None for a shared instance or a function."""
     attributes: tuple[Attribute, ...]
     declares: frozenset[type[MessageAction]]
+
+    def within(self, outer: tuple[Attribute, ...]) -> "Registration":
+        """The same handler, with these attributes around its own."""
+        attributes = (*outer, *attributes_of(self.handle))
+        declares = frozenset[type[MessageAction]]().union(*(each.declares for each in attributes))
+        return replace(self, attributes=attributes, declares=declares)
+
+    def is_same(self, other: "Registration") -> bool:
+        """Whether it is the same handler, whatever is around it."""
+        return (self.handle, self.cls, self.request) == (other.handle, other.cls, other.request)
 
     @property
     def explicit(self) -> bool:
@@ -195,16 +205,17 @@ def _unwrapped(
 
 
 class Registry:
-    """All handlers of one dispatcher."""
+    """All handlers of one dispatcher, each within the attributes that the dispatcher has for all of them."""
 
-    def __init__(self, handlers: Iterable[object]) -> None:
-        self.registrations: tuple[Registration, ...] = tuple(register(handler) for handler in handlers)
+    def __init__(self, handlers: Iterable[object], attributes: tuple[Attribute, ...] = ()) -> None:
+        self.attributes: Final = attributes
+        self.registrations: tuple[Registration, ...] = tuple(register(each).within(attributes) for each in handlers)
 
     def joined_by(self, others: Iterable[Registration]) -> "Registry":
         """These handlers and others, each once."""
         joined = Registry(())
         for each in (*self.registrations, *others):
-            if each not in joined.registrations:
+            if not any(each.is_same(known) for known in joined.registrations):
                 joined.registrations += (each,)
         return joined
 

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pump.attribute import SwitchProvider
+from pump.attribute import Attribute, SwitchProvider, checked_attributes
 from pump.clock import Clock, Signal, SystemClock
 from pump.colour import must_not_block
 from pump.context import find_context
@@ -60,7 +60,8 @@ class Dispatcher:
     * `subscriptions`: What is consumed.
     * `publications`: Where each type of request is posted to.
     * `name`: The service's name; an Event's channel needs it.
-    * `factory`: Makes the handler of each message from its class; by default the class is called without arguments.
+    * `factory`: Makes the handler of each message from its class, itself or as a context manager that is then closed.
+    * `attributes`: What stands around every handler, above the attributes of its subscription and its own.
     * `switches`: Says which feature switches are on: a mapping, or a function from name to True, False or None.
     * `mappers`: A mapper for each type that is not mapped by default.
     * `lifespan`: A context manager, or a function that makes one: entered before the first message, left after all.
@@ -79,6 +80,7 @@ class Dispatcher:
         publications: Iterable[Publication] = (),
         name: str = "",
         factory: Callable[[type], object] | None = None,
+        attributes: Iterable[Attribute] = (),
         switches: SwitchProvider | None = None,
         mappers: Mapping[type, Mapper[Any]] | None = None,
         lifespan: GivenLifespan | None = None,
@@ -86,7 +88,13 @@ class Dispatcher:
         listeners: Iterable[Listener] = (),
         state_folder: str | Path | None = None,
     ) -> None:
-        check_lists(handlers=handlers, subscriptions=subscriptions, publications=publications, listeners=listeners)
+        check_lists(
+            handlers=handlers,
+            subscriptions=subscriptions,
+            publications=publications,
+            attributes=attributes,
+            listeners=listeners,
+        )
         subscriptions, listeners = tuple(subscriptions), tuple(listeners)
         check_settings(name, factory, switches, mappers, listeners)
         self.name: Final = name
@@ -102,7 +110,7 @@ class Dispatcher:
             clock=clock or SystemClock(),
             telemetry=Telemetry(*listeners, clock=clock),
         )
-        self.registry: Final = Registry(handlers)
+        self.registry: Final = Registry(handlers, checked_attributes("Dispatcher", attributes))
         default = self.transport.capabilities.default_dead_letter
         self.plans: Final[tuple[Plan, ...]] = plans(subscriptions, self.registry, name, default)
         if isinstance(self.transport, Observed):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pump.attribute import checked_attributes
 from pump.checks import named
 from pump.errors import ConfigurationError, DontAckAction, MessageAction
 from pump.handling.registry import Registration, Registry, register
@@ -55,7 +56,8 @@ def _routed(rules: Subscription, dispatcher: str, default_dead_letter: str) -> S
 
 
 def _planned(rules: Subscription, registry: Registry) -> Plan:
-    handlers = _handlers(rules, registry)
+    outer = (*registry.attributes, *checked_attributes(f"Subscription {rules}", rules.attributes))
+    handlers = tuple(each.within(outer) for each in _handlers(rules, registry))
     declares = frozenset[type[MessageAction]]().union(*(handler.declares for handler in handlers))
     explicit = any(handler.wrapper is not None and handler.wrapper.may_nack for handler in handlers)
     may_block = rules.may_block

@@ -139,14 +139,14 @@ class CommandProcessor:
             raise ConfigurationError(f"{name} is async: await {called}_async instead of calling {called}")
         token = enter_context(self._context(bound))
         try:
-            return bound.pipeline.run(bound.handle(), request)
+            return bound.run(request)
         finally:
             leave_context(token)
 
     async def _run_async(self, bound: Bound, request: object) -> object:
         token = enter_context(self._context(bound))
         try:
-            result = bound.pipeline.run(bound.handle(), request)
+            result = bound.run(request)
             return done(await result) if inspect.isawaitable(result) else result
         finally:
             leave_context(token)

@@ -287,4 +287,11 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
                 await self._give_back(self._consumer, waiting)
             except TransportError as error:
                 self._log.failed("handing back", error)
+        await self._release_unsettled()
         await self._close_consumer()
+
+    async def _release_unsettled(self) -> None:
+        """Nobody settles any more what handlers left: close what was opened for it."""
+        for message in self.in_hand:
+            if message.release is not None:
+                await message.release()

@@ -281,4 +281,11 @@ class Channel(ChannelBase[Consumer]):
                 self._give_back(self._consumer, waiting)
             except TransportError as error:
                 self._log.failed("handing back", error)
+        self._release_unsettled()
         self._close_consumer()
+
+    def _release_unsettled(self) -> None:
+        """Nobody settles any more what handlers left: close what was opened for it."""
+        for message in self.in_hand:
+            if message.release is not None:
+                message.release()

@@ -229,7 +229,7 @@ class ChannelBase(Generic[SomeConsumer]):
     def _interrupt_handlers(self, lost: Sequence[Message]) -> None:
         """Tell the handlers of lost messages to end. Never under the lock, which they may need."""
         for message in lost:
-            interrupt = message.interrupt
+            interrupt = message.interrupt or message.release
             if interrupt is not None:
                 try:
                     interrupt()

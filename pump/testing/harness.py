@@ -214,13 +214,13 @@ class PumpHarness:
 
         async def handled() -> object:
             with in_context(context):
-                return done(await self.clock.handling(bound.pipeline.run(bound.handle(), request)))
+                return done(await self.clock.handling(bound.run(request)))
 
         with self._logging():
             if bound.registration.colour == "awaiting":
                 return self.await_(handled())
             with in_context(context):
-                return cast("object", bound.pipeline.run(bound.handle(), request))
+                return cast("object", bound.run(request))
 
     def await_(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop of the async handlers, such as `ack()` of an AsyncDelivery."""

@@ -20,6 +20,7 @@ class SubscriptionOptions(TypedDict, total=False):
 
     topic: str
     channel: str
+    attributes: Sequence[Any]
     pump: PumpKind | None
     performers: int
     in_flight: int

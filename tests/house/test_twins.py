@@ -112,10 +112,10 @@ _UNDOES_WHAT_IT_DID_ITSELF = """\
                 context.task.recover()
 """
 _LOOKS_AT_WHAT_IT_AWAITED = """\
-            result = bound.pipeline.run(handle, request)
+            result = bound.run(request)
             return result if result is None else done(result)
 """
-_LOOKED_AT_ALREADY = "            return bound.pipeline.run(handle, request)\n"
+_LOOKED_AT_ALREADY = "            return bound.run(request)\n"
 """A blocking pipeline has looked at its result; an awaiting one has only made what is awaited."""
 
 DISPATCH_DIFFERS: Mapping[str, str] = {
