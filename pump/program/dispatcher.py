@@ -324,9 +324,9 @@ class Dispatcher:
             for group in graces:
                 group.close()
             if lifespan is not None:
-                yield from lifespan.leave(until - CLOSING / 2)
+                yield from lifespan.leave(until - CLOSING / 4)
             for closed in self._producers.closing():
-                yield closed, until - CLOSING / 4 - real_clock.monotonic()
+                yield closed, until - CLOSING / 8 - real_clock.monotonic()
             thread, self._loop_thread = self._loop_thread, None
             if thread is not None:
                 thread.stop()

@@ -16,7 +16,7 @@ from pump.telemetry import log
 ContextManager: TypeAlias = AbstractContextManager[object] | AbstractAsyncContextManager[object]
 GivenLifespan: TypeAlias = ContextManager | Callable[[], ContextManager]
 
-LAST_MOMENT: Final = 0.25
+LAST_MOMENT: Final = 0.15
 """How long a lifespan that outlasts its time may still take to end once it is cancelled, in seconds."""
 
 

@@ -13,7 +13,7 @@ from support.tree import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
 IN_MEMORY = "warning: memory is reachable from this process only"
-SCENARIOS = ("feature_switch.py", "ordered_stream.py", "other_consumers.py")
+SCENARIOS = ("feature_switch.py", "ordered_stream.py", "other_consumers.py", "transactions.py")
 
 
 @pytest.mark.requirement("B-34")
