@@ -7,7 +7,7 @@ its stream, delivers it no more, and publishes one advisory. Its dead letter is 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 import nats.errors
@@ -22,7 +22,7 @@ from pump.message import NO_RAW_HEADERS, Header, Message
 from pump.subscription import Subscription
 from pump.transport_kit.dead_letters import SHORT_LIMIT, dead_letter_headers, report_gone
 from pump.transports.nats.connection import NatsConnection, error_text, log
-from pump.transports.nats.headers import SERVER_PREFIX, from_nats, spread, to_nats
+from pump.transports.nats.headers import from_nats, sendable, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
 from pump.transports.nats.streams import Durable, StreamSetup, destinations_of
 from pump.verdict import UNREADABLE
@@ -173,7 +173,7 @@ def _letters(
         if whole.size <= largest - RESERVE:
             yield whole, ""
     smallest = letter(minimal)
-    as_it_came = smallest._replace(headers=_senders(message.raw_headers))
+    as_it_came = smallest._replace(headers=sendable(message.raw_headers))
     if as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest:
         yield as_it_came, "it is stored without the headers that say why"
     length = len(message.body)
@@ -183,12 +183,6 @@ def _letters(
         cut = minimal._replace(headers={**minimal.headers, "pump-description": left_out})
         yield letter(cut, message.body[:kept]), left_out
         kept = kept // 2 if kept else -1
-
-
-def _senders(headers: Mapping[str, object]) -> dict[str, str]:
-    """Without those that the server acts on."""
-    texts = {name: text for name, text in headers.items() if isinstance(text, str)}
-    return spread({name: text for name, text in texts.items() if not name.startswith(SERVER_PREFIX)})
 
 
 def _is_too_large(error: PublishError) -> bool:

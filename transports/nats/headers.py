@@ -40,7 +40,7 @@ _OURS: Final = frozenset((MSG_ID, ID, *(name for name, _ in _FIELDS), TIMESTAMP,
 _OURS_IN_LOWER_CASE: Final = frozenset(name.lower() for name in _OURS)
 _CORRELATION: Final = ("assignment_id", "request_id")
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-SERVER_PREFIX: Final = "Nats-"
+_SERVER_PREFIX: Final = "Nats-"
 """Of the headers that the server itself acts on."""
 
 
@@ -58,7 +58,13 @@ class RepeatedHeader(str):
     values: tuple[str, ...]
 
 
-def spread(headers: Mapping[str, str]) -> dict[str, str]:
+def sendable(raw: Mapping[str, object]) -> dict[str, str]:
+    """Those headers, as they came, that are the sender's own and can be sent again as they are."""
+    own = {name: text for name, text in raw.items() if isinstance(text, str) and not name.startswith(_SERVER_PREFIX)}
+    return _spread({name: text for name, text in own.items() if _NAME.fullmatch(name) and _are_safe(text)})
+
+
+def _spread(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers as nats-py sends them: it strips names, so that one of them can stand there several times."""
     found = dict(headers)
     for name, value in headers.items():
@@ -86,7 +92,7 @@ def to_nats(header: Header, msg_id: str) -> dict[str, str]:
             fields[name] = value
     if ours or theirs:
         fields[ESCAPED] = json.dumps([ours, theirs])
-    return spread(fields)
+    return _spread(fields)
 
 
 def _are_safe(value: str) -> bool:
@@ -106,7 +112,7 @@ def from_nats(headers: Mapping[str, Any] | None, subject: str, position: str) ->
     others = {
         name: value if isinstance(value, str) else str(value)
         for name, value in headers.items()
-        if name not in _OURS and not name.startswith(SERVER_PREFIX)
+        if name not in _OURS and not name.startswith(_SERVER_PREFIX)
     }
     if ESCAPED in headers:
         ours, theirs, fault = _unescape(headers[ESCAPED])

@@ -100,12 +100,16 @@ function functions.find_missing()
   return false
 end
 
--- Gives back what the consumers whose names begin with a prefix have.
+-- Gives back what the consumers whose names begin with a prefix have. They are taken for dead in lasts_ms, not at once:
+-- elements that were asked for may still come to them.
 function functions.give_back()
   local list, consumers = unpack(KEYS)
-  local prefix, held_prefix = unpack(ARGV)
+  local prefix, held_prefix, heartbeat_prefix, lasts_ms = unpack(ARGV)
   for _, name in ipairs(redis.call('SMEMBERS', consumers)) do
-    if string.sub(name, 1, #prefix) == prefix then give_back(held_prefix .. name, list) end
+    if string.sub(name, 1, #prefix) == prefix then
+      give_back(held_prefix .. name, list)
+      redis.call('PEXPIRE', heartbeat_prefix .. name, lasts_ms)
+    end
   end
 end
 

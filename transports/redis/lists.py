@@ -102,7 +102,6 @@ class ListConsumer(RedisConsumer):
         self._calls: Final = count()
 
     def _take_over(self) -> None:
-        # heartbeats of earlier consumers go on until they expire: elements that were asked for may still come to them
         self._connection.execute(self._give_back(self._reusable_name.prefix))
         self._clock.alarm(self._lease / HEARTBEATS_PER_LEASE, self._send_heartbeat)
 
@@ -195,9 +194,9 @@ class ListConsumer(RedisConsumer):
 
     def _leave(self) -> None:
         self._connection.execute(self._give_back(self._name))
-        # it is taken for dead soon, not at once: elements that were asked for may still come
-        self._connection.execute(("PEXPIRE", self._heartbeat, round(2 * POLL_SECONDS * 1000)))
 
     def _give_back(self, prefix: str) -> Command:
         """Put back into the channel's list what consumers have whose names begin like this."""
-        return LISTS.call("give_back", (self._keys.list, self._keys.consumers), prefix, self._keys.held)
+        keys = self._keys
+        lasts_ms = round(2 * POLL_SECONDS * 1000)  # their last read, if one is under way, ends before
+        return LISTS.call("give_back", (keys.list, keys.consumers), prefix, keys.held, keys.heartbeat, lasts_ms)

@@ -35,6 +35,18 @@ def grave(topic: str) -> str:
     return f"{topic}=2Edlq"
 
 
+def send_raw(server: Nats, subject: str, headers: bytes, body: bytes) -> None:
+    """Post a message byte for byte, as another client library might."""
+    with socket.create_connection(("127.0.0.1", server.port), 5.0) as connection, connection.makefile("rwb") as wire:
+        wire.readline()
+        block = b"NATS/1.0\r\n" + headers + b"\r\n"
+        head = f"HPUB {subject} {len(block)} {len(block) + len(body)}\r\n".encode()
+        wire.write(b'CONNECT {"verbose": false, "headers": true}\r\n' + head + block + body + b"\r\nPING\r\n")
+        wire.flush()
+        while b"PONG" not in wire.readline():
+            pass
+
+
 # -- messages as large as the server takes
 
 
@@ -89,19 +101,21 @@ def test_a_dead_letter_that_its_stream_does_not_take_whole_is_cut_and_says_so(
     assert "of the 100000 bytes of its body are cut off" in letter.headers["pump-description"]
 
 
+def test_headers_that_cannot_be_sent_again_keep_no_dead_letter_from_being_stored(
+    nats_server: Nats, wire: Wire, transport: NatsTransport, kind: Kind, topic: str
+) -> None:
+    wire.stream(topic)
+    block = b"good: g\r\nbad(name): b\r\nbad-text: \xff\x01\r\n"
+    body = b"x" * (MEBIBYTE - len(b"NATS/1.0\r\n" + block + b"\r\n"))
+    with pumping(transport, kind, Seen(), subscribed(kind, topic)):
+        send_raw(nats_server, topic, block, body)
+        eventually(lambda: wire.count(grave(topic)) == 1)
+
+    letter = wire.stored(grave(topic))
+    assert (letter.data, letter.headers) == (body, {"good": "g"})
+
+
 # -- headers that stand several times
-
-
-def send_raw(server: Nats, subject: str, headers: bytes, body: bytes) -> None:
-    """Post a message byte for byte, as another client library might."""
-    with socket.create_connection(("127.0.0.1", server.port), 5.0) as connection, connection.makefile("rwb") as wire:
-        wire.readline()
-        block = b"NATS/1.0\r\n" + headers + b"\r\n"
-        head = f"HPUB {subject} {len(block)} {len(block) + len(body)}\r\n".encode()
-        wire.write(b'CONNECT {"verbose": false, "headers": true}\r\n' + head + block + body + b"\r\nPING\r\n")
-        wire.flush()
-        while b"PONG" not in wire.readline():
-            pass
 
 
 @pytest.mark.requirement("E-08")
