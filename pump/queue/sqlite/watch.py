@@ -95,7 +95,8 @@ class Watch:
                 with fork_gate.using():
                     if opened is not None and opened.lost_its_file():
                         opened.close()
-                    opened = self._connections.open() if opened is None or opened.closed else opened
+                    if opened is None or opened.closed:
+                        opened, seen = self._connections.open(), 0  # versions are each connection's own
                     seen = self._look(opened.connection, seen)
                     if self._clock.monotonic() - ticked > TICK_SECONDS:
                         ticked = self._clock.monotonic()

@@ -182,6 +182,25 @@ def test_an_engine_goes_on_with_the_file_that_took_the_place_of_its_own(path: Pa
     eventually(notified.is_set)
 
 
+def test_what_waits_in_a_file_that_took_the_place_of_the_watched_one_is_notified(path: Path) -> None:
+    backup = path.with_name("backup.db")
+    for each in (path, backup):
+        with closing(SqliteEngine(each)) as other:
+            drained(other, "jobs")  # makes the group
+            push(other, "waiting")
+    notified = threading.Event()
+    with closing(SqliteEngine(path)) as engine:
+        engine.listen("jobs", notified.set)
+        eventually(notified.is_set)
+        notified.clear()
+
+        for each in path.parent.glob("queue.db-*"):
+            each.unlink()
+        backup.replace(path)
+
+        eventually(notified.is_set)
+
+
 @pytest.mark.requirement("Z-14")
 def test_a_file_that_was_away_for_a_moment_is_found_again(path: Path, engine: SqliteEngine) -> None:
     push(engine, "1")
