@@ -1,6 +1,7 @@
 """Turn a handler off and on while the program runs."""
 
 import logging
+import threading
 from collections.abc import Mapping
 
 from pump.attribute import Attribute, Rest, Scope, Steps, SwitchProvider, is_decision
@@ -12,8 +13,9 @@ class FeatureSwitch(Attribute):
     """While the switch of this name is off, the handler does not run.
 
     Its messages are then acknowledged without being handled; with `dont_ack=True` they stay with the broker until the
-    switch is on again, and no attempt is counted. A switch that is not set is as `default` says: on. `provider`, or
-    else `Dispatcher(switches=…)`, says which switches are on; while it fails, its last answer is used.
+    switch is on again, no attempt is counted, and a channel with nothing but this request receives nothing meanwhile. A
+    switch that is not set is as `default` says: on. `provider`, or else `Dispatcher(switches=…)`, says which switches
+    are on; while it fails, its last answer is used.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class _Switched(Attribute):
         self._scope = scope
         provider = scope.switches if options.provider is None else options.provider
         self._ask = provider.get if isinstance(provider, Mapping) else provider
+        self._lock = threading.Lock()
         self._on: bool | None = None
         self._fails = False
 
@@ -49,14 +52,16 @@ class _Switched(Attribute):
         if self._is_on():
             return (yield from rest(request))
         if self._options.dont_ack:
-            raise DontAckAction(f"switch {self._options.name} is off")
+            raise DontAckAction(f"switch {self._options.name} is off", until=self._is_on)
         return rest.skip()
 
     def _is_on(self) -> bool:
-        before, self._on = self._on, self._answer()
-        if self._on is not before and not (before is None and self._on):
-            self._tell_change()
-        return self._on
+        on = self._answer()
+        with self._lock:  # of several pumps that ask at once, one tells
+            before, self._on = self._on, on
+        if on is not before and not (before is None and on):
+            self._tell_change(on=on)
+        return on
 
     def _answer(self) -> bool:
         try:
@@ -75,9 +80,9 @@ class _Switched(Attribute):
             text = f"Switch {self._options.name} could not be asked for; its last answer is used"
             self._scope.log(logging.WARNING, text, error=error)
 
-    def _tell_change(self) -> None:
+    def _tell_change(self, *, on: bool) -> None:
         fate = "not acknowledged" if self._options.dont_ack else "acknowledged unhandled"
-        state = "on" if self._on else f"off: messages are {fate}"
-        self._scope.log(logging.INFO, f"Switch {self._options.name} is {state}")
+        state = "on" if on else f"off: messages are {fate}"
+        self._scope.log(logging.INFO if on else logging.WARNING, f"Switch {self._options.name} is {state}")
         where = {"channel": self._scope.channel, "handler": self._scope.handler}
-        self._scope.telemetry.tell("switch", switch=self._options.name, on=self._on, **where)
+        self._scope.telemetry.tell("switch", switch=self._options.name, on=on, **where)

@@ -1,18 +1,24 @@
 """Limit how many messages are handled in a given time."""
 
 import threading
+from typing import Final
 
 from pump.attribute import Attribute, Rest, Scope, Steps
 from pump.checks import refuse, wrong_amount, wrong_duration
+from pump.clock import Clock
 from pump.duration import Duration, seconds
 from pump.errors import DontAckAction
+
+LONGEST_WAIT: Final = 5.0
+"""For how many seconds a message waits in hand; a longer wait is the broker's."""
 
 
 class RateLimit(Attribute):
     """Lets `rate` requests through every `per` seconds, and up to `burst` (by default `rate`) of them at once.
 
-    A message that comes too early is not acknowledged, counts no attempt, and comes again. The limit is shared by the
-    performers of one channel and handler, not by several processes.
+    A message that comes too early waits in hand for its turn: put a Timeout beneath, not above. Where its turn is more
+    than 5 s away, or the pump stops, it is not acknowledged, counts no attempt, and comes again. The limit is shared by
+    the performers of one channel and handler, not by several processes.
     """
 
     declares = frozenset({DontAckAction})
@@ -30,30 +36,48 @@ class RateLimit(Attribute):
 
     def prepare(self, scope: Scope) -> Attribute:
         """A full bucket for one pipeline."""
-        return _Bucket(self.rate / self.per, self.burst, scope.clock.monotonic())
+        return _Bucket(self, scope.clock)
 
 
 class _Bucket(Attribute):
-    """Tokens that come at a steady rate, up to a limit. Threads may share it."""
+    """Tokens that come at a steady rate, up to a limit; one still to come may be taken too. Threads may share it."""
 
-    def __init__(self, per_second: float, most: float, now: float) -> None:
+    def __init__(self, options: RateLimit, clock: Clock) -> None:
         self._lock = threading.Lock()
-        self._per_second = per_second
-        self._most = most
-        self._tokens = most
-        self._filled = now
+        self._per_second = options.rate / options.per
+        self._most = options.burst
+        self._tokens = options.burst
+        self._clock = clock
+        self._filled = clock.monotonic()
 
     def around(self, request: object, rest: Rest) -> Steps:
-        if not self._take(rest.clock.monotonic()):
-            raise DontAckAction("rate limit")
+        wait = self._take()
+        if wait is None:
+            raise DontAckAction("rate limit", until=self._is_near)
+        if wait and (yield from rest.sleep(wait)):
+            self._put_back()
+            raise DontAckAction("rate limit", until=self._is_near)
         return (yield from rest(request))
 
-    def _take(self, now: float) -> bool:
+    def _take(self) -> float | None:
+        """Take a token; returns how long it is still to come, or None, without taking it, where that is too long."""
         with self._lock:
-            passed = max(0.0, now - self._filled)  # another thread may have read the clock later
-            self._tokens = min(self._most, self._tokens + passed * self._per_second)
-            self._filled += passed
-            if self._tokens < 1:
-                return False
+            wait = self._wait()
+            if wait > LONGEST_WAIT:
+                return None
             self._tokens -= 1
-            return True
+            return wait
+
+    def _put_back(self) -> None:
+        with self._lock:
+            self._tokens += 1
+
+    def _is_near(self) -> bool:
+        with self._lock:
+            return self._wait() <= LONGEST_WAIT / 2
+
+    def _wait(self) -> float:
+        now = self._clock.monotonic()
+        self._tokens = min(self._most, self._tokens + (now - self._filled) * self._per_second)
+        self._filled = now
+        return max(0.0, (1 - self._tokens) / self._per_second)

@@ -1,6 +1,6 @@
 """What handlers raise to decide what becomes of a message; and the errors, grouped by what to do about them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Self
 
@@ -28,7 +28,17 @@ def reason_of(action: MessageAction) -> str:
 
 
 class DontAckAction(MessageAction):
-    """Leave the message with the broker: it is not acknowledged, no attempt is counted, and it comes again."""
+    """Leave the message with the broker: it is not acknowledged, no attempt is counted, and it comes again.
+
+    `until` is for attributes that refuse every message for a while: it says when that is over. It is what they wish, so
+    it is told at DEBUG and not counted as unacceptable, and a channel of this one request receives nothing before.
+    """
+
+    until: Callable[[], bool] | None = None
+
+    def __init__(self, reason: str = "", *, until: Callable[[], bool] | None = None) -> None:
+        super().__init__(reason)
+        self.until = until
 
 
 class DeferMessageAction(MessageAction):

@@ -42,9 +42,10 @@ class PumpLog:
 
     # -- messages
 
-    def nacked(self, message: Message, error: BaseException | None, pause: float) -> None:
-        """A message was not acknowledged."""
-        self._write(logging.WARNING, message, f"Not acknowledging message; next try in {pause:g} s", error)
+    def nacked(self, message: Message, error: BaseException | None, pause: float, *, wished: bool = False) -> None:
+        """A message was not acknowledged, because something failed, or because the program wishes it for a while."""
+        level = logging.DEBUG if wished else logging.WARNING
+        self._write(level, message, f"Not acknowledging message; next try in {pause:g} s", error)
         self.telemetry.tell("nack", channel=self._channel, message=message, error=error)
 
     def requeued(self, message: Message, error: BaseException | None, delay: float, attempts: int) -> None:

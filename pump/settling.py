@@ -1,6 +1,6 @@
 """The verdicts: what can become of a message, each carried out by one call of its channel. `verdict` decides which."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ class Settles(Protocol[Done]):
 
     def acknowledge(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
     def nack(self, message: Message, delay: float) -> Done: ...  # noqa: D102 - as Channel's
+    def shut_until(self, ready: Callable[[], bool]) -> None: ...  # noqa: D102 - as Channel's
     def requeue(self, message: Message, delay: float, attempts: int) -> Done: ...  # noqa: D102 - as Channel's
     def reject(self, message: Message, rejection: Rejection) -> Done: ...  # noqa: D102 - as Channel's
     def hand_back(self, message: Message) -> Done: ...  # noqa: D102 - as Channel's
@@ -56,9 +57,13 @@ class Nack(_Defaults):
     told: ClassVar[str] = "not acknowledged"
     pause: float
     error: BaseException | None = None
+    until: Callable[[], bool] | None = None
+    """Says when the channel receives again, where every message of it would end so for a while."""
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""
+        if self.until is not None:
+            channel.shut_until(self.until)
         return channel.nack(message, self.pause)
 
 

@@ -281,7 +281,8 @@ class Judge:
             self.stop(Stopped.CONFIGURATION_ERROR)
             self.ledger.ignore(message)
             return Nack(0.0, decision)
-        self._count.add()
+        if not (isinstance(decision, DontAckAction) and decision.until is not None):
+            self._count.add()
         return self._unacceptable(message, error if decision is None else decision)
 
     def _asked_delay(self, message: Message, decision: DeferMessageAction) -> float | None:
@@ -338,8 +339,10 @@ class Judge:
         if longest is not None:
             pause = _doubled(pause, nacks, seconds(longest))
         self.ledger.nacked(message, self.clock.monotonic() + pause)
-        self.log.nacked(message, error.__cause__ if isinstance(error, MessageAction) else error, pause)
-        return Nack(pause, error)
+        until = error.until if isinstance(error, DontAckAction) else None
+        cause = error.__cause__ if isinstance(error, MessageAction) else error
+        self.log.nacked(message, cause, pause, wished=until is not None)
+        return Nack(pause, error, None if self.rules.request_type is None else until)
 
     def _requeue(
         self, message: Message, error: BaseException | None, delay: float | None, exhausted: str = EXHAUSTED

@@ -79,6 +79,7 @@ _CASES: Final[Sequence[str | _Case]] = (
     "The handler decided",
     _Case("`DontAckAction`", _DONT_ACK),
     _Case("the same, `dont_ack_limit` reached", _DONT_ACK, rules=replace(_RULES, dont_ack_limit=1), before=1),
+    _Case("`DontAckAction(until=…)` of an attribute, such as a switch that is off", DontAckAction(until=lambda: False)),
     _Case("`DeferMessageAction(5)`", _DEFER),
     _Case("`DeferMessageAction()`: after the requeue back-off", DeferMessageAction()),
     _Case("`DeferMessageAction`, at the last attempt", _DEFER, attempts=2),
@@ -212,4 +213,6 @@ def _then(judge: Judge, verdict: Verdict) -> str:
         return "the pump stops, with ERROR"
     if judge.stopped is not None:
         return "the pump stops"
+    if isinstance(verdict, Nack) and verdict.until is not None:
+        return "the channel rests until then"
     return f"wait {verdict.pause:g} s, next" if verdict.pause else "next"

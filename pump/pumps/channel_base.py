@@ -64,6 +64,8 @@ class ChannelBase(Generic[SomeConsumer]):
         self._waiting = False
         """Whether somebody waits until there is room again."""
         self._paused = False
+        self._shut: Callable[[], bool] | None = None
+        """Where every message would be refused for a while: says when that is over."""
         self._closed = False
         self._broken = False
         """The consumer failed; it is closed, and another one opened, before the next receive."""
@@ -80,7 +82,13 @@ class ChannelBase(Generic[SomeConsumer]):
     def take(self) -> Message | None:
         """The next message that was received already and may be handled; None if there is none."""
         consumer = self._consumer
-        if consumer is None or self._paused or self._broken or (self._gate.closed and self._gate.keeps_out(self)):
+        if (
+            consumer is None
+            or self._paused
+            or self._shut
+            or self._broken
+            or (self._gate.closed and self._gate.keeps_out(self))
+        ):
             return None
         if consumer.generation != self._generation:
             self._drop_other_generations(consumer)
@@ -98,13 +106,14 @@ class ChannelBase(Generic[SomeConsumer]):
 
     def _next_receive(self, timeout: float) -> tuple[Sequence[Message], int, float]:
         """What has to go back first, how many messages to receive (or 0 to wait for room), and for how long."""
+        rests = self._paused or self.is_shut
         with self._lock:
             if not self._closed:  # a stop that came before this ends the wait that follows
                 self._changed.clear()
             now = self._clock.monotonic()
             lost = self._intake.expire(now)
-            back = self._intake.drain() if self._paused else self._intake.to_hand_back(now)
-            waits = self._paused or self._retrying or self._closed
+            back = self._intake.drain() if rests else self._intake.to_hand_back(now)
+            waits = rests or self._retrying or self._closed
             room = 0 if waits else self._intake.room()
             due = self._intake.next_due(now)
             if self._gate.closed:  # somebody has to be alone: look again soon
@@ -244,6 +253,23 @@ class ChannelBase(Generic[SomeConsumer]):
             return any(message.explicit and not message.lost for message in self._intake.in_hand)
 
     # -- life
+
+    def shut_until(self, ready: Callable[[], bool]) -> None:
+        """Hand out nothing until this says so, and give back what waits here: every message would be refused now."""
+        self._shut = ready
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether that is so; asks whether it is over. Where that cannot be told, the next message finds it out."""
+        ready = self._shut
+        if ready is not None:
+            try:
+                over = ready()
+            except Exception:
+                over = True
+            if over:
+                self._shut = None
+        return self._shut is not None
 
     def pause(self) -> None:
         """Hand out nothing more, until resumed."""

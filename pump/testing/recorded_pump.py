@@ -112,7 +112,7 @@ class RecordedPump:
     def at_rest(self, *, nacked_count: bool) -> bool:
         """Whether nothing is left to do. Nacked messages, and what waits behind them, may be left out of that."""
         channel = self.plan.rules.channel
-        if self.ended:
+        if self.ended or self.channel.is_shut:
             return True
         if self._bus.scheduled(channel):
             return False
@@ -147,6 +147,7 @@ class RecordedPump:
         def taken() -> Message | None:
             message = take()
             self.turns += message is not None
+            self.asked = self.asked or self.channel.is_shut
             return message
 
         calls: dict[str, object] = {"take": taken}

@@ -2,15 +2,20 @@ import json
 import logging
 import os
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pump.attribute import declared_decisions
-from pump.errors import DeferMessageAction, DontAckAction
+from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.handlers import EnvironmentSwitches, FeatureSwitch, FileSwitches, Switches
+from pump.subscription import Publication, Subscription
 from support.pipelines import Failing, Harness
+from support.pump_fixtures import Pumping
+from support.pumps import Bench, Broker, Kind, Order, Outcomes, Placed, consuming_by, numbers
+from support.waiting import eventually
 
 
 @pytest.mark.requirement("B-12")
@@ -116,6 +121,160 @@ def test_a_switch_that_is_off_from_the_start_is_told(harness: Harness, caplog: p
         harness.around(FeatureSwitch("orders", dont_ack=True), Failing(), switches={"orders": False})()
 
     assert "off: messages are not acknowledged" in caplog.text
+
+
+def test_of_several_threads_that_see_a_change_one_tells(caplog: pytest.LogCaptureFixture) -> None:
+    together = threading.Barrier(8)
+
+    def off(_: str) -> bool:
+        together.wait(5)
+        return False
+
+    harness = Harness("blocking")
+    run = harness.around(FeatureSwitch("orders", provider=off), Failing())
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+# -- in a pump
+
+
+def levels(bench: Bench, text: str) -> list[str]:
+    return [record.levelname for record in bench.logs if text in record.getMessage()]
+
+
+@pytest.mark.requirement("B-12")
+def test_off_and_dont_ack_rests_the_channel_until_it_is_on_again(pumping: Pumping, kind: Kind) -> None:
+    bench = pumping(Outcomes(None), FeatureSwitch("tea", dont_ack=True), switches={"tea": False})
+    bench.post_orders(*range(1, 21))
+
+    bench.run(seconds=600)
+
+    nacks, receives = len(bench.nacked), len(bench.broker.named("receive"))
+    assert nacks <= kind.options.get("in_flight", 1)
+    assert receives <= 2
+    assert len(bench.pending) == 20
+    assert bench.broker.bus.locked("Order") == 0
+    assert bench.unacceptable == 0
+    assert levels(bench, "Switch tea is off: messages are not acknowledged") == ["WARNING"]
+    assert set(levels(bench, "Not acknowledging")) <= {"DEBUG"}
+
+    bench.switches.set("tea", on=True)
+    bench.run()
+
+    assert sorted(numbers(bench.acknowledged)) == list(range(1, 21))
+    assert len(bench.nacked) == nacks
+    assert levels(bench, "Switch tea is on") == ["INFO"]
+
+
+def test_it_may_be_turned_off_again_and_again(pumping: Pumping) -> None:
+    bench = pumping(Outcomes(None), FeatureSwitch("tea", dont_ack=True))
+
+    for number in range(1, 5):
+        bench.switches.set("tea", on=False)
+        bench.post_orders(number)
+        bench.run(seconds=60)
+        assert len(bench.acknowledged) == number - 1
+        bench.switches.set("tea", on=True)
+        bench.run()
+
+    assert numbers(bench.acknowledged) == [1, 2, 3, 4]
+    assert levels(bench, "Switch tea is") == ["WARNING", "INFO"] * 4
+
+
+def test_a_channel_with_other_requests_does_not_rest(kind: Kind, benches: ExitStack) -> None:
+    switched = kind.handler(Outcomes(None), FeatureSwitch("tea", dont_ack=True))
+    other = kind.handler(Outcomes(None), takes=Placed)
+    both = Subscription(
+        lambda message: Order if message.header.type == "Order" else Placed,
+        topic="both",
+        channel="both",
+        **kind.options,
+    )
+    posted = [Publication(each, topic="both") for each in (Order, Placed)]
+    bench = benches.enter_context(
+        Bench(
+            switched,
+            other,
+            subscriptions=[both],
+            publications=posted,
+            switches={"tea": False},
+        )
+    )
+    bench.post(Order(1))
+    bench.run(seconds=10)
+    bench.post(Placed(1))
+    bench.run(seconds=10)
+
+    assert len(bench.nacked) >= 10
+    assert bench.unacceptable == 0
+    assert levels(bench, "Switch tea is off") == ["WARNING"]
+    assert set(levels(bench, "Not acknowledging")) == {"DEBUG"}
+
+
+def test_a_channel_beside_it_goes_on(kind: Kind, benches: ExitStack) -> None:
+    switched = kind.handler(Outcomes(None), FeatureSwitch("tea", dont_ack=True))
+    other = kind.handler(Outcomes(None), takes=Placed)
+    bench = benches.enter_context(Bench(switched, other, switches={"tea": False}, **kind.options))
+    bench.post_orders(1, 2)
+    for number in range(5):
+        bench.post(Placed(number))
+
+    bench.run()
+    assert len(bench.acknowledged) == 5
+    bench.run(seconds=10)
+    assert len(bench.pending) == 2
+    bench.switches.set("tea", on=True)
+    bench.run()
+
+    assert len(bench.acknowledged) == 7
+
+
+def test_a_provider_that_decides_while_the_channel_rests_is_asked_by_the_next_message(pumping: Pumping) -> None:
+    answers: list[Any] = [False, RejectMessageAction("closed"), RejectMessageAction("closed"), True]
+    bench = pumping(Outcomes(None), FeatureSwitch("tea", dont_ack=True, provider=lambda _: _next(answers)))
+    bench.post_orders(1)
+
+    bench.run(seconds=60)
+
+    assert [each.reason for each in bench.dead_letters] == ["closed"]
+
+
+def test_a_stop_ends_the_rest_at_once(kind: Kind) -> None:
+    switches = Switches({"tea": False})
+    broker = Broker()
+    handler = kind.handler(Outcomes(None), FeatureSwitch("tea", dont_ack=True, provider=switches))
+    dispatcher = consuming_by(kind, handler, broker, performers=3, receive_timeout=60, dont_ack_delay=60)
+
+    with dispatcher:
+        dispatcher.post_many([Order(number) for number in range(10)])
+        eventually(lambda: broker.named("nack"))
+
+    assert broker.bus.pending("orders") == 10
+
+
+def test_its_performers_rest_together(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pump")
+    switches = Switches({"tea": False})
+    broker, handled = Broker(), Outcomes(None)
+    handler = kind.handler(handled, FeatureSwitch("tea", dont_ack=True, provider=switches))
+    dispatcher = consuming_by(kind, handler, broker, performers=3, receive_timeout=0.01, dont_ack_delay=0.01)
+
+    with dispatcher:
+        dispatcher.post_many([Order(number) for number in range(10)])
+        eventually(lambda: len(broker.named("nack")) >= 3)
+        nacks = len(broker.named("nack"))
+        switches.set("tea", on=True)
+        eventually(lambda: handled.runs == 10)
+
+    assert nacks <= 3 * kind.options.get("in_flight", 1)
+    told = [record.levelname for record in caplog.records if "Switch tea" in record.getMessage()]
+    assert told == ["WARNING", "INFO"]
 
 
 def test_it_declares_the_decision_that_it_may_raise() -> None:

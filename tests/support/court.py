@@ -63,6 +63,9 @@ class Spy:
     def nack(self, _: Message, delay: float) -> None:
         self.calls.append(("nack", delay))
 
+    def shut_until(self, _: Callable[[], bool]) -> None:
+        self.calls.append(("shut",))
+
     def requeue(self, _: Message, delay: float, attempts: int) -> None:
         self.calls.append(("requeue", delay, attempts))
 
