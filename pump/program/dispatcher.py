@@ -238,6 +238,14 @@ class Dispatcher:
             each, self.transport, self.settings, self.processor, loop, self._wake.set, self._names, guard
         )
 
+    def _guard(self, each: Plan) -> CrashGuard | None:
+        """What notes the messages in hand; nothing, where they end with this process anyway."""
+        capabilities = self.transport.capabilities
+        if not capabilities.durable and not capabilities.between_processes:
+            return None
+        place = self.transport.place if isinstance(self.transport, Placed) else ""
+        return guard(self._state_folder or default_folder(), capabilities.system, place, each.rules.channel)
+
     @property
     def subscriptions(self) -> Sequence[Subscription]:
         """The subscriptions with every default filled in."""
@@ -255,14 +263,6 @@ class Dispatcher:
         if self._life.ask():
             for group in self._groups.values():
                 group.stop()
-
-    def _guard(self, each: Plan) -> CrashGuard | None:
-        """What notes the messages in hand; nothing, where they end with this process anyway."""
-        capabilities = self.transport.capabilities
-        if not capabilities.durable and not capabilities.between_processes:
-            return None
-        place = self.transport.place if isinstance(self.transport, Placed) else ""
-        return guard(self._state_folder or default_folder(), capabilities.system, place, each.rules.channel)
 
     def stop(self, grace: Duration | None = None) -> None:
         """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest.
@@ -322,7 +322,7 @@ class Dispatcher:
         try:
             yield from end_performers(graces, began)
             for group in graces:
-                group.close()
+                _close(group)
             if lifespan is not None:
                 yield from lifespan.leave(until - CLOSING / 4)
             for closed in self._producers.closing():
@@ -445,6 +445,13 @@ class Dispatcher:
         if group is None:
             raise ConfigurationError(f"there is no channel {channel!r}; there is {', '.join(self._groups) or 'none'}")
         return group
+
+
+def _close(group: PerformerGroup) -> None:
+    try:
+        group.close()
+    except Exception as error:  # it keeps what the next start knows of attempts; the rest has to be closed all the same
+        log.error("channel %s: what is known of attempts is not kept: %s", group.plan.rules.channel, error)
 
 
 class Publishing:

@@ -177,6 +177,7 @@ class ReactorPerformer(Performer[Reactor]):
     def give_up(self) -> None:
         """Set `context.cancelled` for the handlers that run: a thread cannot be stopped."""
         if self._running is not None:
+            self._running.channel.give_up()
             for message in self._running.channel.in_hand:
                 message.ended = True
                 if message.interrupt is not None:
@@ -229,7 +230,9 @@ class ProactorPerformer(Performer[Proactor]):
 
     def _cancel(self) -> None:
         running, task, self._is_given_up = self._running, self._task, True
-        if running is not None and isinstance(running, ConcurrentProactor):
+        if running is not None:
+            running.channel.give_up()
+        if isinstance(running, ConcurrentProactor):
             running.cancel()
         elif running is not None and task is not None and (in_hand := running.channel.in_hand):
             for message in in_hand:

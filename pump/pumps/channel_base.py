@@ -67,6 +67,8 @@ class ChannelBase(Generic[SomeConsumer]):
         self._shut: Callable[[], bool] | None = None
         """Where every message would be refused for a while: says when that is over."""
         self._closed = False
+        self._given_up = False
+        """Whether the grace is over: nobody waits any more for what handlers settle by themselves."""
         self._broken = False
         """The consumer failed; it is closed, and another one opened, before the next receive."""
         self._failure: TransportError | None = None
@@ -250,7 +252,8 @@ class ChannelBase(Generic[SomeConsumer]):
         with self._lock:
             self._changed.clear()
             self._waiting = True
-            return any(message.explicit and not message.lost for message in self._intake.in_hand)
+            unsettled = any(message.explicit and not message.lost for message in self._intake.in_hand)
+            return unsettled and not self._given_up
 
     # -- life
 
@@ -285,6 +288,12 @@ class ChannelBase(Generic[SomeConsumer]):
         """Receive nothing more: a receive that is under way returns early. What is in hand can still be settled."""
         self._closed = True
         self.interrupt()
+
+    def give_up(self) -> None:
+        """Wait for no handler any more that settles by itself."""
+        self._given_up = True
+        with self._lock:
+            self._wake()
 
     def interrupt(self) -> None:
         """Let a receive that is under way, or else the next one, return early."""

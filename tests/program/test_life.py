@@ -496,6 +496,37 @@ def test_an_idle_performer_whose_loop_another_ones_handler_blocks_is_told_so(
     eventually(lambda: threads_of_pumps() == [])
 
 
+def test_a_stop_with_a_shorter_grace_waits_no_longer_for_what_handlers_settle_by_themselves(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, kept = Broker(), list[object]()
+    dispatcher = consuming_by(kind, kind.explicit(kept.append), broker, grace=3600)
+    dispatcher.start()
+    dispatcher.post(Order(1))
+    eventually(lambda: kept)
+    began = time.monotonic()
+    dispatcher.stop(grace=0.05)
+    took = time.monotonic() - began
+
+    assert took < 2
+    assert "has not ended within the grace" not in caplog.text
+    eventually(lambda: broker.bus.pending("orders") == 1)
+
+
+def test_what_cannot_be_kept_at_the_end_keeps_nothing_from_being_closed(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: PerformerGroup) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(PerformerGroup, "close", fail)
+    with consuming(kind, Outcomes(None)) as dispatcher:
+        eventually(lambda: dispatcher.ready)
+
+    assert "what is known of attempts is not kept: the disk is full" in caplog.text
+    eventually(lambda: threads_of_pumps() == [])
+
+
 def test_a_short_grace_is_over_when_it_is_over_whatever_another_channel_has(gate: threading.Event) -> None:
     told: list[float] = []
 
