@@ -20,7 +20,7 @@ class PlaceOrderHandler(RequestHandler[PlaceOrder]):
 
 
 dispatcher = Dispatcher(
-    "memory://",                      # amqp://guest:guest@localhost/ · nats://… · sqs://… · kafka://… · sqlite:///shop.db
+    "sqlite:///shop.db",  # or amqp://guest:guest@localhost/ · nats://localhost · redis://localhost · postgres://… · memory://
     handlers=[PlaceOrderHandler],
     subscriptions=[Subscription(PlaceOrder, topic="orders", performers=2, max_attempts=3)],
     publications=[Publication(PlaceOrder, topic="orders")],

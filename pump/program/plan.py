@@ -38,7 +38,7 @@ def plans(
     """Fill in the defaults of a dispatcher's subscriptions; a ConfigurationError says where that is not possible."""
     routed = [_routed(each, dispatcher, default_dead_letter) for each in subscriptions]
     named = (name for each in routed for name in (each.dead_letter, each.invalid) if name is not None)
-    dead_letters = {default_dead_letter, *named}
+    dead_letters = {DEFAULT_DEAD_LETTER, default_dead_letter, *named}
     return tuple(_planned(replace(each, topic=_topic(each, dead_letters)), registry) for each in routed)
 
 

@@ -15,7 +15,7 @@ from pump.errors import ConfigurationError, DeferMessageAction, DontAckAction, R
 from pump.handling.registry import Registration
 from pump.program.plan import Plan
 from pump.request import Event
-from pump.subscription import Publication
+from pump.subscription import DEFAULT_DEAD_LETTER, Publication
 from pump.wire_name import wire_type
 
 
@@ -40,6 +40,7 @@ def problems(
 ) -> list[Problem]:
     """Every problem of a dispatcher's settings, without connecting to anything."""
     found = [Problem("error", text) for text in (*_duplicates(plans, publications), *_twice_handled(plans))]
+    found += (Problem("warning", text) for text in _never_filled(plans, capabilities))
     found += (Problem("warning", text) for text in _unread(plans, publications, capabilities))
     for plan in plans:
         found += (Problem("error", text) for text in _handler_errors(plan, has_factory=has_factory))
@@ -91,6 +92,21 @@ def _twice_handled(plans: Sequence[Plan]) -> Iterator[str]:
                 f"each {named(once[0])} reaches both the channel {ours.channel} and the channel {theirs.channel}, and "
                 f"would be handled twice: give each Subscription its own handlers=[…] if that is meant, or another "
                 f"topic="
+            )
+
+
+def _never_filled(plans: Sequence[Plan], capabilities: Capabilities) -> Iterator[str]:
+    """A channel is named as dead letters are by default, and on this transport they go elsewhere."""
+    if capabilities.default_dead_letter == DEFAULT_DEAD_LETTER:
+        return
+    filled = {name for plan in plans for name in (plan.rules.dead_letter, plan.rules.invalid)}
+    for rules in (plan.rules for plan in plans):
+        channel = rules.channel.removesuffix(DEFAULT_DEAD_LETTER.removeprefix("<channel>"))
+        if rules.topic == rules.channel != channel and rules.channel not in filled:
+            yield (
+                f"channel {rules.channel} is named as one of dead letters, and on {capabilities.system} they go to "
+                f"{capabilities.default_dead_letter!r}: say Subscription(…, channel={channel!r}, "
+                f"dead_letter={rules.channel!r}) where they come from, or give this one a topic="
             )
 
 

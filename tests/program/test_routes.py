@@ -196,6 +196,25 @@ def test_where_dead_letters_are_named_after_the_topic_their_channel_is_one_too()
     assert made.plans[0].rules.topic == "orders.dlq"
 
 
+@pytest.mark.parametrize(
+    ("options", "warns"), [({}, True), ({"dead_letter": "Order.dead"}, False), ({"invalid": "Order.dead"}, False)]
+)
+def test_a_channel_named_for_dead_letters_that_go_elsewhere_is_warned_of(
+    options: dict[str, Any], *, warns: bool
+) -> None:
+    handler = REACTOR.handler(NOTHING)
+    made = dispatcher(
+        Subscription(Order, handlers=[handler], **options),
+        Subscription(Order, handlers=[handler], channel="Order.dead"),
+        capabilities={"default_dead_letter": "rows of <channel>"},
+    )
+
+    assert [each.rules.topic for each in made.plans] == ["Order", "Order.dead"]
+    assert [text.startswith("warning: channel Order.dead is named as one of dead letters") for text in found(made)] == (
+        [True] * warns
+    )
+
+
 # -- one command, once
 
 
