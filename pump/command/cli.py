@@ -41,7 +41,7 @@ class Exit(IntEnum):
     WRONG = 2
     """The command, the configuration or the module's name is wrong."""
     REFUSED = 3
-    """The broker refused, or could not be reached."""
+    """The broker refused, or could not be reached; or the lifespan failed."""
     DEFECT = 70
     """An error in pump itself."""
 

@@ -7,6 +7,7 @@ the end that a stop brings, stand; in the place of another error it may raise it
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from pump.attribute import is_decision
+from pump.checks import named
 from pump.context import current_context
 from pump.errors import ConfigurationError
 from pump.handling.pipeline import Pipeline, done, is_closing
@@ -33,6 +35,8 @@ def runner(registration: Registration, pipeline: Pipeline, factory: Factory | No
     if cls is None:
         return partial(run, handle)
     if factory is not None:
+        if registration.colour == "blocking" and inspect.isasyncgenfunction(inspect.unwrap(factory)):
+            raise ConfigurationError(_of_the_wrong_colour(registration.name, named(factory)))
         return _Making(registration, pipeline, factory).run
 
     def run_new(request: Any) -> Any:  # noqa: ANN401 - of whatever type the handler takes
@@ -78,11 +82,9 @@ class _Making:
 
     def _fault(self, made: object) -> SetupFault:
         what = type(made).__name__
-        if isinstance(made, AbstractAsyncContextManager):
-            text = f"made an async context manager ({what}), and its handle method is `def`: make a blocking one"
-        else:
-            text = f"made {what} of it, which has no handle method and is no context manager that gives one"
-        error = ConfigurationError(f"{self._name}: the factory {text}")
+        text = f"{self._name}: the factory made {what} of it, which has no handle method and is no context manager"
+        is_async = isinstance(made, AbstractAsyncContextManager)
+        error = ConfigurationError(_of_the_wrong_colour(self._name, what) if is_async else f"{text} that gives one")
         fault = SetupFault(str(error))
         fault.__cause__ = error
         return fault
@@ -178,6 +180,13 @@ class _Making:
         if _is_over(message):  # by another thread, just now
             release()
         return True
+
+
+def _of_the_wrong_colour(handler: str, made: str) -> str:
+    return (
+        f"{handler}: what the factory makes for it ({made}) is an async context manager, and its handle method is "
+        "`def`: make a blocking one"
+    )
 
 
 def _is_over(message: Message) -> bool:

@@ -1,9 +1,10 @@
 """What a Dispatcher is given, looked at before it is used: each mistake is named, with what to write instead."""
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pump.checks import refuse, wrong_list, wrong_switches
+from pump.checks import named, refuse, wrong_list, wrong_switches
 from pump.errors import ConfigurationError
 from pump.subscription import Publication, Subscription
 from pump.transport_kit.protocol import AwaitingTransport, BlockingTransport, Transport, transport_from
@@ -45,7 +46,7 @@ def check_settings(
     refuse(
         "Dispatcher",
         name="" if isinstance(name, str) else f"must be text, not {name!r}",
-        factory=_wrong_function(factory, "takes a handler class and makes one"),
+        factory=_wrong_function(factory, "takes a handler class and makes one") or _wrong_factory(factory),
         switches=wrong_switches(switches),
         mappers=_wrong_mappers(mappers),
         listeners=next((wrong for each in listeners if (wrong := _wrong_function(each, _LISTENER))), ""),
@@ -54,6 +55,16 @@ def check_settings(
 
 def _wrong_function(value: object, what: str) -> str:
     return "" if value is None or callable(value) else f"must be a function that {what}, not {value!r}"
+
+
+def _wrong_factory(factory: object) -> str:
+    if inspect.isgeneratorfunction(factory):
+        return f"is a generator: put @contextlib.contextmanager on {named(factory)}"
+    if inspect.isasyncgenfunction(factory):
+        return f"is an async generator: put @contextlib.asynccontextmanager on {named(factory)}"
+    if inspect.iscoroutinefunction(factory):
+        return f"is `async def`, and is called, not awaited: make {named(factory)} an async context manager"
+    return ""
 
 
 def _wrong_mappers(mappers: object) -> str:

@@ -146,7 +146,6 @@ def stuck(): return feeding("tea", handlers=[handle], grace=0.2)
 """
 
 
-@pytest.mark.requirement("P-11")
 @pytest.mark.parametrize(
     "wait", ["await asyncio.to_thread(time.sleep, 3600)", "time.sleep(3600)"], ids=["in a thread", "on the loop"]
 )

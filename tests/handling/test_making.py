@@ -273,6 +273,44 @@ def test_an_async_context_manager_for_a_blocking_handler_stops_the_pump() -> Non
         assert any("its handle method is `def`" in str(each.exc_info) for each in harness.logs)
 
 
+@asynccontextmanager
+async def opens_async(cls: type) -> AsyncIterator[object]:
+    yield cls()
+
+
+def generates(cls: type) -> Iterator[object]:
+    yield cls()
+
+
+async def generates_async(cls: type) -> AsyncIterator[object]:
+    yield cls()
+
+
+async def makes_async(cls: type) -> object:
+    return cls()
+
+
+def test_an_async_context_manager_for_a_blocking_handler_is_seen_at_the_start_where_it_can_be() -> None:
+    (problem,) = consuming(REACTOR, lambda _: None, opens_async, Broker()).check()
+
+    assert problem.level == "error"
+    assert "(opens_async) is an async context manager, and its handle method is `def`" in problem.text
+    assert consuming(PROACTOR, lambda _: None, opens_async, Broker()).check() == []
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        (generates, "factory is a generator: put @contextlib.contextmanager on generates"),
+        (generates_async, "factory is an async generator: put @contextlib.asynccontextmanager on generates_async"),
+        (makes_async, "factory is `async def`, and is called, not awaited: make makes_async an async context manager"),
+    ],
+)
+def test_a_factory_that_would_make_no_handler_is_refused(factory: Callable[[type], object], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        consuming(PROACTOR, lambda _: None, factory, Broker())
+
+
 # -- handlers that settle by themselves
 
 

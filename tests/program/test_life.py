@@ -431,7 +431,6 @@ class Stuck:
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.requirement("P-11")
 @pytest.mark.parametrize(
     ("kind", "posts", "blocks_the_loop"),
     [

@@ -18,7 +18,6 @@ def answering_again(rabbitmq: RabbitMQ) -> Iterator[None]:
     rabbitmq.unpause()
 
 
-@pytest.mark.requirement("P-11")
 @pytest.mark.usefixtures("answering_again")
 @pytest.mark.parametrize("kind", [REACTOR, PROACTOR], ids=["reactor", "proactor"])
 def test_a_stop_is_in_time_and_tells_the_truth_though_the_broker_hangs(
