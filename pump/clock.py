@@ -8,7 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 
 class Signal:
@@ -73,7 +74,7 @@ class Clock(Protocol):
         """Call `ring` after the delay, from another thread; returns what cancels it."""
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act` again and again, from a thread of its own, until what this returns is called."""
+        """Call `act` again and again, from another thread, until what this returns is called."""
 
     def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """The same, awaited in a task of the running loop."""
@@ -120,6 +121,7 @@ class SystemClock:
 
     def __init__(self) -> None:
         self._alarms = _AlarmThread()
+        self._keeper = _KeeperThread(self._alarms)
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
@@ -148,16 +150,11 @@ class SystemClock:
         return self._alarms.add(time.monotonic() + delay, ring)
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act` again and again, from a thread of its own, until what this returns is called."""
-        ended = Signal()
+        """Call `act` again and again, from the keeper's thread, until what this returns is called.
 
-        def repeat() -> None:
-            while not self.wait(ended, interval):
-                with contextlib.suppress(Exception):  # one failure must not end the others
-                    act()
-
-        threading.Thread(target=repeat, name="pump-keeper", daemon=True).start()
-        return ended.set
+        There is one such thread for all; while one call takes long, the others have another thread.
+        """
+        return self._keeper.every(interval, act)
 
     def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """The same, awaited in a task of the running loop."""
@@ -305,6 +302,95 @@ class _AlarmThread:
                 if due is not None and due <= time.monotonic():
                     return self._agenda.pop()
                 self._agenda.changed.wait(None if due is None else due - time.monotonic())
+
+
+class _Call:
+    """One call of a keeper's, and whether another thread waits in the place of its own."""
+
+    is_over = False
+    has_other_thread = False
+
+
+KEEPER_PATIENCE: Final = 0.1
+"""After so many seconds of one call, the calls that come due have another thread."""
+
+
+class _KeeperThread:
+    """One thread that calls again and again, as long as there is something to call.
+
+    A call may wait for a broker that does not answer. It keeps no other waiting: the thread is replaced by another one
+    then, and ends with its call.
+    """
+
+    def __init__(self, alarms: _AlarmThread) -> None:
+        self._agenda: Final = _Agenda()
+        self._alarms: Final = alarms
+        self._watched = False
+        """Whether a thread waits for the next due time, or will as soon as its call has ended."""
+
+    def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
+        ended = Signal()
+        cancel: Callable[[], None]
+
+        def again() -> None:
+            nonlocal cancel
+            with self._agenda.changed:
+                if not ended.is_set():
+                    cancel = self._add(time.monotonic() + interval, ring)
+
+        def ring() -> None:
+            with contextlib.suppress(Exception):  # one failure must not end the others
+                act()
+            again()
+
+        def end() -> None:
+            with self._agenda.changed:
+                ended.set()
+                cancel()
+                self._agenda.changed.notify()
+
+        again()
+        return end
+
+    def _add(self, due: float, ring: Callable[[], None]) -> Callable[[], None]:
+        cancel = self._agenda.add(due, ring)
+        if not self._watched:
+            self._watch()
+        elif self._agenda.first_due() == due:
+            self._agenda.changed.notify()
+        return cancel
+
+    def _watch(self) -> None:
+        self._watched = True
+        threading.Thread(target=self._run, name="pump-keeper", daemon=True).start()
+
+    def _run(self) -> None:
+        while (ring := self._next()) is not None:
+            call = _Call()
+            end_patience = self._alarms.add(time.monotonic() + KEEPER_PATIENCE, partial(self._replace, call))
+            ring()
+            end_patience()
+            with self._agenda.changed:
+                call.is_over = True
+                if call.has_other_thread:
+                    return
+
+    def _replace(self, call: "_Call") -> None:
+        with self._agenda.changed:
+            if not call.is_over:
+                call.has_other_thread = True
+                self._watch()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._agenda.changed:
+            while True:
+                due = self._agenda.first_due()
+                if due is None:
+                    self._watched = False
+                    return None
+                if due <= time.monotonic():
+                    return self._agenda.pop()
+                self._agenda.changed.wait(due - time.monotonic())
 
 
 async def _woken(

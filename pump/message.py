@@ -64,6 +64,7 @@ class Message:
         "receipt",
         "release",
         "settled",
+        "stood",
         "unexplained",
     )
 
@@ -111,7 +112,7 @@ class Message:
         self.origin: str = ""
         """The channel it came from."""
         self.handler: str = ""
-        """The handler that failed on it last."""
+        """The handler that it was given to last, or that failed on it last."""
         self.interrupt: Callable[[], None] | None = None
         """Tells the handler that runs for it to end; None while none runs."""
         self.ended: bool = False
@@ -120,6 +121,8 @@ class Message:
         """Closes what was opened for a handler that left the message to be settled later; async handlers await it."""
         self.lost: bool = False
         """Whether it is known not to be ours any more: nothing may be sent for it."""
+        self.stood: float = 0.0
+        """For how many seconds its event loop stood still, if it was lost because nothing could renew its lease."""
         self.explicit: bool = False
         """Whether its handler settles it, by a Delivery."""
         self.answered: bool = False

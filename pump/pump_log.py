@@ -72,6 +72,16 @@ class PumpLog:
         """A handler failed because the pump's stop ended it."""
         self._write(logging.WARNING, message, "Handler ended by the stop: the message goes back, uncounted", error)
 
+    def lapsed(self, message: Message, attempts: int) -> None:
+        """A message was lost because its handler kept the event loop from renewing its lease."""
+        self._write(
+            logging.WARNING,
+            message,
+            f"The event loop stood still for {message.stood:.1f} s, longer than the message's lease: it is not ours any"
+            f" more, and attempt {attempts} has failed. Run what blocks in a thread (asyncio.to_thread), or set a "
+            "longer Subscription(lease=…)",
+        )
+
     def failed_after_settlement(self, message: Message, error: BaseException) -> None:
         """A handler raised after it had settled its message; that changes nothing."""
         self._write(logging.WARNING, message, "Handler failed after the message was settled", error)

@@ -232,7 +232,7 @@ class Judge:
     def handled(self, message: Message) -> Verdict:
         """The verdict on a message whose handler returned. One that was lost meanwhile comes again, uncounted."""
         if message.lost and not message.settled:
-            self.ledger.forgive(message)
+            self._forgive(message)
         if message.lost or message.explicit or not self.rules.auto_ack:
             answered = message.explicit and message.answered and not message.lost
             return ACKNOWLEDGE if answered and message.claim() else UNSETTLED
@@ -249,8 +249,11 @@ class Judge:
         if message.lost and _contains(
             error, asyncio.CancelledError
         ):  # the handler was ended because the message was lost
-            self.ledger.ignore(message)
-            self.log.handler_interrupted(message)
+            if message.stood:
+                self._count_lapse(message)
+            else:
+                self.ledger.ignore(message)
+                self.log.handler_interrupted(message)
             return UNSETTLED
         if message.lost or not (self.rules.auto_ack or message.explicit):
             self.log.handler_failed(message, error)
@@ -411,11 +414,23 @@ class Judge:
     def unsettled(self, message: Message, verdict: Verdict, error: BaseException) -> None:
         """The verdict could not be carried out: the message comes again. A run that succeeded counts no attempt."""
         if isinstance(verdict, Acknowledge):
-            self.ledger.forgive(message)
+            self._forgive(message)
         if not isinstance(error, LeaseLost):
             self._settle_failures += 1
         self._begun.pop(id(message), None)
         self.log.settle_failed(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
+
+    def _forgive(self, message: Message) -> None:
+        """A run that succeeded counts no attempt, unless it has kept its loop from renewing its lease."""
+        if message.stood:
+            self._count_lapse(message)
+        else:
+            self.ledger.forgive(message)
+
+    def _count_lapse(self, message: Message) -> None:
+        attempts = self._attempts_before(message) + 1
+        self.ledger.count(message, attempts)
+        self.log.lapsed(message, attempts)
 
     def handed_back(self, message: Message) -> None:
         """A message that nobody began to handle went back, or was lost: no attempt is counted."""

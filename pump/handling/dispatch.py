@@ -3,6 +3,7 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -180,7 +181,7 @@ class Dispatch(_Dispatching[object]):
             if registration.wrapper is not None:
                 message.explicit = True
                 request = registration.wrapper(message, request, self._channel)
-            message.interrupt = context.cancel
+            message.handler, message.interrupt = registration.name, context.cancel
             return bound.run(request)
         except BaseException:
             message.handler = registration.name
@@ -191,6 +192,7 @@ class Dispatch(_Dispatching[object]):
 
     def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
         errors: list[BaseException] = []
+        failed = ""
         for bound in handlers:
             if message.ended:
                 errors.append(_not_all_run())
@@ -201,6 +203,8 @@ class Dispatch(_Dispatching[object]):
                 raise
             except BaseException as error:
                 errors.append(error)
+                failed = message.handler
+        message.handler = failed or message.handler
         return _raised(errors, handlers)
 
 
@@ -222,7 +226,7 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
             if registration.wrapper is not None:
                 message.explicit = True
                 request = registration.wrapper(message, request, self._channel)
-            message.interrupt = context.interrupt
+            message.handler, message.interrupt = registration.name, context.interrupt
             result = await bound.run(request)
             return result if result is None else done(result)
         except BaseException:
@@ -238,6 +242,7 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
 
     async def _run_all(self, handlers: Sequence[Bound], message: Message, request: object) -> object:
         errors: list[BaseException] = []
+        failed = ""
         for bound in handlers:
             if message.ended:
                 errors.append(_not_all_run())
@@ -250,6 +255,8 @@ class AsyncDispatch(_Dispatching[Awaitable[object]]):
                 if _cancelled(error):
                     raise
                 errors.append(error)
+                failed = message.handler
+        message.handler = failed or message.handler
         return _raised(errors, handlers)
 
 
@@ -272,11 +279,27 @@ class _TaskContext(Context):
     interrupted: bool
 
     def interrupt(self) -> None:
-        """The message is not ours any more: nothing that the handler does matters now."""
-        if not self.interrupted and self.task is not None:
+        """The message is not ours any more: nothing that the handler does matters now. From any thread."""
+        loop = None if self.task is None else self.task.get_loop()
+        if loop is None or _runs_here(loop):
+            self._interrupt()
+        else:
+            with suppress(RuntimeError):  # the loop is closed, and the task with it
+                loop.call_soon_threadsafe(self._interrupt)
+
+    def _interrupt(self) -> None:
+        ended = self.message.interrupt != self.interrupt  # while this was on its way to the loop
+        if not ended and not self.interrupted and self.task is not None:
             self.interrupted = True
             self.cancel()
             self.task.cancel()
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:  # none does
+        return False
 
 
 def _cancelled(error: BaseException) -> bool:

@@ -60,8 +60,9 @@ class Channel(ChannelBase[Consumer]):
         self._take_in(consumer, messages)
         expires = messages[0].lease_expires
         if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
-            interval = max(0.01, (expires - self._clock.monotonic()) / 3)
-            self._stop_renewing = self._clock.every(interval, lambda: self._renew(2 * interval))
+            self._begin_renewing(
+                consumer, expires, lambda interval: self._clock.every(interval, lambda: self._renew(2 * interval))
+            )
         return True
 
     def _working_consumer(self) -> Consumer:
@@ -249,17 +250,11 @@ class Channel(ChannelBase[Consumer]):
 
     def _renew(self, ahead: float) -> None:
         """Renew every lease that ends within so many seconds."""
-        ending, consumer = self._ending_leases(ahead), self._consumer
-        for message in ending:
-            if consumer is None or message.generation != consumer.generation:
-                continue
-            try:
-                consumer.extend(message)
-            except LeaseLost:
-                message.lost = True
-                self._interrupt_handlers((message,))
-            except Exception as error:
-                self._log.failed("renewing", error)
+        consumer = self._consumer
+        for message in self._ending_leases(ahead):
+            if consumer is not None and message.generation == consumer.generation:
+                with self._renewing(message):
+                    consumer.extend(message)
 
     # -- ending
 

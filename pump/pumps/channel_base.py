@@ -4,8 +4,10 @@
 decided by the Intake, what becomes of a message by the judge.
 """
 
+import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 from pump.capabilities import Capabilities
@@ -14,7 +16,7 @@ from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
 from pump.text import text_of
-from pump.transport_kit.protocol import AsyncConsumer, Consumer
+from pump.transport_kit.protocol import AsyncConsumer, Consumer, ExtendsFromThreads
 from pump.verdict import Judge, may_release, may_requeue
 
 RETRY_FIRST: Final = 0.05
@@ -77,6 +79,12 @@ class ChannelBase(Generic[SomeConsumer]):
         """How many settlements are being tried again."""
         self._limit_logged = False
         self._stop_renewing: Callable[[], None] | None = None
+        self._renews_at = 0.0
+        """When leases were looked at last, to renew them …"""
+        self._renew_interval = 0.0
+        """… how often they should be …"""
+        self._loop_renews = False
+        """… and whether that needs the loop that the handlers run on."""
         judge.limit_reached.add_callback(self.interrupt)
 
     # -- handing out
@@ -122,6 +130,7 @@ class ChannelBase(Generic[SomeConsumer]):
                 room, timeout = 0, min(timeout, GATE_SECONDS)
             self._waiting = room == 0
         if lost:
+            self._note_lapse(lost)
             self._interrupt_handlers(lost)
         return back, room, timeout if due is None else max(0.0, min(timeout, due - now))
 
@@ -182,6 +191,7 @@ class ChannelBase(Generic[SomeConsumer]):
             raise LeaseLost(f"message {message.id} is not ours any more: its consumer is gone, or it was given back")
         expires = message.lease_expires
         if expires is not None and expires <= self._clock.monotonic():
+            self._note_lapse((message,))
             self._mark_lost(message, settling=settling)
             raise LeaseLost(f"the lease on message {message.id} has expired")
         return consumer
@@ -228,12 +238,55 @@ class ChannelBase(Generic[SomeConsumer]):
             self._limit_logged = True
             self._log.held(message, consumer.broker_limit)
 
+    def _begin_renewing(
+        self, consumer: object, expires: float, renewing: Callable[[float], Callable[[], None]]
+    ) -> None:
+        """Renew leases from now on: without the loop that handlers may block, wherever the consumer can."""
+        self._renews_at = self._clock.monotonic()
+        self._renew_interval = interval = max(0.01, (expires - self._renews_at) / 3)
+        if isinstance(consumer, ExtendsFromThreads):
+            self._stop_renewing = self._clock.every(interval, lambda: self._renew_from_thread(2 * interval))
+        else:
+            self._stop_renewing = renewing(interval)
+            self._loop_renews = _is_on_a_loop()
+
+    def _renew_from_thread(self, ahead: float) -> None:
+        consumer: object = self._consumer
+        for message in self._ending_leases(ahead):
+            if isinstance(consumer, ExtendsFromThreads) and message.generation == consumer.generation:
+                with self._renewing(message):
+                    consumer.extend_from_thread(message)
+
+    @contextmanager
+    def _renewing(self, message: Message) -> Iterator[None]:
+        """The message's lease is renewed; what fails is tried again with the next renewal, while the lease lasts."""
+        try:
+            yield
+        except LeaseLost:
+            message.lost = True
+            self._interrupt_handlers((message,))
+        except Exception as error:
+            self._log.failed("renewing", error)
+
+    def _note_lapse(self, lost: Sequence[Message]) -> None:
+        """Note on messages whose leases have ended whether that is because their loop stood still, and for how long.
+
+        A renewal that was tried and failed, as in an outage, is not their handlers' fault.
+        """
+        now, interval = self._clock.monotonic(), self._renew_interval
+        if self._loop_renews and now - self._renews_at > 2 * interval:
+            for message in lost:
+                leased_for = now - (message.lease_expires or now) + 3 * interval
+                message.stood = min(now - self._renews_at, leased_for)
+
     def _ending_leases(self, ahead: float) -> Sequence[Message]:
         now = self._clock.monotonic()
         with self._lock:
             self._intake.look_for_lost()
             lost = self._intake.expire(now)
             ending = self._intake.leased(now + ahead)
+        self._note_lapse(lost)
+        self._renews_at = now
         self._interrupt_handlers(lost)
         return ending
 
@@ -309,6 +362,14 @@ class ChannelBase(Generic[SomeConsumer]):
     def _wake(self) -> None:
         self._waiting = False
         self._changed.set()
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # none runs in this thread
+        return False
+    return True
 
 
 def as_transport_error(error: Exception, doing: str) -> TransportError:

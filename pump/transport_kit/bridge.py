@@ -148,6 +148,9 @@ class _AwaitingConsumer(_BridgedConsumer[Consumer]):
     async def extend(self, message: Message) -> None:
         await _run(self._settling, self._consumer.extend, message)
 
+    def extend_from_thread(self, message: Message) -> None:
+        self._consumer.extend(message)
+
     async def hand_back(self, messages: Sequence[Message]) -> None:
         await _run(self._settling, self._consumer.hand_back, messages)
 

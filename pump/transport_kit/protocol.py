@@ -103,6 +103,20 @@ class AcknowledgesSoon(Protocol):
         """As `acknowledge`, from any thread, without waiting; False, and nothing is done, if it would have to wait."""
 
 
+@runtime_checkable
+class ExtendsFromThreads(Protocol):
+    """An awaiting consumer whose leases can also be renewed without its loop, which a handler may block.
+
+    Where there is none of this, a handler that blocks the loop for longer than a lease loses its message.
+    """
+
+    @property
+    def generation(self) -> int: ...  # noqa: D102 - as Consumer's
+
+    def extend_from_thread(self, message: Message) -> None:
+        """As `extend`, blocking, from a thread that is not the loop's."""
+
+
 class Producer(Protocol):
     """Sends messages to the topics in their headers, from any thread."""
 

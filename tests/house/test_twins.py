@@ -121,7 +121,7 @@ _LOOKED_AT_ALREADY = "            return bound.run(request)\n"
 DISPATCH_DIFFERS: Mapping[str, str] = {
     _KNOWS_ITS_LOOP: "    __slots__ = ()\n\n",
     "context = _TaskContext(": "context = Context(",  # its handler is ended by cancelling the task it runs in …
-    "message.interrupt = context.interrupt": "message.interrupt = context.cancel",  # … which a thread cannot be
+    "(registration.name, context.interrupt)": "(registration.name, context.cancel)",  # … which a thread cannot be
     _NOTES_ITS_TASK: "",
     _GOES_ON_AFTER_ALL: "",  # takes the cancellation back
     _LOOKS_AT_WHAT_IT_AWAITED: _LOOKED_AT_ALREADY,
@@ -164,7 +164,7 @@ def _forgotten_await(text: str) -> str:
 
 
 def _other_order(text: str) -> str:
-    return text.replace("self._ending_leases(ahead), self._consumer", "self._consumer, self._ending_leases(ahead)")
+    return text.replace("        if back:\n", "        if room and back:\n")
 
 
 def _other_default(text: str) -> str:

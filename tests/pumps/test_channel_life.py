@@ -15,6 +15,7 @@ from pump.message import Message
 from pump.pump_log import PumpLog
 from pump.pumps.async_channel import AsyncChannel
 from pump.pumps.channel import Channel
+from pump.settling import UNSETTLED, Reject
 from pump.telemetry import Telemetry
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transport_kit.protocol import new_generation
@@ -188,6 +189,45 @@ def test_what_lapsed_in_the_buffer_has_spent_nothing(make_line: MakeLine) -> Non
 
     line.script.put("2", deliveries=20)
     assert line.judge.arrived(line.receive_one()) is None
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+def test_what_its_loop_could_not_renew_counts_an_attempt_each_time_and_ends_at_the_budget(
+    make_line: MakeLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = make_line(max_attempts=3)
+    for delivery in range(1, 4):
+        line.script.put("1", deliveries=delivery)
+        received = line.receive_one()
+        assert line.judge.arrived(received) is None
+        received.handler = "Slow"
+        line.clock._now += 45.0  # nobody was woken meanwhile
+        verdict = line.judge.handled(received)
+        with pytest.raises(LeaseLost) as lost:
+            line.carry_out(verdict, received)
+        line.judge.unsettled(received, verdict, lost.value)
+        line.advance(1.0)
+
+    line.script.put("1", deliveries=4)
+    verdict_at_last = line.judge.arrived(line.receive_one())
+
+    assert isinstance(verdict_at_last, Reject)
+    assert verdict_at_last.rejection.attempts == 3
+    assert caplog.text.count("event loop stood still for 45.0 s") == 3
+    assert "handler Slow" in caplog.text
+
+
+def test_a_lease_that_an_outage_let_lapse_counts_no_attempt(line: Line) -> None:
+    line.script.broken["extend"] = OSError("away")
+    for delivery in range(1, 6):
+        line.script.put("1", deliveries=delivery)
+        received = line.receive_one()
+        for _ in range(4):
+            line.advance(10.0)
+        verdict = line.judge.handled(received)
+        assert line.judge.arrived(received) is None
+        line.settle("leave_unsettled", received)
+        assert verdict is UNSETTLED
 
 
 # -- left

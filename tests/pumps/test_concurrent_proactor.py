@@ -1,6 +1,7 @@
 """The pump that handles several messages at a time: what ends by itself takes no slot and no pump with it."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from pump.telemetry import Telemetry
 from pump.verdict import Judge
 from support.channels import AsyncScriptedConsumer, Script, capabilities
 from support.court import rules
-from support.pumps import PROACTOR, Broker, Order, consuming, consuming_by
+from support.pumps import CONCURRENT, PROACTOR, Broker, Kind, Order, consuming, consuming_by
 from support.waiting import LIMIT, eventually
 
 
@@ -136,6 +137,64 @@ def test_every_slot_is_filled_from_the_start_though_no_handler_ends() -> None:
         eventually(lambda: len(begun) >= 50)
 
     assert begun == list(range(50))
+
+
+@pytest.mark.parametrize("kind", [PROACTOR, CONCURRENT], ids=["proactor", "concurrent"])
+@pytest.mark.parametrize("bridged", [False, True], ids=["native", "bridged"])
+def test_a_handler_that_blocks_its_loop_for_longer_than_the_lease_keeps_its_message(
+    kind: Kind, *, bridged: bool
+) -> None:
+    runs: list[int] = []
+
+    def body(order: Order) -> None:
+        runs.append(order.number)
+        time.sleep(0.5)  # longer than the lease, and than any wait for a condition could show
+
+    broker = Broker()
+    transport: Any = OnlyBlocking(broker) if bridged else broker
+    with consuming_by(kind, kind.handler(body), transport, lease=0.3) as dispatcher:
+        dispatcher.post(Order(1))
+        eventually(lambda: "acknowledge" in broker.named("acknowledge"))
+
+    assert runs == [1]
+    assert broker.bus.pending("orders") == 0
+    assert broker.named("extend")
+
+
+@pytest.mark.parametrize("kind", [PROACTOR, CONCURRENT], ids=["proactor", "concurrent"])
+def test_where_leases_are_renewed_on_the_loop_a_handler_that_blocks_it_is_told_of_and_ends_at_its_budget(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[int] = []
+
+    def body(order: Order) -> None:
+        runs.append(order.number)
+        time.sleep(0.5)
+
+    broker = Broker()
+    broker.renews_on_the_loop = True
+    with consuming_by(kind, kind.handler(body), broker, lease=0.3, max_attempts=2) as dispatcher:
+        dispatcher.post(Order(1))
+        eventually(lambda: broker.bus.messages("orders.dead"))
+
+    assert len(runs) == 2
+    (letter,) = broker.bus.messages("orders.dead")
+    assert (letter.header.headers["pump-reason"], letter.header.headers["pump-attempts"]) == ("attempts exhausted", "2")
+    told = [each.getMessage() for each in caplog.records if "The event loop stood still for 0." in each.getMessage()]
+    assert len(told) == 2
+    assert all("handle_async" in each for each in told)
+
+
+class OnlyBlocking:
+    """A broker as a client library without asyncio would reach it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.capabilities = broker.capabilities
+        self.prepare, self.consumer, self.producer = broker.prepare, broker.consumer, broker.producer
+
+    @classmethod
+    def from_url(cls, url: str) -> "OnlyBlocking":
+        raise NotImplementedError(url)
 
 
 class Pump:

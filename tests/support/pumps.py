@@ -131,6 +131,8 @@ class Broker:
         self.calls: Final[list[tuple[str, tuple[Any, ...]]]] = []
         """The consumers' calls, in order, with their arguments; failed ones too."""
         self.leases = self.capabilities.leases
+        self.renews_on_the_loop = False
+        """Whether awaiting consumers can renew leases only on their loop."""
         self.on_call: Callable[[str], object] = str
         """Is told the name of each call, before it is made."""
         self._faults: Final[dict[str, list[BaseException]]] = {}
@@ -225,12 +227,14 @@ class _Consumer:
         self._consumer = consumer
 
     def __getattr__(self, name: str) -> Any:
+        if name.endswith("_from_thread") and self._broker.renews_on_the_loop:
+            raise AttributeError(name)
         value = getattr(self._consumer, name)
         if not callable(value):
             return value
 
         def call(*arguments: Any) -> Any:
-            self._broker.called(name, *arguments)
+            self._broker.called(name.removesuffix("_from_thread"), *arguments)
             return value(*arguments)
 
         return call

@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -260,6 +261,51 @@ def test_every_goes_on_until_it_is_ended_though_one_of_its_acts_fails() -> None:
     eventually(lambda: not any(thread.name == "pump-keeper" for thread in threading.enumerate()))
 
     assert len(acts) in {4, 5}
+
+
+def keepers() -> int:
+    return sum(each.name == "pump-keeper" for each in threading.enumerate())
+
+
+def test_all_that_is_done_every_so_often_has_one_thread_which_ends_with_the_last_of_it() -> None:
+    clock, acts, before = SystemClock(), [0] * 50, keepers()
+
+    def act(number: int) -> None:
+        acts[number] += 1
+
+    ends = [clock.every(0.005, partial(act, number)) for number in range(50)]
+    eventually(lambda: min(acts) > 2)
+    most = keepers() - before
+    for end in ends:
+        end()
+
+    assert most <= 2  # a second one only where this machine takes long
+    eventually(lambda: keepers() == before)
+    end = clock.every(0.005, partial(act, 0))
+    done = acts[0]
+    eventually(lambda: acts[0] > done)
+    end()
+
+
+def test_an_act_that_takes_long_keeps_no_other_from_its_time() -> None:
+    clock, may_end, before = SystemClock(), threading.Event(), keepers()
+    acts: list[str] = []
+
+    def slow() -> None:
+        acts.append("slow")
+        may_end.wait(LIMIT)
+
+    end_slow = clock.every(0.005, slow)
+    eventually(lambda: acts)
+
+    end = clock.every(0.005, lambda: acts.append("quick"))
+    eventually(lambda: acts.count("quick") > 3)
+    end_slow()
+    may_end.set()
+    end()
+
+    assert acts.count("slow") == 1
+    eventually(lambda: keepers() == before)
 
 
 def test_every_async_goes_on_until_it_is_ended_though_one_of_its_acts_fails() -> None:

@@ -276,6 +276,10 @@ class AsyncMemoryConsumer:
         """As MemoryConsumer's."""
         self._consumer.acknowledge(message)
 
+    def extend_from_thread(self, message: Message) -> None:
+        """As MemoryConsumer's `extend`."""
+        self._consumer.extend(message)
+
     nack = _awaitable(MemoryConsumer.nack)
     requeue = _awaitable(MemoryConsumer.requeue)
     reject = _awaitable(MemoryConsumer.reject)
