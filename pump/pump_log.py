@@ -9,6 +9,7 @@ from typing import Final
 from pump.errors import PublishError
 from pump.message import Message
 from pump.telemetry import Telemetry, log
+from pump.text import printable
 
 
 class PumpLog:
@@ -147,9 +148,9 @@ class PumpLog:
         log.log(
             level,
             "%s%s (message %s, channel %s%s)",
-            text,
-            repeat,
-            message.header.id,
+            printable(text),
+            printable(repeat),
+            printable(message.header.id),
             self._channel,
             f", handler {handler}" if handler else "",
             exc_info=info,

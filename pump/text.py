@@ -16,6 +16,11 @@ def text_of(value: object) -> str:
         return f"<{type(value).__name__}, whose text raised {type(error).__name__}>"
 
 
+def printable(text: str) -> str:
+    """The text with whatever UTF-8 cannot write as escapes: a log that is a file can hold it."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def bounded_text(value: object, limit: int = TEXT_LIMIT) -> str:
     """The value as text that fits a header: at most `limit` bytes, no NUL, and nothing that UTF-8 cannot write."""
     clean = text_of(value).encode("utf-8", "replace").replace(b"\0", b"?")

@@ -17,11 +17,20 @@ from support.pumps import Outcomes, numbers
 
 @pytest.fixture(autouse=True)
 def _written() -> Iterator[None]:
-    """What is logged is written somewhere, as in a program."""
-    handler, log = logging.StreamHandler(io.StringIO()), logging.getLogger("pump")
+    """What is logged is written to a file, as in a program."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, "utf-8", write_through=True)
+    handler, log = logging.StreamHandler(stream), logging.getLogger("pump")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.handleError = _fails  # type: ignore[method-assign]
     log.addHandler(handler)
     yield
     log.removeHandler(handler)
+
+
+def _fails(_: logging.LogRecord) -> None:
+    """Logging itself would only print that it failed."""
+    raise  # noqa: PLE0704 - it is called while the error is handled
 
 
 class Odd(RejectMessageAction):
