@@ -22,6 +22,7 @@ from pump.transport_kit.protocol import (
     AwaitingTransport,
     BlockingTransport,
     Consumer,
+    PostsAwaiting,
     Producer,
     Transport,
 )
@@ -88,6 +89,8 @@ class _AwaitingBridge:
         return _AwaitingConsumer(consumer, settling)
 
     async def async_producer(self) -> AsyncProducer:
+        if isinstance(self._transport, PostsAwaiting):
+            return await self._transport.async_producer()
         threads = ThreadPoolExecutor(SENDS_AT_A_TIME, "pump-publish")
         try:
             producer = await _run(threads, self._transport.producer)

@@ -177,6 +177,14 @@ class AwaitingTransport(Protocol):
 
 
 @runtime_checkable
+class PostsAwaiting(Protocol):
+    """A transport whose client blocks, but not where it posts: awaiting callers need no thread for that."""
+
+    async def async_producer(self) -> AsyncProducer:
+        """Open a producer, on a connection of its own."""
+
+
+@runtime_checkable
 class Observed(Protocol):
     """A transport with events of its own, which the channels above it do not see."""
 

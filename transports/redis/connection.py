@@ -26,7 +26,7 @@ CHECK_SECONDS: Final = 0.05
 PING_SECONDS: Final = 1.0
 """and after so long by a PING."""
 
-_known_scripts: Final[dict[str, str]] = {}
+known_scripts: Final[dict[str, str]] = {}
 """The texts of all scripts, by their digests: the connection loads one where the server does not know it yet."""
 
 
@@ -38,11 +38,11 @@ class NoGroup(TransportError):  # noqa: N818 - it says what is missing
     """The stream, its consumer group, or the channel does not exist."""
 
 
-class _ReadOnly(TransportError):  # noqa: N818 - it says what happened
+class ReadOnly(TransportError):  # noqa: N818 - it says what happened
     """The server has become a replica. A new connection may be to the one that is not."""
 
 
-class _UnknownScript(TransportError):  # noqa: N818 - it says what is missing
+class UnknownScript(TransportError):  # noqa: N818 - it says what is missing
     """The server was restarted, or its scripts were removed."""
 
 
@@ -51,7 +51,7 @@ class Script:
 
     def __init__(self, text: str) -> None:
         self._digest: Final = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - it is how Redis names scripts
-        _known_scripts[self._digest] = text
+        known_scripts[self._digest] = text
 
     @classmethod
     def read(cls, *names: str) -> "Script":
@@ -93,15 +93,15 @@ class Connection:
             except PumpError:
                 raise
             except exceptions.DataError as error:
-                raise SetupError(f"redis: {_text(error)}") from error
+                raise SetupError(f"redis: {text_of(error)}") from error
             except Exception as error:
                 self._disconnect()
-                raise TransportError(f"{self._server}: {_text(error)}") from error
+                raise TransportError(f"{self._server}: {text_of(error)}") from error
             except BaseException:
                 self._disconnect()
                 raise
             self._used = self._clock.monotonic()
-            if any(isinstance(reply, _ReadOnly) for reply in replies):
+            if any(isinstance(reply, ReadOnly) for reply in replies):
                 self._disconnect()
             return replies
 
@@ -121,7 +121,7 @@ class Connection:
                 (reply,) = self._exchange([("CLIENT", "ID")])
             except Exception as error:
                 self._disconnect()
-                raise _not_connected(error, self._server) from error
+                raise not_connected(error, self._server) from error
             self.client_id = reply if isinstance(reply, int) else 0
 
     def _is_broken(self, unused: float) -> bool:
@@ -142,15 +142,15 @@ class Connection:
         try:
             return self._connection.read_response(disable_decoding=True)
         except exceptions.ResponseError as error:
-            return _error_of(error)
+            return error_of(error)
 
     def _load_unknown(self, commands: Sequence[Command], replies: Sequence[Reply]) -> Sequence[Reply]:
         """Load the scripts that the server does not know, and run them again, in their order."""
-        if not any(isinstance(reply, _UnknownScript) for reply in replies):
+        if not any(isinstance(reply, UnknownScript) for reply in replies):
             return replies
         return [
-            self._exchange([("SCRIPT", "LOAD", _known_scripts[str(command[1])]), command])[1]
-            if isinstance(reply, _UnknownScript)
+            self._exchange([("SCRIPT", "LOAD", known_scripts[str(command[1])]), command])[1]
+            if isinstance(reply, UnknownScript)
             else reply
             for command, reply in zip(commands, replies, strict=True)
         ]
@@ -168,8 +168,9 @@ def reply_or_raise(reply: Reply) -> Reply:
     return reply
 
 
-def _not_connected(error: Exception, server: Server) -> PumpError:
-    text = _text(error)
+def not_connected(error: Exception, server: Server) -> PumpError:
+    """Why there is no connection."""
+    text = text_of(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
         return SetupError(f"{server} refuses us: {text}")
     if "CERTIFICATE" in text or "SSL" in text:
@@ -178,7 +179,7 @@ def _not_connected(error: Exception, server: Server) -> PumpError:
 
 
 _ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
-    ("NOSCRIPT", exceptions.NoScriptError, _UnknownScript, "the script is not known"),
+    ("NOSCRIPT", exceptions.NoScriptError, UnknownScript, "the script is not known"),
     ("NOGROUP", (), NoGroup, "the stream or its group does not exist"),
     ("no such key", (), NoGroup, "the stream does not exist"),
     ("UNBLOCKED", (), NoGroup, "the stream does not exist any more"),
@@ -189,14 +190,15 @@ _ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
     ("MOVED", exceptions.MovedError, SetupError, "this is a Redis Cluster, which this transport does not speak to"),
     ("unknown command", (), SetupError, "the server is older than Redis 6.2"),
     ("OOM", exceptions.OutOfMemoryError, TransportError, "the server is out of memory"),
-    ("READONLY", exceptions.ReadOnlyError, _ReadOnly, "the server is a replica, or fails over"),
+    ("READONLY", exceptions.ReadOnlyError, ReadOnly, "the server is a replica, or fails over"),
     ("MISCONF", (), TransportError, "the server cannot write to its disk"),
 )
 """By a code in the error's text, or by redis-py's class, if that removes the code."""
 
 
-def _error_of(error: exceptions.ResponseError) -> PumpError:
-    text = _text(error)
+def error_of(error: exceptions.ResponseError) -> PumpError:
+    """What an error that the server replies with means."""
+    text = text_of(error)
     for code, theirs, kind, meaning in _ERRORS:
         if code in text or isinstance(error, theirs):
             ours = kind(f"redis: {meaning}: {text}")
@@ -207,7 +209,8 @@ def _error_of(error: exceptions.ResponseError) -> PumpError:
     return ours
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The first line of what an error says."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

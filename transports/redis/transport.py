@@ -1,7 +1,7 @@
 """What the transports on streams and on lists share: their settings, what is made on the server, and how it is used."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
@@ -15,9 +15,10 @@ from pump.message import Message
 from pump.subscription import Missing, Publication, Subscription
 from pump.telemetry import log
 from pump.transport_kit.destinations import Destinations
-from pump.transport_kit.sending import check_sizes, not_sent
+from pump.transport_kit.sending import check_sizes, not_sent, portions, together
 from pump.transport_kit.settings import Options, finite_seconds, read_url
-from pump.transports.redis.connection import Command, Connection, NotConnected
+from pump.transports.redis.async_connection import AsyncConnection
+from pump.transports.redis.connection import Command, Connection, NotConnected, Reply
 from pump.transports.redis.consumer import RedisConsumer
 from pump.transports.redis.names import ConsumerNames
 from pump.transports.redis.settings import FORM, SERVER_OPTIONS, Server
@@ -28,7 +29,8 @@ LARGEST_BODY: Final = 512 * 1024 * 1024
 """What Redis takes as one value. docs/redis.md says how much less is wise."""
 LARGEST_HEADERS: Final = 64 * 1024
 AT_ONCE: Final = 500
-"""How many messages are sent before the replies are read."""
+HEAVIEST: Final = 4 * 2**20
+"""How many messages, and how many bytes of them, are sent before the replies are read."""
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("prefix", "consumer"), str),
@@ -129,6 +131,10 @@ class RedisBase(ABC):
         """A producer, which connects when it first sends."""
         return RedisProducer(self)
 
+    async def async_producer(self) -> "AsyncRedisProducer":
+        """The same, awaiting."""
+        return AsyncRedisProducer(self)
+
     # -- what differs between streams and lists
 
     @abstractmethod
@@ -148,6 +154,52 @@ class RedisBase(ABC):
         """The command whose reply is a name of these that does not exist, or nothing."""
 
 
+class _Posting:
+    """One call of a producer: its commands, and what is known of each message."""
+
+    def __init__(self, transport: RedisBase, messages: Sequence[Message], delay: float) -> None:
+        self._transport: Final = transport
+        self._commands: Final = [(self._command(message, delay), len(message.body)) for message in messages]
+        self._failures: Final[dict[int, PublishError]] = {}
+        self._begin = self._end = 0
+        """The places of the portion that is sent now."""
+
+    def __iter__(self) -> Iterator[Sequence[Command]]:
+        """The commands, in portions that are sent one after another; none after one that failed."""
+        for portion in portions(self._commands, lambda each: each[1], AT_ONCE, HEAVIEST):
+            if self._failures:
+                self._fail(self._end, len(self._commands), _failure("others before it failed", sent=False))
+                return
+            self._begin, self._end = self._end, self._end + len(portion)
+            yield [command for command, _ in portion]
+
+    def note(self, replies: Sequence[Reply]) -> None:
+        """The replies to the portion."""
+        for place, reply in enumerate(replies, self._begin):
+            if isinstance(reply, PumpError):
+                self._fail(place, place + 1, _failure(reply, sent=False))
+
+    def note_failure(self, error: PumpError) -> None:
+        """There were none."""
+        nothing_sent = isinstance(error, NotConnected | SetupError)
+        self._fail(self._begin, self._end, _failure(error, sent=False if nothing_sent else None))
+
+    def _fail(self, begin: int, end: int, failure: PublishError) -> None:
+        self._failures.update(dict.fromkeys(range(begin, end), failure))
+
+    def finish(self) -> None:
+        """PublishError, unless all are stored."""
+        if self._failures:
+            raise together(self._failures, len(self._commands))
+
+    def _command(self, message: Message, delay: float) -> Command:
+        try:
+            check_sizes(message, self._transport.capabilities)
+            return self._transport.send_command(message, delay)
+        except (ValueError, ConfigurationError) as error:
+            raise not_sent(f"message {message.id} cannot be written: {error}") from error
+
+
 class RedisProducer:
     """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
 
@@ -157,37 +209,54 @@ class RedisProducer:
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Return when the server has stored every message; a PublishError says what is known of the others."""
-        if self._closed:
-            raise not_sent("the producer is closed", retriable=True)
-        commands = [self._command(message, delay) for message in messages]
-        for start in range(0, len(commands), AT_ONCE):
-            self._store(commands[start : start + AT_ONCE], is_first=start == 0)
+        """As Producer's."""
+        _check_open(self._closed)
+        posting = _Posting(self._transport, messages, delay)
+        for commands in posting:
+            try:
+                posting.note(self._connection.execute_all(commands))
+            except PumpError as error:
+                posting.note_failure(error)
+        posting.finish()
 
     def close(self) -> None:
         """Disconnect."""
         self._closed = True
         self._connection.close()
 
-    def _command(self, message: Message, delay: float) -> Command:
-        try:
-            check_sizes(message, self._transport.capabilities)
-            return self._transport.send_command(message, delay)
-        except (ValueError, ConfigurationError) as error:
-            raise not_sent(f"message {message.id} cannot be written: {error}") from error
 
-    def _store(self, commands: Sequence[Command], *, is_first: bool) -> None:
-        try:
-            replies = self._connection.execute_all(commands)
-        except PumpError as error:
-            nothing = is_first and isinstance(error, NotConnected | SetupError)
-            raise _failure(error, sent=False if nothing else None) from error
-        failures = [reply for reply in replies if isinstance(reply, PumpError)]
-        if failures:
-            nothing = is_first and len(failures) == len(replies)
-            raise _failure(failures[0], sent=False if nothing else None) from failures[0]
+class AsyncRedisProducer:
+    """The same, awaiting; on the loop that opened it."""
+
+    def __init__(self, transport: RedisBase) -> None:
+        self._transport: Final = transport
+        self._connection: Final = AsyncConnection(transport.server, transport.clock)
+        self._closed = False
+
+    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """As RedisProducer's."""
+        _check_open(self._closed)
+        posting = _Posting(self._transport, messages, delay)
+        for commands in posting:
+            try:
+                posting.note(await self._connection.execute_all(commands))
+            except PumpError as error:
+                posting.note_failure(error)
+        posting.finish()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self._closed = True
+        await self._connection.end()
 
 
-def _failure(error: PumpError, *, sent: bool | None) -> PublishError:
+def _check_open(closed: bool) -> None:  # noqa: FBT001 - the one question
+    if closed:
+        raise not_sent("the producer is closed", retriable=True)
+
+
+def _failure(error: PumpError | str, *, sent: bool | None) -> PublishError:
     known = "nothing was sent" if sent is False else "not everything was confirmed"
-    return PublishError(f"{known}: {error}", sent=sent, retriable=not isinstance(error, SetupError))
+    failure = PublishError(f"{known}: {error}", sent=sent, retriable=not isinstance(error, SetupError))
+    failure.__cause__ = error if isinstance(error, PumpError) else None
+    return failure

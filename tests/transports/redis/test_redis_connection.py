@@ -1,8 +1,10 @@
 """Reaching Redis: logins, encryption, what its errors become, and waits that end when they are told to."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from brokers.ports import Port
 from brokers.redis import Redis
 from pump.clock import SystemClock
 from pump.errors import ConfigurationError, PublishError, PumpError, SetupError, TransportError
-from pump.transport_kit.bridge import awaiting
+from pump.message import Message
+from pump.transport_kit.bridge import _BlockingProducer, awaiting
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transport_kit.protocol import AcknowledgesSoon, transport_from
 from pump.transports.redis import RedisListTransport, RedisTransport, Server
@@ -23,6 +26,7 @@ from pump.transports.redis import consumer as redis_consumer
 from pump.transports.redis import lists as redis_lists
 from pump.transports.redis.connection import Connection, NotConnected, Script
 from pump.transports.redis.consumer import RedisConsumer
+from pump.transports.redis.transport import AT_ONCE
 from support.redis_bench import RedisBench, StreamBench, bodies, receive
 from support.waiting import eventually
 
@@ -369,10 +373,29 @@ def test_a_nack_sends_nothing_and_the_message_stays_this_consumers(bench: RedisB
 
 # -- sending
 
+OpenProducer = Callable[[Any], Any]
 
-def test_nothing_was_sent_where_nobody_listens(bench: RedisBench) -> None:
+
+@pytest.fixture(params=["blocking", "awaiting"])
+def open_producer(request: pytest.FixtureRequest) -> Iterator[OpenProducer]:
+    """A producer of the transport, called as if it blocked, and closed at the end."""
+    with ExitStack() as stack:
+
+        def open_it(transport: Any) -> Any:
+            if request.param == "blocking":
+                producer = transport.producer()
+            else:
+                thread = LoopThread("pump-producer")
+                producer = _BlockingProducer(thread.run(transport.async_producer()), thread)
+            stack.callback(producer.close)
+            return producer
+
+        yield open_it
+
+
+def test_nothing_was_sent_where_nobody_listens(bench: RedisBench, open_producer: OpenProducer) -> None:
     port = Port()
-    producer = type(bench.transport())(Server(host="127.0.0.1", port=port.number)).producer()
+    producer = open_producer(type(bench.transport())(Server(host="127.0.0.1", port=port.number)))
 
     with pytest.raises(PublishError) as failed:
         producer.send([bench.message("1")])
@@ -381,10 +404,12 @@ def test_nothing_was_sent_where_nobody_listens(bench: RedisBench) -> None:
     port.release()
 
 
-def test_a_confirmation_that_was_lost_leaves_the_question_open(bench: RedisBench, proxy_to: ProxyTo) -> None:
+def test_a_confirmation_that_was_lost_leaves_the_question_open(
+    bench: RedisBench, open_producer: OpenProducer, proxy_to: ProxyTo
+) -> None:
     proxy = proxy_to(bench.server.port)
     bench.prepare()
-    producer = type(bench.transport())(Server(host="127.0.0.1", port=proxy.port, timeout=0.3)).producer()
+    producer = open_producer(type(bench.transport())(Server(host="127.0.0.1", port=proxy.port, timeout=0.3)))
     producer.send([bench.message("1")])
 
     proxy.stall("to_client")
@@ -395,44 +420,41 @@ def test_a_confirmation_that_was_lost_leaves_the_question_open(bench: RedisBench
 
     assert (failed.value.sent, failed.value.retriable) == (None, True)
     assert bodies(receive(bench.consumer(), 3)) == ["1", "2", "3"]  # and nothing was sent twice
-    producer.close()
 
 
-def test_what_cannot_be_stored_was_not_sent(bench: RedisBench) -> None:
+def test_what_cannot_be_stored_was_not_sent(bench: RedisBench, open_producer: OpenProducer) -> None:
     bench.client.set(bench.topic, "taken")
-    producer = bench.transport().producer()
+    producer = open_producer(bench.transport())
 
     with pytest.raises(PublishError) as failed:
         producer.send([bench.message("1"), bench.message("2")])
 
     assert (failed.value.sent, failed.value.retriable) == (False, False)
-    producer.close()
 
 
-def test_what_was_stored_in_part_leaves_the_question_open(bench: RedisBench) -> None:
+def test_what_was_stored_in_part_leaves_the_question_open(bench: RedisBench, open_producer: OpenProducer) -> None:
     bench.client.set(f"{bench.topic}-2", "taken")
-    producer = bench.transport().producer()
+    producer = open_producer(bench.transport())
 
     with pytest.raises(PublishError) as failed:
         producer.send([bench.message("1"), bench.message("2", topic=f"{bench.topic}-2")])
 
     assert failed.value.sent is None
+    assert {place: each.sent for place, each in failed.value.failures.items()} == {1: False}
     assert bodies(receive(bench.consumer(), 1)) == ["1"]
-    producer.close()
 
 
 @pytest.mark.parametrize("header", [{"type": "\ud800"}, {"headers": {"a": "\udfff"}}, {"topic": "a}b"}])
 def test_what_cannot_be_written_is_refused_before_anything_is_sent(
-    streams: StreamBench, header: dict[str, Any]
+    streams: StreamBench, open_producer: OpenProducer, header: dict[str, Any]
 ) -> None:
-    producer = streams.transport().producer()
+    producer = open_producer(streams.transport())
 
     with pytest.raises(PublishError) as failed:
         producer.send([streams.message("1"), streams.message("2", **header)], 1.0)
 
     assert (failed.value.sent, failed.value.retriable) == (False, False)
     assert streams.depth(streams.topic) == 0
-    producer.close()
 
 
 def test_a_closed_producer_sends_nothing(bench: RedisBench) -> None:
@@ -441,8 +463,71 @@ def test_a_closed_producer_sends_nothing(bench: RedisBench) -> None:
 
     with pytest.raises(PublishError) as failed:
         producer.send([bench.message("1")])
+    with pytest.raises(PublishError) as failed_awaiting:
+        asyncio.run(_send_closed(bench.transport(), bench.message("1")))
 
-    assert failed.value.sent is False
+    assert (failed.value.sent, failed_awaiting.value.sent) == (False, False)
+
+
+async def _send_closed(transport: Any, message: Message) -> None:
+    producer = await transport.async_producer()
+    await producer.close()
+    await producer.send([message])
+
+
+def test_a_connection_that_was_closed_and_scripts_that_were_removed_are_made_again(
+    bench: RedisBench, open_producer: OpenProducer
+) -> None:
+    bench.prepare()
+    producer = open_producer(bench.transport())
+    producer.send([bench.message("1")])
+
+    bench.client.script_flush()
+    producer.send([bench.message("2")])
+    bench.client.client_kill_filter(_type="normal", skipme=True)
+    eventually(lambda: _sent(producer, bench.message("3")))
+
+    assert bodies(receive(bench.consumer(), 3)) == ["1", "2", "3"]
+
+
+def _sent(producer: Any, message: Message) -> bool:
+    try:
+        producer.send([message])
+    except PublishError as error:
+        assert error.sent is None or error.retriable  # noqa: PT017 - what is known of it
+        return False
+    return True
+
+
+def test_after_a_portion_that_failed_nothing_more_is_sent(bench: RedisBench, open_producer: OpenProducer) -> None:
+    bench.client.set(f"{bench.topic}-2", "taken")
+    producer = open_producer(bench.transport())
+    messages = [bench.message(str(number)) for number in range(AT_ONCE + 10)]
+    messages[3] = bench.message("3", topic=f"{bench.topic}-2")
+
+    with pytest.raises(PublishError, match=f"positions 3, {AT_ONCE}-{AT_ONCE + 9}; the others are stored") as failed:
+        producer.send(messages)
+
+    assert failed.value.sent is None
+    assert len(receive(bench.consumer(buffer_size=1000), AT_ONCE - 1)) == AT_ONCE - 1
+
+
+def test_whoever_logs_in_awaiting_is_told_why_not(bench: RedisBench, guarded: Redis) -> None:
+    kind = type(bench.transport())
+    for password, words in (("wrong", "refuses us.*password"), ("", "wants a login")):
+        with pytest.raises(PublishError, match=words) as failed:
+            asyncio.run(_send_once(kind(local(guarded, password=password)), bench.message("1")))
+        assert (failed.value.sent, failed.value.retriable) == (False, False)
+
+    asyncio.run(_send_once(kind(local(guarded, password=SECRET, db=3)), bench.message("1")))
+
+
+async def _send_once(transport: Any, message: Message) -> None:
+    producer = await transport.async_producer()
+    try:
+        await producer.send([message])
+    finally:
+        await producer.close()
 
 
 # -- the awaiting colour
