@@ -196,6 +196,8 @@ class CommandProcessor:
                 f"no Publication says where {type(request).__name__} goes (there is {known}): "
                 f"add Publication({type(request).__name__}, topic=…) to the dispatcher"
             )
+        if options:
+            _check_options(options)
         return outgoing.message(request, self._settings.clock.wall(), **options)
 
 
@@ -204,6 +206,7 @@ class _Outgoing:
 
     def __init__(self, publication: Publication, settings: DispatchSettings) -> None:
         self._publication: Final = publication
+        self._topic: Final = publication.destination
         self._mapper: Final = settings.mapper(publication.request)
         self._type: Final = wire_type(publication.request)
         self._version: Final = self._mapper.version or wire_version(publication.request)
@@ -228,7 +231,7 @@ class _Outgoing:
             headers = _traced(headers or {}, context.headers)
         header = Header(
             id=id or uuid.uuid4().hex,
-            topic=self._publication.destination,
+            topic=self._topic,
             type=self._type,
             version=self._version,
             kind=self._kind,
@@ -245,6 +248,16 @@ class _Outgoing:
         key = self._publication.key
         value = getattr(request, key) if isinstance(key, str) else None if key is None else key(request)
         return None if value is None else str(value)
+
+
+def _check_options(options: PostOptions) -> None:
+    for name in ("id", "key", "correlation_id", "reply_to"):
+        value = options.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ConfigurationError(f"post: {name} is text, not {value!r}")
+    headers = options.get("headers")
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ConfigurationError(f"post: headers are a mapping of names to texts, not {headers!r}")
 
 
 def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:

@@ -193,6 +193,20 @@ def test_a_mistake_is_refused_with_its_name_and_what_to_write(name: str) -> None
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"key": 5}, "post: key is text, not 5"),
+        ({"id": 5}, "post: id is text, not 5"),
+        ({"headers": [("a", "b")]}, "post: headers are a mapping of names to texts, not [('a', 'b')]"),
+        ({"headers": {"a": 5}}, "headers are text: 'a' is int"),
+    ],
+)
+def test_what_is_posted_wrongly_is_refused(options: dict[str, Any], text: str) -> None:
+    with made().publishing() as dispatcher, pytest.raises(ConfigurationError, match=re.escape(text)):
+        dispatcher.post(A(), **options)
+
+
 WITHOUT_PARENTHESES: dict[type[Attribute], str] = {
     CircuitBreaker: "@CircuitBreaker()",
     DeferMessageOnError: "@DeferMessageOnError()",
