@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.5
 """How often to poll for what a blocking read does not give. No read blocks for longer."""
+SLACK_SECONDS: Final = 0.15
+"""A poll may be late by as much where nothing is known to be due, so that the read before it is not cut in two."""
 SHORTEST_BLOCK: Final = 0.001
 """A read that waits for less does not block: to the server 0 ms is for ever."""
 UNBLOCK_AGAIN_SECONDS: Final = 0.02
@@ -55,6 +57,7 @@ class RedisConsumer(ABC):
         self._reusable_name: Final = transport.consumer_names.take(self._names_key)
         self._name: Final = self._reusable_name.prefix + secrets.token_hex(3)
         self._poll_at = 0.0
+        self._slack = 0.0
         self._blocked = False
         self._interrupted = False
         self._closed = False
@@ -141,7 +144,7 @@ class RedisConsumer(ABC):
             if messages:
                 return messages
         now = self._clock.monotonic()
-        wait = min(deadline, max(self._poll_at, now)) - now
+        wait = (deadline if deadline <= self._poll_at + self._slack else max(self._poll_at, now)) - now
         self._blocked = True
         try:
             return self._read(limit, 0.0 if self._interrupted else wait)
@@ -150,11 +153,12 @@ class RedisConsumer(ABC):
 
     def _poll_when_due(self, now: float, due_ms: int) -> None:
         """Poll again when the server says that something is due; a negative number means that nothing is."""
-        self._poll_at = now + (min(POLL_SECONDS, due_ms / 1000) if due_ms >= 0 else POLL_SECONDS)
+        delay = due_ms / 1000 if due_ms >= 0 else POLL_SECONDS
+        self._poll_at, self._slack = now + min(POLL_SECONDS, delay), 0.0 if delay < POLL_SECONDS else SLACK_SECONDS
 
     def _poll_within(self, delay: float) -> None:
         """Poll again after the delay at the latest."""
-        self._poll_at = min(self._poll_at, self._clock.monotonic() + delay)
+        self._poll_at, self._slack = min(self._poll_at, self._clock.monotonic() + delay), 0.0
 
     def interrupt(self) -> None:
         """Make the current receive, or else the next one, return early."""

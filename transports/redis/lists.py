@@ -100,6 +100,8 @@ class ListConsumer(RedisConsumer):
         self._heartbeat: Final = self._keys.heartbeat + self._name
         self._lease_ms: Final = max(1, round(self._lease * 1000))
         self._calls: Final = count()
+        self._is_empty = False
+        """Whether the channel's list was just seen empty: what comes now comes one by one."""
 
     def _take_over(self) -> None:
         self._connection.execute(self._give_back(self._reusable_name.prefix))
@@ -131,17 +133,23 @@ class ListConsumer(RedisConsumer):
         )
         found, due_ms = self._execute_reading(command)
         self._poll_when_due(now, due_ms)
+        self._is_empty = not found
         return self._messages(found)
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
         keys = (self._keys.list, self._held)
-        found = self._execute_reading(LISTS.call("take", keys, limit, self._next_call()))
-        if not found and wait >= SHORTEST_BLOCK and not self._interrupted:
+        waits = wait >= SHORTEST_BLOCK
+        found = [] if self._is_empty and waits else self._execute_reading(self._take(keys, limit))
+        if not found and waits and not self._interrupted:
             element = self._reading.execute(("BLMOVE", *keys, "LEFT", "RIGHT", f"{wait:.3f}"))
+            self._is_empty = element is None
             if element is not None and not is_envelope(element):
                 element = self._reading.execute(LISTS.call("tag", [self._held], self._next_call()))
             found = [] if element is None else [element]
         return self._messages(found)
+
+    def _take(self, keys: Sequence[str], limit: int) -> Command:
+        return LISTS.call("take", keys, limit, self._next_call())
 
     def _next_call(self) -> str:
         """What tags the elements that one call takes: no other call of this consumer has it."""
