@@ -44,6 +44,7 @@ class RabbitMQTransport:
         counts_deliveries=True,
         carries_attempts=True,
         keeps_held_attempts=False,
+        tells_apart=False,
         durable=True,
         durable_attempts=True,
         leases=False,
