@@ -22,6 +22,8 @@ class Capabilities:
     """Whether a requeue leaves the attempts on the message, for whoever receives it next."""
     keeps_held_attempts: bool = True
     """Whether attempts of a message that is held here stay with it when it is handed back in its old place."""
+    tells_apart: bool = True
+    """Whether the broker names each message, so that two of one id have budgets of their own."""
     durable: bool
     """Whether messages outlive the broker's process."""
     durable_attempts: bool

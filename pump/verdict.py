@@ -230,8 +230,8 @@ class Judge:
     # -- after the message was handled
 
     def handled(self, message: Message) -> Verdict:
-        """The verdict on a message whose handler returned. One that was lost meanwhile comes again, uncounted."""
-        if message.lost and not message.settled:
+        """The verdict on a message whose handler returned. One that is not settled then comes again, uncounted."""
+        if not message.settled and (message.lost or message.explicit or not self.rules.auto_ack):
             self._forgive(message)
         if message.lost or message.explicit or not self.rules.auto_ack:
             answered = message.explicit and message.answered and not message.lost
@@ -257,6 +257,8 @@ class Judge:
             return UNSETTLED
         if message.lost or not (self.rules.auto_ack or message.explicit):
             self.log.handler_failed(message, error)
+            if not self.rules.auto_ack:  # whether it failed or not, it comes again
+                self.ledger.forgive(message)
             return UNSETTLED
         ended = message.ended and not _contains(error, MessageAction)
         if ended and asked is None:

@@ -115,6 +115,24 @@ class TransportContract(SettlementContract):
         dead_letters.acknowledge(dead)
         self.expect_nothing(channel)
 
+    def test_two_messages_of_one_id_are_two_where_the_transport_tells_them_apart(self, driver: TransportDriver) -> None:
+        channel = self.open(driver)
+        first = self.message(channel, b"1")
+        second = Message(first.header, b"2")
+
+        driver.send(first)
+        driver.send(second)
+        received = [self.expect(channel)]
+        again = channel.receive(self.silence_seconds)  # a broker that removes duplicates has removed it
+        if again is not None:
+            received.append(again)
+
+        assert [each.id for each in received] == [first.id] * len(received)
+        identities = {each.identity for each in received}
+        assert len(identities) == (len(received) if driver.capabilities.tells_apart else 1)
+        for each in received:
+            channel.acknowledge(each)
+
     # -- to whom it goes
 
     def test_every_channel_of_a_topic_gets_a_message_and_no_other_does(self, driver: TransportDriver) -> None:

@@ -114,7 +114,7 @@ class _Consumer:
             channel = self._memory.bus.find(self._subscription.channel)
             assert channel is not None
             due = self._memory.bus.clock.monotonic() + delay if delay > 0 else None
-            channel.add(message.header._replace(headers=headers), message.body, due)
+            channel.add(message.header._replace(headers=headers), message.body, due, identity=message.identity)
         self._consumer.acknowledge(message)
 
     def reject(self, message: Message, rejection: Rejection) -> None:

@@ -16,7 +16,7 @@ from pump.errors import (
 )
 from pump.in_hand.book import Record
 from pump.message import Message
-from pump.settling import Verdict
+from pump.settling import UNSETTLED, Verdict
 from pump.verdict import SetupFault
 from support.court import Call, Court, message
 
@@ -350,6 +350,29 @@ def test_a_fault_of_the_set_up_is_not_the_messages(broker: str) -> None:
     life.hand_back()
 
     assert life.court.ledger.arrived(life.broker.deliver()) == (0, 2)
+
+
+@pytest.mark.parametrize("raised", [None, ValueError("bad")])
+@pytest.mark.parametrize("broker", COUNTING)
+def test_where_the_pump_settles_nothing_runs_that_ended_spend_nothing(broker: str, raised: Exception | None) -> None:
+    life = Life(broker, auto_ack=False)
+
+    for _ in range(20):
+        assert life.deliver(raised, settles=False) is UNSETTLED
+        assert life.court.spy.calls == []
+
+    assert life.runs == 20
+
+
+@pytest.mark.parametrize("broker", COUNTING)
+def test_a_killer_is_found_out_where_the_pump_settles_nothing_else(broker: str) -> None:
+    life = Life(broker, auto_ack=False)
+
+    for _ in range(9):
+        life.crash()
+    life.deliver()
+
+    assert life.calls == [DIED]
 
 
 # -- what others and other times add

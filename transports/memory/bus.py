@@ -73,10 +73,10 @@ class BusChannel:
         """How many messages can be received now."""
         return len(self.returned) + len(self.new)
 
-    def add(self, header: Header, body: bytes, due: float | None = None) -> None:
-        """Add a new message at the tail, now or when it is due."""
+    def add(self, header: Header, body: bytes, due: float | None = None, *, identity: str = "") -> None:
+        """Add a new message at the tail, now or when it is due. A copy of another has the identity of that."""
         place = next(self._places)
-        entry = BusMessage(header, body, header.id or f"{self.name}/{place}", place)
+        entry = BusMessage(header, body, identity or f"{self.name}/{place}", place)
         if due is None:
             self.new.append(entry)
             self.wake(1)

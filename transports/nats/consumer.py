@@ -176,6 +176,7 @@ class NatsConsumer:
         return Message(
             header,
             raw.data,
+            identity=position,
             receipt=NatsReceipt(raw, self),
             generation=self.generation,
             deliveries=deliveries,

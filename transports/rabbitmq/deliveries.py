@@ -49,6 +49,8 @@ class Deliveries:
         """Set when there may be something to take, or a reason not to wait for it any longer."""
         self.failure: PumpError | None = None
         """Why nothing comes any more."""
+        self.may_count = True
+        """Whether the queue is not known to be a classic one: there a count is the sender's, who may say anything."""
         self.counts = False
         """Whether the broker was seen to count deliveries."""
         self.receiving = False

@@ -85,7 +85,9 @@ class DeliveryChannel:
             return  # it goes back with the AMQP channel
         deliveries = self.deliveries
         message = read_message(content, self._topic, deliveries.generation)
-        if message.deliveries > 1:
+        if message.deliveries > 1 and not deliveries.may_count:
+            message.deliveries, message.unexplained = 1, 0
+        elif message.deliveries > 1:
             deliveries.counts = True
             self._uncounted.explain(message)
         due = receipt_of(message).due
@@ -97,7 +99,8 @@ class DeliveryChannel:
     def _on_message(self, _: Channel, method: Any, properties: spec.BasicProperties, body: bytes) -> None:  # noqa: ANN401
         """A delivery as pika reads it, where the ContentReader cannot be installed."""
         encoded = b"".join(properties.encode())
-        self._deliver(Content(method.delivery_tag, method.exchange, method.routing_key, encoded, body))
+        tag, exchange, key, redelivered = method.delivery_tag, method.exchange, method.routing_key, method.redelivered
+        self._deliver(Content(tag, exchange, key, encoded, body, redelivered))
         self._announce()
 
     def _announce(self) -> None:

@@ -89,7 +89,8 @@ def _message(content: Content, topic: str, generation: int) -> Message:
         _moment(ours[TIMESTAMP]) if TIMESTAMP in ours else float(int.from_bytes(timestamp or b"", "big")),
         senders,
     )
-    count = others.get(DELIVERY_COUNT, 0)
+    # on a first delivery the header is the sender's, whatever it says
+    count = others.get(DELIVERY_COUNT, 0) if content.redelivered else 0
     return Message(
         header,
         content.body,

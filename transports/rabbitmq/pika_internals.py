@@ -58,6 +58,8 @@ class Content(NamedTuple):
     routing_key: str
     properties: bytes
     body: bytes
+    redelivered: bool = False
+    """Whether it was delivered before, to whomever, as the broker says."""
 
 
 class Confirm(Protocol):
@@ -89,6 +91,7 @@ class ContentReader:
         self._buffer = b""
         self._take: Callable[[Content], None] | None = None
         self._tag = 0
+        self._redelivered = False
         self._exchange = ""
         self._routing_key = ""
         self._properties = b""
@@ -158,9 +161,10 @@ class ContentReader:
         if buffer.startswith(DELIVER, start):
             at = start + 5 + buffer[start + 4]  # after the consumer's tag
             (self._tag,) = _NUMBER.unpack_from(buffer, at)
-            at += 9  # and after the redelivered flag
+            self._redelivered = bool(buffer[at + 8] & 1)
+            at += 9
         else:
-            self._tag = 0
+            self._tag, self._redelivered = 0, False
             at = start + 7 + buffer[start + 6]  # after the reply code and text
         middle = at + 1 + buffer[at]
         end = middle + 1 + buffer[middle]
@@ -170,7 +174,7 @@ class ContentReader:
     def _end(self, take: Callable[[Content], None]) -> None:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._take, self._body = None, []
-        take(Content(self._tag, self._exchange, self._routing_key, self._properties, body))
+        take(Content(self._tag, self._exchange, self._routing_key, self._properties, body, self._redelivered))
 
 
 @cache

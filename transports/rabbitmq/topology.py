@@ -41,6 +41,7 @@ Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
 
 _REFUSALS: Final = frozenset({ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED})
 _STREAM: Final = "rabbit_stream_queue"
+_CLASSIC: Final = "rabbit_classic_queue"
 """What the broker calls a queue that is a stream."""
 _NO_SUCH: Final = "NOT_FOUND - no "
 """A queue whose node is down is not found either, but comes back."""
@@ -128,6 +129,8 @@ class Topology:
         self._queue_type: Final = settings.queue_type
         self._channel: Channel | None = None
         self._operation: Operation[Any] | None = None
+        self.counts = True
+        """Whether the queue that was subscribed to may count deliveries."""
 
     def close(self) -> Steps[None]:
         """Close the AMQP channel, if one is open."""
@@ -157,7 +160,9 @@ class Topology:
                 for queue in (names.channel, *names.dead_letters):
                     yield from self._must_exist("queue", queue)
                 yield from self._must_exist("exchange", names.topic)
-        if not is_ours:
+        if is_ours:
+            self.counts = self._queue_type == "quorum"
+        else:
             yield from self._must_be_no_stream(names.channel)
         return is_ours
 
@@ -183,6 +188,8 @@ class Topology:
         refused = yield from self._refusal(partial(_consume_nothing, queue))
         if refused is None:  # an old broker, which overlooks arguments that it does not know
             yield from self.close()
+        elif _CLASSIC in refused.text:
+            self.counts = False
         elif _STREAM in refused.text:
             raise SetupError(
                 f"RabbitMQ: the queue {queue!r} is a stream, which a pump does not consume: it would have to remember "

@@ -44,6 +44,7 @@ class RabbitMQTransport:
         counts_deliveries=True,
         carries_attempts=True,
         keeps_held_attempts=False,
+        tells_apart=False,
         durable=True,
         durable_attempts=True,
         leases=False,
@@ -107,6 +108,7 @@ class RabbitMQTransport:
             yield from channel.connection.open()
             topology = Topology(channel.connection, self.settings)
             is_ours = yield from topology.subscribe(subscription)
+            channel.deliveries.may_count = topology.counts
             yield from topology.close()
             limit = yield from self._broker_limit(channel.connection, names.channel, is_ours=is_ours)
         except BaseException:

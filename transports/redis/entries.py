@@ -21,7 +21,7 @@ from pump.transport_kit.dead_letters import copy_headers
 
 BODY: Final = "body"
 IDENTITY: Final = "pump-identity"
-"""On a copy of a message without an id: the identity of the original, which the copy keeps."""
+"""On a copy of a message: the identity of the original, which the copy keeps."""
 ESCAPE: Final = "header:"
 """Before the name of a header that would be taken for something else."""
 MOST_FIELDS: Final = 1000
@@ -77,8 +77,7 @@ def _texts(header: Header, topic: str, body_field: str = BODY) -> dict[str, str]
 
 def _copy_texts(message: Message, attempts: int, now: float) -> dict[str, str]:
     """The texts that a copy has beside those of the original."""
-    texts = copy_headers(message, attempts, now)
-    return texts if message.header.id else {**texts, IDENTITY: message.identity}
+    return {**copy_headers(message, attempts, now), IDENTITY: message.identity}
 
 
 class _ParsedTexts:
@@ -158,7 +157,7 @@ class EntryReader:
         message = Message(
             header,
             body,
-            identity=header.id or f"{self._stream}/{position}",
+            identity=f"{self._stream}/{position}",
             receipt=receipt,
             generation=self._generation,
             deliveries=receipt.deliveries,
@@ -166,7 +165,7 @@ class EntryReader:
             position=position,
         )
         if parsed is not None:
-            message.identity = header.id or parsed.identity or message.identity
+            message.identity = parsed.identity or message.identity
             message.raw_headers = parsed.raw or NO_RAW_HEADERS
             message.fault = self._fault(parsed, fields)
         if parsed is not None or receipt.attempts:
@@ -250,12 +249,19 @@ def read_element(element: bytes, *, topic: str, generation: int) -> Message:
     return Message(
         header,
         body,
-        identity=header.id or parsed.identity or f"{topic}/{hashlib.sha256(element).hexdigest()[:32]}",
+        identity=parsed.identity or f"{topic}/{_name(element)}",
         receipt=receipt,
         generation=generation,
         attempts=parsed.attempts,
         fault=fault,
     )
+
+
+def _name(element: bytes) -> str:
+    """What tells an element from others: its own bytes in an envelope, else its text, which others may have too."""
+    if is_envelope(element):
+        return element[len(MAGIC) : RECEIPT_LENGTH].hex()
+    return hashlib.sha256(element).hexdigest()[:32]
 
 
 def _open(element: bytes, parsed: _ParsedTexts) -> bytes:

@@ -210,6 +210,35 @@ def test_a_message_that_cannot_be_given_up_is_not_run_again(
     assert b'"job"' in (grave.last or b"")
 
 
+@pytest.mark.parametrize("made", ["by us", "by others", "by others, and only looked for"])
+def test_what_a_sender_says_of_deliveries_is_not_believed(
+    rabbitmq: RabbitMQ, works: Works, queue_type: str, colour: str, made: str
+) -> None:
+    budget, missing = Budget(rabbitmq, queue_type, works.channel, colour=colour), "create"
+    if made != "by us":
+        with rabbitmq.connect() as connection:
+            channel = connection.channel()
+            arguments = {"x-queue-type": queue_type, "x-max-length": 1000}
+            for name in (works.channel, f"{works.channel}.dead"):
+                channel.queue_declare(name, durable=True, arguments=arguments)
+            channel.exchange_declare(works.channel, "fanout", durable=True)
+            channel.queue_bind(works.channel, works.channel)
+        missing = "create" if made == "by others" else "validate"
+    refusing = Patience(refusals=2)
+    with budget.dispatcher(refusing, missing=missing).publishing(), rabbitmq.connect() as connection:
+        headers = {"x-delivery-count": 12}
+        properties = pika.BasicProperties(message_id="innocent", headers=headers, delivery_mode=2)
+        connection.channel().basic_publish("", works.channel, b'{"name": "innocent"}', properties)
+
+    with budget.dispatcher(refusing, missing=missing):
+        eventually(lambda: refusing.runs > 2)  # delivered again, it is not believed either
+        eventually(lambda: budget.dead == 1)
+
+    with rabbitmq.connect() as connection:
+        _, letter, _ = connection.channel().basic_get(f"{works.channel}.dead", auto_ack=True)
+    assert letter.headers["pump-reason"] == "attempts exhausted"
+
+
 def test_a_killer_is_found_out_and_nobody_else_suffers(rabbitmq: RabbitMQ, works: Works) -> None:
     jobs = [Job(f"job-{number}") for number in range(99)]
     works.post(rabbitmq.url, *jobs[:40], Job("killer", fate="kills"), *jobs[40:])

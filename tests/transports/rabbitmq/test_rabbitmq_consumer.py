@@ -169,7 +169,8 @@ class Consumer:
                 parts[2] = b"\x10x-delivery-countl" + before.to_bytes(8, "big")
                 parts[8] = header.id.encode()
                 properties = join(parts)
-            self.channel._deliver(Content(self.connection.channel.delivered, "topic", "", properties, b""))
+            tag = self.connection.channel.delivered
+            self.channel._deliver(Content(tag, "topic", "", properties, b"", redelivered=before > 0))
         self.channel._announce()
 
     def answer(self) -> None:

@@ -50,7 +50,8 @@ class Connection:
 
 
 def delivery(tag: int, body: bytes, channel: int = CHANNEL, size: int = 100) -> bytes:
-    method = spec.Basic.Deliver("consumer", tag, redelivered=True, exchange="exchange", routing_key="key")
+    redelivered = tag % 2 == 1
+    method = spec.Basic.Deliver("consumer", tag, redelivered=redelivered, exchange="exchange", routing_key="key")
     return content(frame.Method(channel, method), body, channel, size)
 
 
@@ -83,7 +84,8 @@ def test_deliveries_are_read_wherever_the_stream_is_cut(bodies: list[bytes], cut
 
     taken, connection = read(pieces)
 
-    assert taken == [Content(tag, "exchange", "key", ENCODED, body) for tag, body in enumerate(bodies, start=1)]
+    numbered = enumerate(bodies, start=1)
+    assert taken == [Content(tag, "exchange", "key", ENCODED, body, tag % 2 == 1) for tag, body in numbered]
     assert len(connection.frames) == len(bodies)
     assert connection.bytes_received == len(stream)
 

@@ -35,8 +35,10 @@ headers = st.builds(
 )
 
 
-def arrived(properties: bytes, body: bytes = b"body", exchange: str = "topic", tag: int = 1) -> Message:
-    return read_message(Content(tag, exchange, "key", properties, body), "default", generation=1)
+def arrived(
+    properties: bytes, body: bytes = b"body", exchange: str = "topic", tag: int = 1, *, redelivered: bool = False
+) -> Message:
+    return read_message(Content(tag, exchange, "key", properties, body, redelivered), "default", generation=1)
 
 
 def by_pika(**properties: Any) -> bytes:
@@ -175,12 +177,18 @@ def test_a_copy_leaves_behind_what_is_the_brokers_own() -> None:
         "x-delivery-count": 3,
         "CC": ["other"],
     }
-    original = arrived(by_pika(headers={**brokers, "x-request-id": "r"}))
+    original = arrived(by_pika(headers={**brokers, "x-request-id": "r"}), redelivered=True)
 
     assert original.deliveries == 4
     assert dict(original.header.headers) == {"x-request-id": "r"}
     copy = read_by_pika(write_properties(original.header, original))
     assert copy.headers == {"x-request-id": "r"}
+
+
+def test_on_a_first_delivery_the_count_is_the_senders_and_says_nothing() -> None:
+    innocent = arrived(by_pika(headers={"x-delivery-count": 9}))
+
+    assert (innocent.deliveries, innocent.unexplained) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +230,7 @@ def test_headers_nested_without_end_are_a_fault() -> None:
 
 def test_a_message_without_an_id_is_known_by_what_it_is_however_often_it_comes() -> None:
     first = arrived(by_pika(headers={"a": "b"}), b"1", tag=1)
-    again = arrived(by_pika(headers={"a": "b", "x-delivery-count": 1}), b"1", tag=9)
+    again = arrived(by_pika(headers={"a": "b", "x-delivery-count": 1}), b"1", tag=9, redelivered=True)
     other = arrived(by_pika(headers={"a": "b"}), b"2", tag=2)
 
     assert first.id == ""

@@ -57,7 +57,7 @@ def test_a_usual_message_has_four_fields() -> None:
     assert fields == [b"id", b"1", b"type", b"Sample", b"time", b"5.5", b"body", b"{}"]
     message = entry(*fields, deliveries=3)
     assert message.header == Header("1", "orders", "Sample", timestamp=5.5)
-    assert (message.identity, message.position, message.generation) == ("1", "5-1", 7)
+    assert (message.identity, message.position, message.generation) == ("shop:orders/5-1", "5-1", 7)
     assert (message.deliveries, message.unexplained, message.attempts) == (3, 2, 0)
     assert message.lease_expires == 99.0
 
@@ -126,7 +126,7 @@ def test_a_copy_says_how_many_attempts_are_behind_it_and_stays_itself() -> None:
     assert again.header == stranger.header._replace(headers={"pump-first-failure": "9.000"})
     later = entry(*encoded(entries.copy_fields(again, 3, 99.0)))
     assert (later.attempts, later.header.headers) == (3, {"pump-first-failure": "9.000"})
-    assert entries.copy_fields(named, 2, 9.0).count("pump-identity") == 0
+    assert entries.copy_fields(named, 2, 9.0).count("pump-identity") == 1
 
 
 def test_a_dead_letter_says_where_it_comes_from_and_nothing_of_earlier_deaths() -> None:
