@@ -51,6 +51,6 @@ class Capabilities:
     longest_delay: float | None = None
     """In seconds; None is without limit."""
     largest_body: int | None = None
-    """In bytes."""
+    """In bytes. A larger one is refused before it is sent, and is an invalid message where it is received."""
     largest_headers: int | None = None
     """All header names and values together, in bytes."""

@@ -139,6 +139,8 @@ class ChannelBase(Generic[SomeConsumer]):
         for message in messages:
             message.origin = self._rules.channel
             current = current and message.generation == self._generation
+        if self._capabilities.largest_body is not None:
+            refuse_larger(messages, self._capabilities.largest_body)
         with self._lock:
             self._intake.offer(messages, now)
         if not current or consumer.generation != self._generation:  # it connected again while it received
@@ -370,6 +372,13 @@ def _is_on_a_loop() -> bool:
     except RuntimeError:  # none runs in this thread
         return False
     return True
+
+
+def refuse_larger(messages: Sequence[Message], largest: int) -> None:
+    """Give those a fault that could not have been posted by the same transport: they are not mapped or handled."""
+    for message in messages:
+        if len(message.body) > largest and not message.fault:
+            message.fault = f"its body has {len(message.body)} bytes, and at most {largest} are taken"
 
 
 def as_transport_error(error: Exception, doing: str) -> TransportError:

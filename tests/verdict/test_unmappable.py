@@ -149,3 +149,23 @@ def test_a_dispatcher_that_subscribes_by_a_function_finds_the_type_itself(kind: 
 
     assert numbers(seen.seen) == numbers(bench.acknowledged) == [1]
     assert [letter.reason for letter in bench.invalid] == ["its type cannot be told"]
+
+
+@pytest.mark.parametrize(("size", "handled"), [(40, True), (41, False), (4000, False)])
+def test_a_body_larger_than_the_transport_takes_is_invalid_and_kept_whole(
+    pumping: Pumping, size: int, *, handled: bool
+) -> None:
+    body = Outcomes(None)
+    bench = pumping(body, capabilities={"largest_body": 40})
+    bench.post_raw(b'{"number":1}'.ljust(size), type="Order")
+    bench.post_orders(2)
+
+    bench.run()
+
+    assert body.runs == 1 + handled
+    assert numbers(bench.acknowledged)[-1] == 2
+    if not handled:
+        (invalid,) = bench.invalid
+        assert invalid.reason == "unreadable"
+        assert invalid.description == f"its body has {size} bytes, and at most 40 are taken"
+        assert len(invalid.message.body) == size

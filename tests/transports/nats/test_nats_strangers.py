@@ -78,7 +78,7 @@ def test_what_is_too_large_for_our_headers_is_a_dead_letter_as_it_came(
     assert dict(letter.headers or {}) == {name: text for name, text in headers.items() if name == "tenant"}
     (told,) = (each for each in errors(caplog) if "too large" in each)
     assert f"{topic}:1" in told
-    assert "cannot be mapped" in told
+    assert "unreadable" in told
 
 
 def test_a_dead_letter_that_its_stream_does_not_take_whole_is_cut_and_says_so(
