@@ -123,6 +123,10 @@ class PumpLog:
         level = logging.ERROR if lasting else logging.WARNING
         log.log(level, text, self._channel, doing, str(error) or type(error).__name__)
 
+    def handing_back(self, number: int) -> None:
+        """Messages that nobody has begun go back: at a pause, or because a handler does not end."""
+        log.info("channel %s: %d messages that nobody has begun go back to the broker", self._channel, number)
+
     def disconnected(self, error: BaseException, delay: float) -> None:
         """The channel is broken and will be tried again."""
         log.warning("channel %s: %s; next try in %.1f s", self._channel, str(error) or type(error).__name__, delay)

@@ -5,6 +5,7 @@ There are two kinds: a Reactor on a thread of its own, and a Proactor in a task 
 
 import asyncio
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,6 +110,12 @@ class Performer(Generic[AnyPump]):
         return "the broker, which does not answer"
 
     @property
+    def comes_again(self) -> str:
+        """When others have what it has not settled."""
+        running = self._running
+        return "it has nothing" if running is None else running.channel.comes_again
+
+    @property
     def in_hand(self) -> int:
         """How many messages its pump has in hand."""
         running = self._running
@@ -128,6 +135,11 @@ class Performer(Generic[AnyPump]):
         self._paused = True
         if self._running is not None:
             self._running.channel.pause()
+            self.hand_back()
+
+    @abstractmethod
+    def hand_back(self) -> None:
+        """Give back what nobody has begun to handle, though a handler runs. It waits for nothing."""
 
     def resume(self) -> None:
         """Go on."""
@@ -174,9 +186,16 @@ class ReactorPerformer(Performer[Reactor]):
         """Begin. From any thread."""
         threading.Thread(target=self._supervise, name=self.name, daemon=True).start()
 
+    def hand_back(self) -> None:
+        """As any performer's. By a thread, since the pump's own may be in a handler, and the broker may not answer."""
+        running = self._running
+        if running is not None and running.channel.in_hand:  # without, the pump does it itself
+            threading.Thread(target=running.channel.hand_back_waiting, name=f"{self.name}-back", daemon=True).start()
+
     def give_up(self) -> None:
         """Set `context.cancelled` for the handlers that run: a thread cannot be stopped."""
         if self._running is not None:
+            self.hand_back()
             self._running.channel.give_up()
             for message in self._running.channel.in_hand:
                 message.ended = True
@@ -203,6 +222,7 @@ class ProactorPerformer(Performer[Proactor]):
     """A Proactor in a task of a loop."""
 
     _task: asyncio.Task[None] | None = None
+    _handing_back: asyncio.Task[None] | None = None
     _is_given_up = False
     """Whether the loop has come to ending its handlers."""
 
@@ -215,6 +235,15 @@ class ProactorPerformer(Performer[Proactor]):
     def start(self) -> None:
         """Begin. From any thread."""
         self._soon(self._start)
+
+    def hand_back(self) -> None:
+        """As any performer's."""
+        self._soon(self._hand_back)
+
+    def _hand_back(self) -> None:
+        running = self._running
+        if running is not None and running.channel.in_hand:  # without, the pump does it itself
+            self._handing_back = asyncio.ensure_future(running.channel.hand_back_waiting())
 
     def give_up(self) -> None:
         """Cancel the handlers; their messages are handed back."""
@@ -232,6 +261,7 @@ class ProactorPerformer(Performer[Proactor]):
         running, task, self._is_given_up = self._running, self._task, True
         if running is not None:
             running.channel.give_up()
+            self._hand_back()
         if isinstance(running, ConcurrentProactor):
             running.cancel()
         elif running is not None and task is not None and (in_hand := running.channel.in_hand):

@@ -95,6 +95,7 @@ class PerformerGroup:
                 performer.start()
         for performer in surplus:
             performer.stop()
+            performer.hand_back()
         return True
 
     def restart(self) -> None:

@@ -55,12 +55,12 @@ def end_performers(graces: Mapping[PerformerGroup, float], began: float) -> Wait
         yield from _ends(group, began + graces[group] + AFTER_GRACE)
         for performer in group.unfinished:
             log.error(
-                "performer %s has not ended within the grace of %g s and %g s more: it waits for %s; "
-                "what was not settled comes again when this process ends",
+                "performer %s has not ended within the grace of %g s and %g s more: it waits for %s; %s",
                 performer.name,
                 graces[group],
                 AFTER_GRACE,
                 performer.waits_for,
+                performer.comes_again,
             )
 
 

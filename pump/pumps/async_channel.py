@@ -270,6 +270,15 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
         while self._has_unsettled() and (left := deadline - self._clock.monotonic()) > 0:
             await self._clock.wait_async(self._changed, left)
 
+    async def hand_back_waiting(self) -> None:
+        """Give back, in order, what nobody has begun to handle, though handlers run. Failing is logged only."""
+        consumer, waiting = self._consumer, self._may_go_back()
+        if waiting and consumer is not None:
+            try:
+                await self._give_back(consumer, waiting)
+            except TransportError as error:
+                self._log.failed("handing back", error)
+
     async def close(self) -> None:
         """Hand back, in order, what nobody has begun to handle, and close the consumer."""
         self.stop()

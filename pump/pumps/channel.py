@@ -264,6 +264,15 @@ class Channel(ChannelBase[Consumer]):
         while self._has_unsettled() and (left := deadline - self._clock.monotonic()) > 0:
             self._clock.wait(self._changed, left)
 
+    def hand_back_waiting(self) -> None:
+        """Give back, in order, what nobody has begun to handle, though handlers run. Failing is logged only."""
+        consumer, waiting = self._consumer, self._may_go_back()
+        if waiting and consumer is not None:
+            try:
+                self._give_back(consumer, waiting)
+            except TransportError as error:
+                self._log.failed("handing back", error)
+
     def close(self) -> None:
         """Hand back, in order, what nobody has begun to handle, and close the consumer."""
         self.stop()

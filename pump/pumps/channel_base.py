@@ -122,13 +122,15 @@ class ChannelBase(Generic[SomeConsumer]):
                 self._changed.clear()
             now = self._clock.monotonic()
             lost = self._intake.expire(now)
-            back = self._intake.drain() if rests else self._intake.to_hand_back(now)
+            back = self._free_to_go() if rests else self._intake.to_hand_back(now)
             waits = rests or self._retrying or self._closed
             room = 0 if waits else self._intake.room()
             due = self._intake.next_due(now)
             if self._gate.closed:  # somebody has to be alone: look again soon
                 room, timeout = 0, min(timeout, GATE_SECONDS)
             self._waiting = room == 0
+        if rests and back:
+            self._log.handing_back(len(back))
         if lost:
             self._note_lapse(lost)
             self._interrupt_handlers(lost)
@@ -309,6 +311,34 @@ class ChannelBase(Generic[SomeConsumer]):
             self._waiting = True
             unsettled = any(message.explicit and not message.lost for message in self._intake.in_hand)
             return unsettled and not self._given_up
+
+    def _may_go_back(self) -> Sequence[Message]:
+        with self._lock:
+            back = self._free_to_go()
+        if back:
+            self._log.handing_back(len(back))
+        return back
+
+    def _free_to_go(self) -> Sequence[Message]:
+        """What nobody has begun to handle, and may go back while something is in hand; with the lock held.
+
+        In an ordered channel that is nothing from behind it: others would handle that first. And a consumer that can
+        only give back everything would take what is in hand from its handler.
+        """
+        if self._capabilities.hands_back == "all" and self._intake.in_hand:
+            return ()
+        return self._intake.drain_all_but_successors() if self._rules.ordered else self._intake.drain()
+
+    @property
+    def comes_again(self) -> str:
+        """When others have what is still here."""
+        now = self._clock.monotonic()
+        with self._lock:
+            in_hand, waiting = self._intake.in_hand, self._intake.waiting
+        leases = [each.lease_expires - now for each in (*in_hand, *waiting) if each.lease_expires is not None]
+        here = f"{len(in_hand)} in hand" + f", {len(waiting)} behind" * bool(waiting)
+        later = f", or at most {max(leases):.0f} s later, when the lease ends" if leases else ""
+        return f"what was not settled ({here}) comes again when this process ends{later}"
 
     # -- life
 

@@ -191,6 +191,95 @@ def test_a_blocking_handler_that_outlasts_the_grace_is_told_and_its_message_is_n
     assert broker.named("acknowledge") == ["acknowledge"], "it ended after all, in this process"
 
 
+def waits_behind(kind: Kind, gate: threading.Event, begun: list[int]) -> Callable[[Order], object]:
+    """The body of a handler that stands still at 15, which no cancellation ends, when many are buffered behind."""
+
+    def wait(order: Order) -> None:
+        begun.append(order.number)
+        if order.number == 15:
+            gate.wait(LIMIT)
+
+    async def wait_async(order: Order) -> None:
+        waiting = asyncio.ensure_future(asyncio.to_thread(wait, order))
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(waiting)
+
+    return wait_async if kind.awaits else wait
+
+
+def fill_up(dispatcher: Dispatcher, broker: Broker, begun: list[int]) -> None:
+    """Post so much, all of one key, that 15 stands still with some in the buffer."""
+    dispatcher.pause("orders")
+    for number in range(1, 40):
+        dispatcher.post(Order(number), id=f"order-{number}", key="k")
+    dispatcher.resume("orders")
+    eventually(lambda: 15 in begun)
+    eventually(lambda: broker.bus.locked("orders") > 5)
+
+
+@pytest.mark.parametrize("how", ["stop", "pause", "scale", "restart"])
+def test_what_nobody_has_begun_goes_back_at_once_though_a_handler_still_runs(
+    kind: Kind, how: str, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[int] = []
+    broker = Broker()
+    caplog.set_level(logging.INFO, "pump")
+    handler = kind.handler(waits_behind(kind, gate, begun))
+    with consuming_by(kind, handler, broker, grace=SHORT) as dispatcher:
+        fill_up(dispatcher, broker, begun)
+        stopping = threading.Thread(target=dispatcher.stop)
+        if how == "stop":
+            stopping.start()
+        elif how == "restart":
+            dispatcher.pause("orders")
+            dispatcher.restart("orders")
+        elif how == "scale":
+            dispatcher.scale("orders", 0)
+        else:
+            dispatcher.pause("orders")
+        eventually(lambda: broker.bus.locked("orders") == 1)
+
+        assert left_behind(broker) == [(f"order-{number}", 0, 0) for number in range(16, 40)]
+        assert begun == list(range(1, 16))
+        eventually(lambda: "messages that nobody has begun go back" in caplog.text)
+        if how == "stop":
+            stopping.join(LIMIT)
+            if not kind.awaits:
+                assert "what was not settled (1 in hand) comes again when this process ends, or at most" in caplog.text
+        gate.set()
+
+
+def test_in_order_what_waits_behind_a_message_in_hand_stays_behind_it(kind: Kind, gate: threading.Event) -> None:
+    begun: list[int] = []
+    broker = Broker()
+    handler = kind.handler(waits_behind(kind, gate, begun))
+    with consuming_by(kind, handler, broker, ordered=True) as dispatcher:
+        fill_up(dispatcher, broker, begun)
+        dispatcher.pause("orders")
+        gate.set()
+        eventually(lambda: broker.bus.locked("orders") == 0)
+
+        assert left_behind(broker) == [(f"order-{number}", 0, 0) for number in range(16, 40)]
+        assert len(broker.named("hand_back")) <= 2
+
+
+def test_where_only_everything_can_go_back_what_waits_goes_when_the_handler_has_ended(
+    kind: Kind, gate: threading.Event
+) -> None:
+    begun: list[int] = []
+    broker = Broker(hands_back="all")
+    handler = kind.handler(waits_behind(kind, gate, begun))
+    with consuming_by(kind, handler, broker) as dispatcher:
+        fill_up(dispatcher, broker, begun)
+        broker.calls.clear()
+        dispatcher.pause("orders")
+        gate.set()
+        eventually(lambda: broker.bus.locked("orders") == 0)
+
+    assert broker.named("acknowledge", "hand_back") == ["acknowledge", "hand_back"]
+
+
 def test_a_stop_ends_every_wait_at_once(kind: Kind) -> None:
     body = Outcomes(DontAckAction())
     broker = Broker()
