@@ -356,6 +356,30 @@ def test_a_stop_while_a_retry_waits_spends_no_attempt(kind: Kind, outer: tuple[A
     assert broker.named("nack", "requeue", "reject", "acknowledge") == []
 
 
+def test_a_handler_that_settles_by_itself_and_is_ended_before_it_has_spends_no_attempt(kind: Kind) -> None:
+    def told(_: object) -> None:
+        begun.set()
+        SystemClock().wait(current_context().cancelled, LIMIT)
+        raise InterruptedError("asked to end")
+
+    async def cleans_up(_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise RuntimeError("the clean-up failed") from None
+
+    begun = threading.Event()
+    broker = Broker()
+    with consuming_by(kind, kind.explicit(cleans_up if kind.awaits else told), broker) as dispatcher:
+        dispatcher.post(Order(1), id="order-1")
+        assert begun.wait(LIMIT)
+        dispatcher.stop(grace=SHORT)
+
+    assert left_behind(broker) == [("order-1", 0, 0)]
+    assert broker.named("nack", "requeue", "reject", "acknowledge") == []
+
+
 def test_a_decision_of_a_handler_that_the_stop_ended_stands(kind: Kind) -> None:
     class Blocking(RequestHandler[Order]):
         def handle(self, _: Order, /) -> None:
