@@ -20,7 +20,7 @@ AFTER_GRACE: Final = 0.8
 """How long a stop waits for a handler after telling it to end, in seconds."""
 CLOSING: Final = 0.6
 """How much later everything else is closed, or left."""
-PROCESS_END: Final = 1.8
+PROCESS_END: Final = 1.6
 """After the grace and so many seconds, a process that has been stopped ends, whatever still runs in it."""
 
 
