@@ -15,7 +15,7 @@ ErrorInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType |
 REPEAT_SECONDS: Final = 60.0
 """For so long an error from the same line is a repeat."""
 MOST_KNOWN: Final = 256
-"""How many places of errors are remembered; then the one that was told first is forgotten."""
+"""How many places of errors are remembered; then all are forgotten."""
 _LONGEST: Final = 200
 
 
@@ -33,9 +33,9 @@ class ErrorLog:
         if before is not None and now - before[0] < REPEAT_SECONDS and level <= before[1]:
             self._told[key] = before
             return f": {in_a_line(error)}, as before", None
+        if len(self._told) >= MOST_KNOWN:
+            self._told.clear()  # in one step: other threads tell of errors too
         self._told[key] = now, level
-        if len(self._told) > MOST_KNOWN:
-            self._told.pop(next(iter(self._told)), None)
         return "", (type(error), error, cut(error))
 
 

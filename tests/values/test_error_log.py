@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -110,11 +111,24 @@ def test_what_was_never_raised_is_told_by_its_text(told: ErrorLog) -> None:
 
 
 def test_only_so_many_places_are_remembered(told: ErrorLog) -> None:
-    for number in range(MOST_KNOWN + 1):
+    for number in range(MOST_KNOWN):
         told.told(ValueError(str(number)), logging.ERROR)
+    assert told.told(ValueError("0"), logging.ERROR)[1] is None
 
-    assert told.told(ValueError("1"), logging.ERROR)[1] is None
+    told.told(ValueError("one more"), logging.ERROR)
+
     assert told.told(ValueError("0"), logging.ERROR)[1] is not None
+    assert told.told(ValueError("one more"), logging.ERROR)[1] is None
+
+
+def test_threads_tell_of_errors_at_once(told: ErrorLog) -> None:
+    def tell(first: int) -> None:
+        for number in range(2000):
+            told.told(ValueError(str(first + number % 300)), logging.ERROR)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(tell, first) for first in (0, 100, 200, 300)]:
+            done.result()
 
 
 def test_a_traceback_has_no_line_of_the_pump(told: ErrorLog) -> None:

@@ -168,9 +168,11 @@ class Topology:
 
     def _create(self, names: Destinations) -> Steps[bool]:
         """Create what is missing; whether the channel's queue is made as ours are."""
-        for queue in names.dead_letters:
-            yield from self.make_queue(queue, queue_arguments(self._queue_type, None))
-        is_ours = yield from self.make_queue(names.channel, queue_arguments(self._queue_type, names.dead_letter))
+        kept = queue_arguments(self._queue_type, None)
+        for queue in names.dead_letters:  # which may be a channel too, and then has dead letters of its own
+            yield from self.make_queue(queue, kept, queue_arguments(self._queue_type, f"{queue}.dead"))
+        arguments = queue_arguments(self._queue_type, names.dead_letter)
+        is_ours = yield from self.make_queue(names.channel, arguments, kept)
         yield from self._make_exchange(names.topic)
         refused = yield from self._refusal(
             lambda channel, done: channel.queue_bind(names.channel, names.topic, names.topic, callback=done)
@@ -196,17 +198,24 @@ class Topology:
                 "by itself what it has handled. Bind a quorum or a classic queue to the same exchange instead"
             )
 
-    def make_queue(self, name: str, arguments: QueueArguments) -> Steps[bool]:
-        """Make a queue; False if there is one that was made in another way, which is used as it is."""
-        refused = yield from self._refusal(
-            lambda channel, done: channel.queue_declare(name, durable=True, arguments=arguments, callback=done)
-        )
+    def make_queue(self, name: str, arguments: QueueArguments, other: QueueArguments | None = None) -> Steps[bool]:
+        """Make a queue; False if there is one made in another way, and not as `other`: it is used as it is."""
+        refused = yield from self._declare(name, arguments)
         if refused is None:
             return True
         if refused.code not in _REFUSALS or not (yield from self._exists("queue", name)):
             raise _error(f"make the queue {name!r}", refused) from refused
+        if other is not None and (yield from self._declare(name, other)) is None:
+            return True
         log.warning("the queue %s was made by others, and is used as it is: %s", name, refused.text)
         return False
+
+    def _declare(self, name: str, arguments: QueueArguments) -> Steps[ChannelRefused | None]:
+        return (
+            yield from self._refusal(
+                lambda channel, done: channel.queue_declare(name, durable=True, arguments=arguments, callback=done)
+            )
+        )
 
     def _make_exchange(self, name: str) -> Steps[None]:
         """Make an exchange, unless there is one of that name, whatever its type."""

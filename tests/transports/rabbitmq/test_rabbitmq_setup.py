@@ -332,6 +332,21 @@ def test_a_queue_of_ours_has_a_limit_and_dead_letters_and_refuses_rather_than_dr
         assert text in arguments
 
 
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_dead_letters_that_are_read_as_a_channel_are_in_a_queue_of_ours(
+    rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture, queue_type: Any, first: int
+) -> None:
+    transport = RabbitMQTransport(replace(RabbitMQSettings.from_url(rabbitmq.url), queue_type=queue_type))
+    rules = subscription()
+    both = [rules, subscription(topic=f"{rules.channel}.dead", channel=f"{rules.channel}.dead")]
+
+    transport.prepare([both[first], both[1 - first]], [])
+
+    assert "made by others" not in caplog.text
+    assert [limit_of(transport, each) for each in both] == [NO_LIMIT if queue_type == "quorum" else None] * 2
+
+
 @pytest.mark.parametrize("missing", ["create", "validate", "assume"])
 def test_a_queue_of_others_is_used_as_it_is_and_its_limit_assumed(
     rabbitmq: RabbitMQ, transport: RabbitMQTransport, caplog: pytest.LogCaptureFixture, missing: str
