@@ -95,7 +95,7 @@ class ChannelBase(Generic[SomeConsumer]):
         if (
             consumer is None
             or self._paused
-            or self._shut
+            or self._shut is not None
             or self._broken
             or (self._gate.closed and self._gate.keeps_out(self))
         ):

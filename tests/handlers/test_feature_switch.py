@@ -172,6 +172,31 @@ def test_off_and_dont_ack_rests_the_channel_until_it_is_on_again(pumping: Pumpin
     assert levels(bench, "Switch tea is on") == ["INFO"]
 
 
+@pytest.mark.parametrize(
+    "capabilities", [{"nack": "holds"}, {"nack": "holds", "blocks": "nothing"}, {"blocks": "nothing"}], ids=str
+)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_it_comes_again_in_order_and_uncounted(
+    kind: Kind, benches: ExitStack, capabilities: dict[str, Any], *, ordered: bool
+) -> None:
+    body, switched = Outcomes(*[ValueError()] * 2, None), FeatureSwitch("tea", dont_ack=True)
+    options = {**kind.options, "ordered": ordered, "requeue_backoff": (0, 0)}
+    bench = benches.enter_context(Bench(kind.handler(body, switched), capabilities=capabilities, **options))
+    for number in range(1, 4):
+        bench.post(Order(number), key="tea")
+
+    for _ in range(5):  # more often than there are attempts
+        bench.switches.set("tea", on=False)
+        bench.run(seconds=30)
+        bench.switches.set("tea", on=True)
+        bench.run(turns=1)
+    bench.run()
+
+    assert sorted(numbers(bench.acknowledged)) == [1, 2, 3]
+    assert not ordered or numbers(bench.acknowledged) == [1, 2, 3]
+    assert bench.dead_letters == []
+
+
 def test_it_may_be_turned_off_again_and_again(pumping: Pumping) -> None:
     bench = pumping(Outcomes(None), FeatureSwitch("tea", dont_ack=True))
 
