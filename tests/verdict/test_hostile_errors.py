@@ -22,7 +22,7 @@ def _written() -> Iterator[None]:
     stream = io.TextIOWrapper(written, "utf-8", write_through=True)
     handler, log = logging.StreamHandler(stream), logging.getLogger("pump")
     handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.handleError = _fails  # type: ignore[method-assign]
+    handler.handleError = _fails  # type: ignore[assignment]
     log.addHandler(handler)
     yield
     log.removeHandler(handler)
