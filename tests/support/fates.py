@@ -13,6 +13,7 @@ from pump.errors import (
     InvalidMessageAction,
     RejectMessageAction,
 )
+from pump.message import Message
 from pump.verdict import SetupFault
 
 Pump: TypeAlias = Literal["reactor", "proactor", "concurrent"]
@@ -62,6 +63,8 @@ class Fate:
     completed: int = 0
     failed: int = 0
     """Runs that ended in an error or a defer, whether or not anybody could be told."""
+    stood: list[Message] = field(default_factory=list)
+    """The deliveries whose lease ended while a handler kept the event loop from renewing it: each counts."""
     decisions: set[str] = field(default_factory=set)
     crashes: int = 0
     """Runs that ended with the process."""

@@ -106,10 +106,20 @@ class Performer:
         for _ in range(outcome.gives_way):
             await asyncio.sleep(0)
         self.world.clock.advance(outcome.takes)
+        self._note_stood()
         other = self.process.other_than(self)
         if outcome.meanwhile and other is not None:
             await other.step_async(outcome.meanwhile)
         return self._ended(message, outcome)
+
+    def _note_stood(self) -> None:
+        """The loop stood still: whatever any performer has in hand could not be renewed meanwhile."""
+        now = self.world.clock.monotonic()
+        for performer in self.process.performers:
+            for message in performer.channel.in_hand:
+                stood = self.world.fates[message.id].stood
+                if (message.lease_expires or now + 1) <= now and not any(each is message for each in stood):
+                    stood.append(message)
 
     def _started(self, message: Message) -> Outcome:
         if self.process.dead:

@@ -185,8 +185,9 @@ class NoLoss(RuleBasedStateMachine):
             case "odd":
                 assert "invalid" in fate.decisions
             case "attempts exhausted":
-                known = fate.failed if chosen.may_block else fate.failed + fate.unexplained
-                assert fate.failed
+                counted = fate.failed + len(fate.stood)
+                known = counted if chosen.may_block else counted + fate.unexplained
+                assert counted
                 assert rejection.attempts >= MAX
                 assert known >= MAX or fate.forgotten
             case "process died":
