@@ -52,27 +52,40 @@ class _Switched(Attribute):
         if self._is_on():
             return (yield from rest(request))
         if self._options.dont_ack:
-            raise DontAckAction(f"switch {self._options.name} is off", until=self._is_on)
+            raise DontAckAction(f"switch {self._options.name} is off", until=self._is_over)
         return rest.skip()
 
     def _is_on(self) -> bool:
-        on = self._answer()
-        with self._lock:  # of several pumps that ask at once, one tells
-            before, self._on = self._on, on
-        if on is not before and not (before is None and on):
-            self._tell_change(on=on)
-        return on
-
-    def _answer(self) -> bool:
         try:
-            answer = None if self._ask is None else self._ask(self._options.name)
+            on = self._asked()
         except Exception as error:
             if is_decision(error):
                 raise
             self._failed(error)
-            return self._options.default if self._on is None else self._on
-        self._fails = False
+            on = self._options.default if self._on is None else self._on
+        else:
+            self._fails = False
+        self._note(on=on)
+        return on
+
+    def _is_over(self) -> bool:
+        """Whether it is on, as far as that can be told without a message; else the next one shall tell."""
+        try:
+            on = self._asked()
+        except Exception:
+            return True
+        self._note(on=on)
+        return on
+
+    def _asked(self) -> bool:
+        answer = None if self._ask is None else self._ask(self._options.name)
         return self._options.default if answer is None else answer
+
+    def _note(self, *, on: bool) -> None:
+        with self._lock:  # of several pumps that ask at once, one tells
+            before, self._on = self._on, on
+        if on is not before and not (before is None and on):
+            self._tell_change(on=on)
 
     def _failed(self, error: Exception) -> None:
         if not self._fails:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pump.attribute import declared_decisions
+from pump.context import current_context
 from pump.errors import DeferMessageAction, DontAckAction, RejectMessageAction
 from pump.handlers import EnvironmentSwitches, FeatureSwitch, FileSwitches, Switches
 from pump.subscription import Publication, Subscription
@@ -268,6 +269,22 @@ def test_a_provider_that_decides_while_the_channel_rests_is_asked_by_the_next_me
     bench.run(seconds=60)
 
     assert [each.reason for each in bench.dead_letters] == ["closed"]
+
+
+def test_a_provider_that_needs_the_message_rests_no_channel_for_ever(pumping: Pumping) -> None:
+    off = {"acme"}
+    bench = pumping(
+        Outcomes(None),
+        FeatureSwitch("tea", dont_ack=True, provider=lambda _: current_context().headers["tenant"] not in off),
+    )
+    bench.post(Order(1), headers={"tenant": "acme"})
+    bench.run(seconds=10)
+    assert len(bench.nacked) >= 5
+
+    off.clear()
+    bench.run(seconds=10)
+
+    assert numbers(bench.acknowledged) == [1]
 
 
 def test_a_stop_ends_the_rest_at_once(kind: Kind) -> None:
