@@ -304,7 +304,7 @@ class _AlarmThread:
                 self._agenda.changed.wait(None if due is None else due - time.monotonic())
 
 
-class _Call:
+class _KeeperCall:
     """One call of a keeper's, and whether another thread waits in the place of its own."""
 
     is_over = False
@@ -366,7 +366,7 @@ class _KeeperThread:
 
     def _run(self) -> None:
         while (ring := self._next()) is not None:
-            call = _Call()
+            call = _KeeperCall()
             end_patience = self._alarms.add(time.monotonic() + KEEPER_PATIENCE, partial(self._replace, call))
             ring()
             end_patience()
@@ -375,7 +375,7 @@ class _KeeperThread:
                 if call.has_other_thread:
                     return
 
-    def _replace(self, call: "_Call") -> None:
+    def _replace(self, call: "_KeeperCall") -> None:
         with self._agenda.changed:
             if not call.is_over:
                 call.has_other_thread = True
