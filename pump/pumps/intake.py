@@ -322,7 +322,8 @@ class Intake:
     def drain_all_but_successors(self) -> Sequence[Message]:
         """The same, but for what waits behind a message in hand of its domain."""
         domains = {self.domain(message) for message in self._in_hand.values()} - {None}
-        return self._backlog.remove(lambda message: self.domain(message) not in domains)
+        early, self._too_early = self._too_early, []
+        return (*self._backlog.remove(lambda message: self.domain(message) not in domains), *early)
 
     def look_for_lost(self) -> None:
         """A message here was marked as lost by somebody else."""

@@ -38,6 +38,75 @@ def test_of_one_key_there_is_one_message_in_hand_and_the_next_is_the_next_of_the
     assert desk.take_all() == "a2"
 
 
+def test_of_one_key_all_come_in_order_however_many_wait() -> None:
+    desk = Desk(slots=3, largest=9)
+    desk.offer(*of("a", *(f"a{each}" for each in range(1, 5))))
+    assert desk.take_all() == "a1"
+    desk.offer(*of("a", *(f"a{each}" for each in range(5, 8))), *of("b", "b1"))
+    assert desk.take_all() == "b1"
+
+    for ended, following in zip(range(1, 7), range(2, 8), strict=True):
+        desk.settle(f"a{ended}")
+        assert desk.take_all() == f"a{following}"
+
+
+def test_what_was_put_aside_comes_in_the_order_in_which_it_came() -> None:
+    desk = Desk(slots=3, largest=9)
+    desk.offer(*of("a", "a1"), *of("b", "b1"))
+    desk.take_all()
+    desk.offer(*of("b", "b2"), *of("a", "a2"))
+    assert desk.take_all() == ""
+
+    desk.settle("a1")
+    desk.settle("b1")
+
+    assert desk.take() == "b2"
+    assert desk.take() == "a2"
+
+
+def test_what_is_held_and_due_comes_before_what_was_put_aside_earlier() -> None:
+    desk = Desk(slots=3, largest=9)
+    desk.offer(*of("a", "a1"), *of("b", "b1"))
+    desk.take_all()
+    desk.offer(*of("a", "a2"))
+    assert desk.take_all() == ""
+    desk.hold("b1", 1.0)
+    desk.settle("a1")
+    desk.now = 1.0
+
+    assert desk.take() == "b1"
+    assert desk.take() == "a2"
+
+
+def test_nothing_of_its_domain_begins_beside_a_message_that_is_going_back() -> None:
+    desk = Desk(slots=3, blocks="partition")
+    desk.offer(message("1", key="1", partition=0))
+    desk.take()
+    desk.release("1", 5.0)
+    desk.offer(message("2", key="2", partition=0), message("3", key="3", partition=1))
+
+    assert desk.take_all() == "3"
+
+
+def test_behind_a_blocked_message_of_its_key_none_overtakes_when_the_key_is_free() -> None:
+    """The first one waits for its partition, so those of its key in another one wait for it."""
+    desk = Desk(slots=3, blocks="partition", largest=9)
+    desk.offer(message("0", key="x", partition=0))
+    desk.take()
+    desk.hold("0", 5.0)
+    desk.offer(message("1", key="k", partition=0), message("2", key="k", partition=1))
+    assert desk.take_all() == ""
+
+    desk.offer(message("3", key="k", partition=1))
+    assert desk.take_all() == ""
+    desk.now = 5.0
+    assert desk.take_all() == "0"
+    desk.settle("0")
+    assert desk.take_all() == "1"
+    desk.settle("1")
+    assert desk.take_all() == "2"
+
+
 def test_messages_without_a_key_wait_for_nobody_unless_the_channel_is_ordered() -> None:
     free, ordered = Desk(slots=3), Desk(slots=3, ordered=True)
     free.offer("1", "2")

@@ -436,6 +436,15 @@ class IntakeMachine(RuleBasedStateMachine):
             self.known(each).where = "gone"
         assert not self.at("ready", "held")
 
+    @rule()
+    def what_waits_behind_nothing_in_hand_goes_back(self) -> None:
+        domains = {self.domain(each.message) for each in self.at("hand")} - {None}
+        free = [each for each in self.intake.waiting if self.domain(each) not in domains]
+
+        assert list(self.intake.drain_all_but_successors()) == free
+        for each in free:
+            self.known(each).where = "gone"
+
     @rule(which=WHICH)
     def leases_are_renewed(self, which: int) -> None:
         for each in self.intake.leased(self.now + 2):

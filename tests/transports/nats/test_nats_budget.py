@@ -1,5 +1,6 @@
 """How often a message is tried on NATS: over naks, refusals, restarts, and deaths of the process."""
 
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pump.errors import DontAckAction
 from pump.subscription import Subscription
 from pump.transports.nats import NatsSubscription, NatsTransport
 from support.nats_wire import ACK, NAK, TERM, Seen, Wire, explicit, in_each_pump, pumping, stays, subscribed
-from support.pumps import Kind, Order
+from support.pumps import PROACTOR, Kind, Order
 from support.waiting import eventually
 
 
@@ -40,6 +41,20 @@ def test_a_message_that_always_fails_is_run_so_often_and_then_is_a_dead_letter(
     assert len(seen) == runs
     assert wire.acknowledgements(topic) == [*[NAK] * (runs - 1), TERM]
     assert wire.count(dead_letter_stream(topic)) == 1
+
+
+def test_a_handler_that_keeps_its_loop_from_renewing_the_lease_ends_at_its_budget(
+    wire: Wire, transport: NatsTransport, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A blocking handler keeps no loop: it renews its lease for as long as it runs."""
+    seen = Seen(lambda _: time.sleep(1.0))
+    with pumping(transport, PROACTOR, seen, subscribed(PROACTOR, topic, lease=0.5, max_attempts=2)):
+        wire.orders(topic, 1)
+        eventually(lambda: wire.count(dead_letter_stream(topic)) == 1)
+        eventually(lambda: wire.settled(topic, topic))
+
+    assert len(seen) == 2
+    assert caplog.text.count("The event loop stood still for 1.") == 2
 
 
 @pytest.mark.requirement("R-13")
