@@ -177,9 +177,9 @@ class DrivenLoop:
         """Drive it until it is stopped, but for the time in which others do. To be called once."""
         self.io.activate_poller()
         while not self._stopped:
-            while not self._stopped and (self._followers or not self._wanted):
+            if self._followers or not self._wanted:
                 self._turn()
-            if not self._stopped:
+            else:
                 self._rest()
         self._leave_soon()
         self.io.deactivate_poller()

@@ -65,9 +65,11 @@ def test_who_waits_drives_and_is_woken_by_what_another_thread_does(driven: Drive
     own, others = Signal(), Signal()
     names: list[str] = []
 
-    driven.loop.call(
-        lambda: driven.loop.io.call_later(0.01, lambda: (names.append(threading.current_thread().name), own.set()))
-    )
+    def note() -> None:
+        names.append(threading.current_thread().name)
+        own.set()
+
+    driven.loop.call(lambda: driven.loop.io.call_later(0.01, note))
     assert driven.loop.wait(own, LIMIT)
     assert names == [threading.current_thread().name]
 
