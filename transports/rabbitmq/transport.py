@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Self, TypeVar
 
+from pump import conversation
 from pump.capabilities import Capabilities
 from pump.errors import PublishError
 from pump.message import Message
@@ -178,12 +179,21 @@ class _Producer:
 class RabbitMQProducer(_Producer):
     """Sends messages to topics, on a connection of its own."""
 
-    send = blocking(_Producer.send_steps)
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """As Producer's."""
+        conversation.run(self.send_steps(messages, delay), self._publisher.wait)
+
     close = blocking(_Producer.close_steps)
 
 
 class AsyncRabbitMQProducer(_Producer):
-    """The same, awaiting."""
+    """The same, awaiting; on the loop that opened it."""
 
-    send = awaiting(_Producer.send_steps)
-    close = awaiting(_Producer.close_steps)
+    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """As Producer's."""
+        await conversation.run_async(self.send_steps(messages, delay), self._publisher.wait_async)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self._publisher.leave_loop()
+        await run_async(self.close_steps())
