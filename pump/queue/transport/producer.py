@@ -1,6 +1,6 @@
 """A pump's producer for the durable queue, on either engine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pump.capabilities import Capabilities
@@ -11,7 +11,7 @@ from pump.queue.ids import mint_many
 from pump.queue.transport.envelope import partition_of, write
 from pump.queue.transport.shared_engine import OpenEngine
 from pump.queue.vocabulary import Push
-from pump.transport_kit.sending import check_sizes, not_sent
+from pump.transport_kit.sending import check_sizes, not_sent, portions, together
 
 AT_ONCE: Final = 1000
 HEAVIEST: Final = 8_000_000
@@ -38,10 +38,14 @@ class QueueProducer:
             raise not_sent("the producer is closed", retriable=True)
         new_ids = mint_many(len(messages))
         pushes = [self._push(*each, delay) for each in zip(messages, new_ids, strict=True)]
-        nothing_before = True
-        for batch in _batches(pushes):
-            self._store(batch, nothing_before=nothing_before)
-            nothing_before = False
+        failures: dict[int, PublishError] = {}
+        begin = 0
+        for batch in portions(pushes, lambda push: len(push.payload), AT_ONCE, HEAVIEST):
+            failed = self._store(batch) if not failures else dict.fromkeys(range(len(batch)), _NOT_TRIED)
+            failures.update({begin + place: failure for place, failure in failed.items()})
+            begin += len(batch)
+        if failures:
+            raise together(failures, len(messages))
         for message in messages:
             if isinstance(message.receipt, SentId):
                 message.receipt = None
@@ -63,31 +67,20 @@ class QueueProducer:
             header.topic, payload, partition_of(header), transaction_id=_transaction_id(message, new_id), delay=delay
         )
 
-    def _store(self, pushes: Sequence[Push], *, nothing_before: bool) -> None:
+    def _store(self, pushes: Sequence[Push]) -> Mapping[int, PublishError]:
+        """Store these, in one transaction; returns what failed, by its place among them."""
+        everything = range(len(pushes))
         try:
             results = self._opened.push(pushes)
         except QueueError as error:
-            raise _failure(error, sent=False if nothing_before else None, retriable=False) from error
+            return dict.fromkeys(everything, _failure(error, sent=False, retriable=False))
         except PumpError as error:
-            raise _failure(error, sent=None) from error
-        refused = [result for result in results if result.refused]
-        if refused:
-            nothing = nothing_before and len(refused) == len(results)
-            raise _failure(f"{refused[0].queue}: {refused[0].refused}", sent=False if nothing else None)
-
-
-def _batches(pushes: Sequence[Push]) -> Iterator[Sequence[Push]]:
-    """Few enough and light enough for one transaction each."""
-    batch: list[Push] = []
-    weight = 0
-    for push in pushes:
-        if batch and (len(batch) >= AT_ONCE or weight + len(push.payload) > HEAVIEST):
-            yield batch
-            batch, weight = [], 0
-        batch.append(push)
-        weight += len(push.payload)
-    if batch:
-        yield batch
+            return dict.fromkeys(everything, _failure(error, sent=None))
+        return {
+            place: _failure(f"{result.queue}: {result.refused}", sent=False)
+            for place, result in enumerate(results)
+            if result.refused
+        }
 
 
 def _transaction_id(message: Message, new_id: str) -> str:
@@ -101,4 +94,9 @@ def _transaction_id(message: Message, new_id: str) -> str:
 
 def _failure(error: object, *, sent: bool | None, retriable: bool = True) -> PublishError:
     known = "nothing was sent" if sent is False else "not everything was confirmed"
-    return PublishError(f"{known}: {error}", sent=sent, retriable=retriable)
+    failure = PublishError(f"{known}: {error}", sent=sent, retriable=retriable)
+    failure.__cause__ = error if isinstance(error, BaseException) else None
+    return failure
+
+
+_NOT_TRIED: Final = _failure("others before it failed", sent=False)

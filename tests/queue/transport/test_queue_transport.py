@@ -733,6 +733,22 @@ def test_a_full_queue_refuses_a_message_which_may_be_sent_later(bench: Bench) ->
     assert (refused.value.sent, refused.value.retriable) == (False, True)
 
 
+def test_of_many_the_error_says_which_a_full_queue_refused(bench: Bench) -> None:
+    full = f"{bench.topic}-full"
+    with bench.database.engine() as engine:
+        engine.configure(full, QueueOptions(ordered=False, max_size=1))
+    producer = bench.transport.producer()
+    producer.send([Message(Header("0", full), b"0")])
+
+    with pytest.raises(PublishError) as refused:
+        producer.send([Message(Header(each, topic), b"x") for each, topic in (("1", bench.topic), ("2", full))])
+    producer.close()
+
+    assert (refused.value.sent, refused.value.retriable) == (None, True)
+    assert {place: each.sent for place, each in refused.value.failures.items()} == {1: False}
+    assert len(bench.consumer().receive(10, 5.0)) == 1
+
+
 def test_what_is_done_is_listed_as_completed(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.send("1")
