@@ -80,11 +80,14 @@ def set_ready(work: SqliteWork, progress: Progress, ready_at: float | None) -> N
 
 
 def after_removal(work: SqliteWork, queue: Queue, progress: Progress) -> None:
-    """One of the messages that were handed out is gone: the lease that it was the last of ends."""
-    if not is_leased(work, queue, progress):
-        update_ready(work, queue, progress)
-    elif not has_open(work, progress):
+    """One of the messages that were handed out is gone: the lease that it was the last of ends.
+
+    A lease whose time is over ends too: the clock may go back.
+    """
+    if queue.ordered and progress.lease_id is not None and not has_open(work, progress):
         release(work, queue, progress)
+    elif not is_leased(work, queue, progress):
+        update_ready(work, queue, progress)
 
 
 def is_leased(work: SqliteWork, queue: Queue, progress: Progress) -> bool:

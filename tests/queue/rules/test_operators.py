@@ -318,6 +318,20 @@ def test_a_queue_or_partition_may_be_emptied(either: Rig) -> None:
         either.engine.clear(either.queue, "nothing")
 
 
+def test_a_lease_whose_time_is_over_ends_with_its_last_message_though_the_clock_goes_back(rig: Rig) -> None:
+    (pushed,) = rig.push("1")
+    (message,) = rig.pop()
+    rig.expire()
+
+    assert rig.engine.delete_message(pushed.partition_id, "1")
+    rig.later(-100)
+    rig.push("2")
+
+    assert not rig.engine.extend(message.lease_id, 5000).success
+    rig.later(100)
+    assert rig.names() == ["2"]
+
+
 @pytest.mark.requirement("Q-53", "Z-01")
 def test_a_message_may_be_removed_for_all_groups(either: Rig) -> None:
     pushed = either.push("1", "2", "3")
