@@ -369,8 +369,8 @@ with dispatcher.publishing():
 @pytest.mark.requirement("R-41")
 def test_the_program_of_the_introduction_runs_as_it_stands_but_for_its_url(database: Database, tmp_path: Path) -> None:
     program = (ROOT / "docs" / "examples" / "shop.py").read_text("utf-8")
-    assert program.count('"memory://"') == 1
-    (tmp_path / "shop.py").write_text(program.replace("memory://", database.url), "utf-8")
+    assert program.count('"sqlite:///shop.db"') == 1
+    (tmp_path / "shop.py").write_text(program.replace("sqlite:///shop.db", database.url), "utf-8")
 
     with Program((sys.executable, "-m", "pump", "run", "shop:dispatcher"), tmp_path) as consuming:
         consuming.says("runs shop:dispatcher")
