@@ -177,9 +177,9 @@ class DrivenLoop:
         """Drive it until it is stopped, but for the time in which others do. To be called once."""
         self.io.activate_poller()
         while not self._stopped:
-            if self._followers or not self._wanted:
+            while not self._stopped and (self._followers or not self._wanted):
                 self._turn()
-            else:
+            if not self._stopped:
                 self._rest()
         self._leave_soon()
         self.io.deactivate_poller()

@@ -65,11 +65,9 @@ def test_who_waits_drives_and_is_woken_by_what_another_thread_does(driven: Drive
     own, others = Signal(), Signal()
     names: list[str] = []
 
-    def note() -> None:
-        names.append(threading.current_thread().name)
-        own.set()
-
-    driven.loop.call(lambda: driven.loop.io.call_later(0.01, note))
+    driven.loop.call(
+        lambda: driven.loop.io.call_later(0.01, lambda: (names.append(threading.current_thread().name), own.set()))
+    )
     assert driven.loop.wait(own, LIMIT)
     assert names == [threading.current_thread().name]
 
