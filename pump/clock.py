@@ -418,8 +418,5 @@ async def _woken(
 
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    if asyncio._get_running_loop() is loop:  # noqa: SLF001 - waking a loop in itself would take one more turn of it
-        act()
-        return
     with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
         loop.call_soon_threadsafe(act)

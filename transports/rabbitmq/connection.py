@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import pika
 from pika import exceptions
+from pika.adapters.select_connection import IOLoop
 from pika.channel import Channel
 
 from pump import conversation
@@ -22,7 +23,6 @@ from pump.clock import Signal, SystemClock
 from pump.conversation import Conversation, Effect
 from pump.duration import seconds
 from pump.errors import PumpError, SetupError, TransportError
-from pump.transports.rabbitmq.driven_loop import DrivenLoop
 from pump.transports.rabbitmq.pika_internals import abort
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 
@@ -159,8 +159,7 @@ class AmqpConnection:
         self._waiting: Final[set[Operation[Any]]] = set()
         self._error: PumpError | None = None
         """Why it is lost."""
-        self._driven: Final = DrivenLoop(self._give_up)
-        self._loop: Final = self._driven.io
+        self._loop: Final = IOLoop()
         self._connection: pika.SelectConnection | None = None
         self._ended: Final = Operation[None](self._timeout, self._is_stuck)
         self._opened: Final[Operation[None]] = self.begin(self._timeout + 1.0)
@@ -174,19 +173,7 @@ class AmqpConnection:
 
     def call(self, act: Callable[Arguments, object], *args: Arguments.args, **options: Arguments.kwargs) -> None:
         """Do something in the connection's thread, soon, if it still runs."""
-        self._driven.call(partial(self.guard, act, *args, **options))
-
-    def wait(self, wait: SignalWait) -> bool:
-        """Wait, and do the connection's input and output meanwhile, if nobody else does."""
-        return self._driven.wait(wait.signal, wait.timeout)
-
-    def serve(self) -> None:
-        """Do the connection's input and output in the running event loop too."""
-        self._driven.serve()
-
-    def leave(self) -> None:
-        """Do it there no more."""
-        self._driven.leave()
+        self._loop.add_callback_threadsafe(partial(self.guard, act, *args, **options))
 
     def begin(self, timeout: float | None = None) -> Operation[Any]:
         """A new operation, which fails when the connection is lost."""
@@ -281,9 +268,12 @@ class AmqpConnection:
                 on_close_callback=lambda _, error: self._on_closed(error),
                 custom_ioloop=self._loop,
             )
-            self._driven.run()
+            self._loop.start()
         except Exception as error:
-            self._give_up(error)
+            if not isinstance(error, PumpError):
+                log.exception("%s: the connection %s is given up", self._settings, self._name)
+            self._fail(self.explained(error))
+            self._abort()
         finally:
             self._fail(self._closed_error())
             with contextlib.suppress(Exception):
@@ -292,12 +282,6 @@ class AmqpConnection:
             with contextlib.suppress(Exception):
                 self._loop.close()
             self._ended.succeed(None)
-
-    def _give_up(self, error: Exception) -> None:
-        if not isinstance(error, PumpError):
-            log.error("%s: the connection %s is given up", self._settings, self._name, exc_info=error)
-        self._fail(self.explained(error))
-        self._abort()
 
     def _report_open(self, _: object) -> None:
         self._on_open()
@@ -327,7 +311,7 @@ class AmqpConnection:
 
     def _on_closed(self, error: BaseException) -> None:
         self._fail(self.explained(error))
-        self._driven.stop()
+        self._loop.stop()
 
     def _close(self) -> None:
         self._fail(self._closed_error())
@@ -342,7 +326,7 @@ class AmqpConnection:
         connection = self._connection
         if connection is not None and not connection.is_closed:
             abort(connection)
-        self._driven.stop()
+        self._loop.stop()
 
     def _fail(self, error: PumpError) -> None:
         with self._lock:

@@ -215,9 +215,6 @@ def publish_frames(channel: int, method: bytes, properties: bytes, body: bytes, 
 def write_frames(connection: Any, frames: Sequence[bytes]) -> None:  # noqa: ANN401 - pika's insides
     """Write frames in one piece."""
     connection._output_marshaled_frames([b"".join(frames)])  # noqa: SLF001 - its own way is a write a frame
-    transport = connection._transport  # noqa: SLF001 - it would write only after one more look at the socket
-    if type(transport).__name__ == "_AsyncPlaintextTransport":
-        transport._on_socket_writable()  # noqa: SLF001 - the same
 
 
 class EncodedProperties:

@@ -17,13 +17,11 @@ from pump.duration import seconds
 from pump.errors import PublishError, PumpError, SetupError
 from pump.transport_kit.sending import not_sent, together
 from pump.transports.rabbitmq.connection import (
-    CLOCK,
     NOT_FOUND,
     PRECONDITION_FAILED,
     AmqpConnection,
     ChannelRefused,
     Operation,
-    SignalWait,
     Steps,
     refusal,
 )
@@ -149,24 +147,6 @@ class Publisher:
                 publishing, self._publishing = self._publishing, None
         if publishing is not None:
             yield from publishing.connection.close()
-
-    def wait(self, wait: SignalWait) -> bool:
-        """Wait as a thread that has nothing else to do: it does the connection's input and output meanwhile."""
-        publishing = self._publishing
-        return CLOCK.wait(wait.signal, wait.timeout) if publishing is None else publishing.connection.wait(wait)
-
-    async def wait_async(self, wait: SignalWait) -> bool:
-        """The same in an event loop, which goes on with all else."""
-        publishing = self._publishing
-        if publishing is not None:
-            publishing.connection.serve()
-        return await CLOCK.wait_async(wait.signal, wait.timeout)
-
-    def leave_loop(self) -> None:
-        """The running event loop does the input and output no more."""
-        publishing = self._publishing
-        if publishing is not None:
-            publishing.connection.leave()
 
     def due(self, delay: float) -> float:
         """The time that a delayed message has to state, in seconds since the epoch: 0 if one queue is enough."""

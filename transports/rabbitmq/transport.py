@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Self, TypeVar
 
-from pump import conversation
 from pump.capabilities import Capabilities
 from pump.errors import PublishError
 from pump.message import Message
@@ -179,21 +178,12 @@ class _Producer:
 class RabbitMQProducer(_Producer):
     """Sends messages to topics, on a connection of its own."""
 
-    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As Producer's."""
-        conversation.run(self.send_steps(messages, delay), self._publisher.wait)
-
+    send = blocking(_Producer.send_steps)
     close = blocking(_Producer.close_steps)
 
 
 class AsyncRabbitMQProducer(_Producer):
-    """The same, awaiting; on the loop that opened it."""
+    """The same, awaiting."""
 
-    async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As Producer's."""
-        await conversation.run_async(self.send_steps(messages, delay), self._publisher.wait_async)
-
-    async def close(self) -> None:
-        """Disconnect."""
-        self._publisher.leave_loop()
-        await run_async(self.close_steps())
+    send = awaiting(_Producer.send_steps)
+    close = awaiting(_Producer.close_steps)
