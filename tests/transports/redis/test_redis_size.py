@@ -22,5 +22,5 @@ def test_a_body_that_is_larger_than_taken_is_a_dead_letter(
     subscription = replace(bench.rules(), request=Order)
     running(Dispatcher(bench.transport(largest_body=1000), handlers=[handle], subscriptions=[subscription]))
 
-    eventually(lambda: bench.depth(bench.dead_letter) == 1 and bench.in_hand == 0)
+    eventually(lambda: handled and bench.depth(bench.dead_letter) == 1 and bench.in_hand == 0)
     assert handled == [Order(2)]
