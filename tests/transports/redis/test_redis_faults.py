@@ -210,14 +210,14 @@ def test_a_stop_under_load_loses_nothing_and_repeats_nothing(
 @pytest.mark.requirement("P-03")
 def test_a_handler_of_five_leases_runs_once(redis_server: Redis, tmp_path: Path, running: Running) -> None:
     places = [
-        (Works(tmp_path), url(redis_server, scheme, lease=0.5), awaiting)
+        (Works(tmp_path), url(redis_server, scheme, lease=1), awaiting)
         for scheme in ("redis", "redis+list")
         for awaiting in (False, True)
     ]
 
     for works, address, awaiting in places:
         first, _ = (running(works.dispatcher(address, awaiting=awaiting)) for _ in range(2))
-        first.post_many([Job("slow", seconds=2.5), Job("next")])
+        first.post_many([Job("slow", seconds=5.0), Job("next")])
 
     for works, _, _ in places:
         eventually(lambda works=works: set(works.runs) == {"slow", "next"})  # type: ignore[misc]
