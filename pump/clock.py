@@ -273,35 +273,40 @@ class ManualClock:
         return False
 
 
+ALARM_IDLE_SECONDS: Final = 5.0
+"""An alarm thread ends when nothing is to be called for so long; the next alarm begins another one."""
+
+
 class _AlarmThread:
-    """One thread that calls at due times; it starts with the first alarm."""
+    """One thread that calls at due times, as long as there is something to call."""
 
     def __init__(self) -> None:
         self._agenda = _Agenda()
-        self._thread: threading.Thread | None = None
+        self._runs = False
 
     def add(self, due: float, ring: Callable[[], None]) -> Callable[[], None]:
         with self._agenda.changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pump-alarms", daemon=True)
-                self._thread.start()
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="pump-alarms", daemon=True).start()
             cancel = self._agenda.add(due, ring)
             if self._agenda.first_due() == due:
                 self._agenda.changed.notify()
             return cancel
 
     def _run(self) -> None:
-        while True:
+        while (ring := self._next()) is not None:
             with contextlib.suppress(Exception):  # an alarm that fails must not stop later ones
-                self._next()()
+                ring()
 
-    def _next(self) -> Callable[[], None]:
+    def _next(self) -> Callable[[], None] | None:
         with self._agenda.changed:
-            while True:
-                due = self._agenda.first_due()
-                if due is not None and due <= time.monotonic():
-                    return self._agenda.pop()
-                self._agenda.changed.wait(None if due is None else due - time.monotonic())
+            while (due := self._agenda.first_due()) is None or due > time.monotonic():
+                wait = ALARM_IDLE_SECONDS if due is None else due - time.monotonic()
+                if not self._agenda.changed.wait(wait) and due is None and not len(self._agenda):
+                    self._runs = False
+                    return None
+            return self._agenda.pop()
 
 
 class _KeeperCall:

@@ -221,6 +221,19 @@ def test_a_failing_alarm_does_not_stop_the_others() -> None:
     assert clock.wait(rung, LIMIT)
 
 
+def test_a_thread_of_alarms_ends_when_there_is_nothing_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pump.clock.ALARM_IDLE_SECONDS", 0.05)
+    clock, threads = SystemClock(), list[threading.Thread]()
+
+    for number in (1, 2):
+        clock.alarm(0.0, lambda: threads.append(threading.current_thread()))
+        eventually(lambda number=number: len(threads) == number)  # type: ignore[misc] # bound now
+        threads[-1].join(LIMIT)
+        assert not threads[-1].is_alive()
+
+    assert threads[0] is not threads[1]
+
+
 @pytest.mark.parametrize("clock", [SystemClock(), ManualClock()])
 def test_cancelled_alarms_do_not_pile_up(clock: SystemClock | ManualClock) -> None:
     keep = clock.alarm(1000.0, lambda: None)
