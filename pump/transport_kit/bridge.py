@@ -7,13 +7,14 @@ back.
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final, Generic, ParamSpec, TypeVar
 
 from pump.dead_letter import Rejection
 from pump.errors import ConfigurationError
 from pump.message import Message
 from pump.subscription import Publication, Subscription
+from pump.transport_kit.call_threads import CallThreads
 from pump.transport_kit.loop_thread import LoopThread
 from pump.transport_kit.protocol import (
     AcknowledgesSoon,
@@ -58,7 +59,7 @@ def awaiting(transport: Transport) -> AwaitingTransport:
 
 
 async def _run(
-    threads: ThreadPoolExecutor, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+    threads: CallThreads, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
 ) -> Result:
     """Await a call on a thread. If the wait is cancelled, the call goes on: a thread cannot be stopped."""
     future = threads.submit(call, *args, **options)
@@ -73,29 +74,29 @@ class _AwaitingBridge:
         self._transport: Final = transport
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        thread = ThreadPoolExecutor(1, "pump-prepare")
+        thread = CallThreads(1, "pump-prepare")
         try:
             await _run(thread, self._transport.prepare, subscriptions, publications)
         finally:
-            thread.shutdown(wait=False)
+            thread.close()
 
     async def async_consumer(self, subscription: Subscription) -> AsyncConsumer:
-        settling = ThreadPoolExecutor(1, "pump-settle")
+        settling = CallThreads(1, "pump-settle")
         try:
             consumer = await _run(settling, self._transport.consumer, subscription)
         except BaseException:
-            settling.shutdown(wait=False)
+            settling.close()
             raise
         return _AwaitingConsumer(consumer, settling)
 
     async def async_producer(self) -> AsyncProducer:
         if isinstance(self._transport, PostsAwaiting):
             return await self._transport.async_producer()
-        threads = ThreadPoolExecutor(SENDS_AT_A_TIME, "pump-publish")
+        threads = CallThreads(SENDS_AT_A_TIME, "pump-publish")
         try:
             producer = await _run(threads, self._transport.producer)
         except BaseException:
-            threads.shutdown(wait=False)
+            threads.close()
             raise
         return _AwaitingProducer(producer, threads)
 
@@ -122,10 +123,10 @@ class _BridgedConsumer(Generic[Inner]):
 class _AwaitingConsumer(_BridgedConsumer[Consumer]):
     """A blocking consumer for awaiting callers: one thread receives, another settles and renews."""
 
-    def __init__(self, consumer: Consumer, settling: ThreadPoolExecutor) -> None:
+    def __init__(self, consumer: Consumer, settling: CallThreads) -> None:
         super().__init__(consumer)
         self._settling: Final = settling
-        self._receiving: Final = ThreadPoolExecutor(1, "pump-receive")
+        self._receiving: Final = CallThreads(1, "pump-receive")
         self._under_way: Future[Sequence[Message]] | None = None
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
@@ -165,8 +166,8 @@ class _AwaitingConsumer(_BridgedConsumer[Consumer]):
             await self._hand_back_what_is_under_way()
         finally:
             closing = self._settling.submit(self._consumer.close)
-            self._settling.shutdown(wait=False)
-            self._receiving.shutdown(wait=False)
+            self._settling.close()
+            self._receiving.close()
             await _ended(closing)
             closing.result()
 
@@ -183,7 +184,7 @@ class _AwaitingConsumer(_BridgedConsumer[Consumer]):
 class _AwaitingProducer:
     """A blocking producer for awaiting callers. One send that waits for the broker does not delay another."""
 
-    def __init__(self, producer: Producer, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, producer: Producer, threads: CallThreads) -> None:
         self._producer: Final = producer
         self._threads: Final = threads
 
@@ -191,14 +192,15 @@ class _AwaitingProducer:
         await _run(self._threads, self._producer.send, messages, delay)
 
     async def close(self) -> None:
-        last = ThreadPoolExecutor(1, "pump-publish")
+        last = CallThreads(1, "pump-publish")
         try:
             await _run(last, self._finish)
         finally:
-            last.shutdown(wait=False)
+            last.close()
 
     def _finish(self) -> None:
-        self._threads.shutdown()
+        self._threads.close()
+        self._threads.join()
         self._producer.close()
 
 

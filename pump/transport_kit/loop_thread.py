@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from pump.clock import Signal
 
@@ -15,11 +16,33 @@ _END_A_LOOP: Final = (SystemExit, KeyboardInterrupt)
 """A task that raises one of these ends its loop, by asyncio's rule. Here whoever awaits it gets it, as any error."""
 
 
+class _NotingLoop(asyncio.SelectorEventLoop):
+    """A loop that notes its connections: a client that fails while it connects may forget to close its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connections: Final = WeakSet[asyncio.BaseTransport]()
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as asyncio has it
+        """As any loop does."""
+        connection, protocol = await super().create_connection(*args, **options)
+        self._connections.add(connection)
+        return connection, protocol
+
+    async def cut_connections(self) -> None:
+        """Close every connection that is still open, without sending what waits to be sent."""
+        for connection in list(self._connections):
+            if isinstance(connection, asyncio.WriteTransport) and not connection.is_closing():
+                connection.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
+
+
 class LoopThread:
     """A running loop, from construction until it is closed."""
 
-    def __init__(self, name: str) -> None:
-        self.loop: Final = asyncio.new_event_loop()
+    def __init__(self, name: str, *, ends_connections: bool = False) -> None:
+        """With `ends_connections`, what a client leaves connected when the thread ends is cut off."""
+        self.loop: Final = _NotingLoop() if ends_connections else asyncio.new_event_loop()
         """The loop. From other threads call only its `call_soon_threadsafe`."""
         self.ended: Final = Signal()
         """Set when the thread has ended."""
@@ -65,6 +88,8 @@ class LoopThread:
                     self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             with suppress(*_END_A_LOOP):
                 self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            if isinstance(self.loop, _NotingLoop):
+                self.loop.run_until_complete(self.loop.cut_connections())
             self.loop.close()
         finally:
             self.ended.set()

@@ -1,6 +1,7 @@
 """An event loop on a thread of its own: whatever is begun on it ends, also when it is closed meanwhile."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -143,3 +144,31 @@ def test_a_task_that_stops_the_loop_stops_nothing() -> None:
 
     assert loop.run(asyncio.sleep(0.001, "goes on")) == "goes on"
     loop.close()
+
+
+def test_connections_left_open_are_cut_where_that_is_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loop = LoopThread("pump-consumer", ends_connections=True)
+        loop.run(loop.loop.create_connection(asyncio.Protocol, *server.getsockname()))
+        peer, _ = server.accept()
+        peer.settimeout(LIMIT)
+
+        loop.close()
+
+        with peer:
+            assert not peer.recv(1)
+
+
+def test_a_connection_that_is_closed_already_is_left_alone() -> None:
+    async def connect_and_close(address: tuple[str, int]) -> None:
+        _, writer = await asyncio.open_connection(*address)
+        writer.close()
+        await writer.wait_closed()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loop = LoopThread("pump-consumer", ends_connections=True)
+        loop.run(connect_and_close(server.getsockname()))
+
+        loop.close()
+
+        assert loop.ended.is_set()
