@@ -14,6 +14,8 @@ SHORT_LIMIT: Final = 256
 """Bytes of provenance: reason, origin and little more."""
 MINIMAL: Final = ("pump-attempts", "pump-reason", "pump-origin")
 """All that a minimal dead letter says, beside its id."""
+_CONTINUES: Final = 0x80
+_BEGINS: Final = 0xC0
 PARKED_SECONDS: Final = 8.0
 """How long a message waits that can be neither handled again nor given up."""
 
@@ -30,6 +32,32 @@ def dead_letter_headers(
         header = dead_letter(message, rejection, limit=limit)._replace(id=header.id)
         yield header
     yield header._replace(headers={name: text for name, text in header.headers.items() if name in MINIMAL})
+
+
+def cut_letters(header: Header, body: bytes, room: int) -> Iterator[tuple[Header, bytes, str]]:
+    """Dead letters of a body that does not fit: cut to `room` bytes, then to half of that, and so on to nothing.
+
+    Each comes with the words that say what is cut off; they are also in its header.
+    """
+    kept = min(len(body) - 1, room)
+    while kept >= 0:
+        cut = _whole_characters(body[:kept])
+        saying = f"{len(body) - len(cut)} of the {len(body)} bytes of its body are cut off"
+        yield header._replace(headers={**header.headers, "pump-description": saying}), cut, saying
+        kept = kept // 2 if kept else -1
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """The text without the beginning of a character at its end. What is no UTF-8 there is left as it is."""
+    for back in range(1, min(4, len(text) + 1)):
+        byte = text[-back]
+        if byte & 0xC0 != _CONTINUES:
+            return text[:-back] if byte >= _BEGINS and back < _width(byte) else text
+    return text
+
+
+def _width(byte: int) -> int:
+    return 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4  # noqa: PLR2004 - as UTF-8 has it
 
 
 def identified(message: Message) -> Header:

@@ -9,6 +9,7 @@ from pump.message import Header, Message
 from pump.transport_kit.dead_letters import (
     MINIMAL,
     copy_headers,
+    cut_letters,
     dead_letter_headers,
     identified,
     must_be_parked,
@@ -82,3 +83,37 @@ def test_what_is_gone_or_kept_is_logged(caplog: pytest.LogCaptureFixture) -> Non
         ),
         ("WARNING", "message m of shop stays where it is: full"),
     ]
+
+
+def test_a_body_that_does_not_fit_is_cut_again_and_again_to_nothing() -> None:
+    header = Header("m", headers={"pump-reason": "broken", "pump-description": "why"})
+
+    letters = list(cut_letters(header, b"0123456789", 4))
+
+    assert [body for _, body, _ in letters] == [b"0123", b"01", b"0", b""]
+    for cut, body, saying in letters:
+        assert saying == f"{10 - len(body)} of the 10 bytes of its body are cut off"
+        assert cut.headers == {"pump-reason": "broken", "pump-description": saying}
+    assert header.headers["pump-description"] == "why"
+
+
+@pytest.mark.parametrize(("room", "bodies"), [(100, [b"01", b"0", b""]), (0, [b""]), (-5, [])])
+def test_a_cut_body_is_shorter_than_it_was_and_none_is_made_where_there_is_no_room(
+    room: int, bodies: list[bytes]
+) -> None:
+    assert [body for _, body, _ in cut_letters(Header("m"), b"012", room)] == bodies
+
+
+def test_a_body_is_cut_between_characters_and_other_bytes_anywhere() -> None:
+    def first(body: bytes, room: int) -> bytes:
+        return next(cut_letters(Header("m"), body, room))[1]
+
+    for text in ("aé", "a€", "a😀"):
+        body = text.encode() * 3
+        for room in range(len(body)):
+            cut = first(body, room)
+            assert text.encode() * 3 == cut + body[len(cut) :]
+            cut.decode()
+            assert room - len(cut) < 4
+    assert first(b"\xff\xff\xff\xff", 3) == b"\xff\xff"
+    assert first(b"\x80\x80\x80\x80\x80", 4) == b"\x80\x80\x80\x80"

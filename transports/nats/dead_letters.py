@@ -20,7 +20,7 @@ from pump.dead_letter import TOTAL_LIMIT, Rejection
 from pump.errors import UNMAPPABLE, PublishError, TransportError
 from pump.message import NO_RAW_HEADERS, Header, Message
 from pump.subscription import Subscription
-from pump.transport_kit.dead_letters import SHORT_LIMIT, dead_letter_headers, report_gone
+from pump.transport_kit.dead_letters import SHORT_LIMIT, cut_letters, dead_letter_headers, report_gone
 from pump.transports.nats.connection import NatsConnection, error_text, log
 from pump.transports.nats.headers import from_nats, sendable, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
@@ -176,13 +176,9 @@ def _letters(
     as_it_came = smallest._replace(headers=sendable(message.raw_headers))
     if as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest:
         yield as_it_came, "it is stored without the headers that say why"
-    length = len(message.body)
-    kept = min(length - 1, largest - RESERVE - smallest.header_size)
-    while kept >= 0:
-        left_out = f"{length - kept} of the {length} bytes of its body are cut off"
-        cut = minimal._replace(headers={**minimal.headers, "pump-description": left_out})
-        yield letter(cut, message.body[:kept]), left_out
-        kept = kept // 2 if kept else -1
+    room = largest - RESERVE - smallest.header_size
+    for header, body, left_out in cut_letters(minimal, message.body, room):
+        yield letter(header, body), left_out
 
 
 def _is_too_large(error: PublishError) -> bool:

@@ -12,6 +12,7 @@ from pika.channel import Channel
 from pump.errors import PumpError, SetupError, TransportError
 from pump.subscription import Publication, Subscription
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.preparation import in_turn
 from pump.transports.rabbitmq.connection import (
     ACCESS_REFUSED,
     NOT_FOUND,
@@ -139,15 +140,13 @@ class Topology:
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
         """Create all that may be created, then validate; SetupError names what is missing."""
-        for missing in ("create", "validate"):
-            for subscription in subscriptions:
-                if subscription.missing == missing:
-                    yield from self.subscribe(subscription)
-            for publication in publications:
-                if publication.missing == "create" == missing:
-                    yield from self._make_exchange(publication.destination)
-                elif publication.missing == missing:
-                    yield from self._must_exist("exchange", publication.destination)
+        for each in in_turn(subscriptions, publications):
+            if isinstance(each, Subscription):
+                yield from self.subscribe(each)
+            elif each.missing == "create":
+                yield from self._make_exchange(each.destination)
+            else:
+                yield from self._must_exist("exchange", each.destination)
 
     def subscribe(self, subscription: Subscription) -> Steps[bool]:
         """Create or validate what a subscription needs; whether its queue is known to be made as ours are."""

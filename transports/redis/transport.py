@@ -15,6 +15,7 @@ from pump.message import Message
 from pump.subscription import Missing, Publication, Subscription
 from pump.telemetry import log
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.preparation import in_turn
 from pump.transport_kit.sending import check_sizes, not_sent, portions, together
 from pump.transport_kit.settings import Options, finite_seconds, read_url
 from pump.transports.redis.async_connection import AsyncConnection
@@ -88,13 +89,15 @@ class RedisBase(ABC):
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what each one needs on the server; SetupError names what is missing."""
-        channels = [(each.missing, Destinations.of(each)) for each in subscriptions]
+        for subscription in subscriptions:
+            Destinations.of(subscription)  # a mistake is told before anything is made
         with closing(Connection(self.server, self.clock)) as connection:
-            for now in ("create", "validate"):  # all is created before anything is validated
-                for channel in [each for missing, each in channels if missing == now]:
-                    self.ensure(connection, now, channel.dead_letters, channel)
-                for topic in [each.destination for each in publications if each.missing == now]:
-                    self.ensure(connection, now, [topic])
+            for each in in_turn(subscriptions, publications):
+                if isinstance(each, Subscription):
+                    channel = Destinations.of(each)
+                    self.ensure(connection, each.missing, channel.dead_letters, channel)
+                else:
+                    self.ensure(connection, each.missing, [each.destination])
             self._warn_of_loss(connection)
 
     def ensure(

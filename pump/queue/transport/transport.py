@@ -20,6 +20,7 @@ from pump.queue.transport.shared_engine import SharedEngine
 from pump.queue.vocabulary import QueueInfo, Settlement
 from pump.subscription import Publication, Subscription
 from pump.transport_kit.destinations import CHANNEL, Destinations
+from pump.transport_kit.preparation import in_turn
 from pump.transport_kit.settings import finite_seconds
 
 LEASE: Final = 30.0
@@ -85,18 +86,14 @@ class QueueTransport(ABC):
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what each one needs; SetupError names what is missing."""
         with self._shared.use() as engine, _as_setup_errors():
-            for subscription in subscriptions:
-                if subscription.missing == "create":
-                    self._declare(engine, subscription)
-            for publication in publications:
-                if publication.missing == "create":
-                    self._declare_topic(engine, publication.destination)
-            for subscription in subscriptions:
-                if subscription.missing == "validate":
-                    _validate(engine, subscription)
-            for publication in publications:
-                if publication.missing == "validate" and engine.options(publication.destination) is None:
-                    raise _missing("topic", publication.destination)
+            for each in in_turn(subscriptions, publications):
+                if isinstance(each, Subscription):
+                    prepare = self._declare if each.missing == "create" else _validate
+                    prepare(engine, each)
+                elif each.missing == "create":
+                    self._declare_topic(engine, each.destination)
+                elif engine.options(each.destination) is None:
+                    raise _missing("topic", each.destination)
 
     def _declare(self, engine: Engine, subscription: Subscription) -> None:
         destinations = _destinations(subscription)
