@@ -7,6 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+LOOK_UP_SECONDS = 0.5
+"""Whoever handles signals waits no longer than this at a time.
+
+Python calls a handler between two of its instructions. For a signal that comes when a wait has been decided on, and has
+not begun, that is after the wait.
+"""
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Final, TypeAlias
 
 from pump.clock import Clock, Signal, SystemClock
-from pump.process_signals import handling
+from pump.process_signals import LOOK_UP_SECONDS, handling
 
 log: Final = logging.getLogger("pump.workers")
 
@@ -37,6 +37,7 @@ _MARGIN: Final = 5.0
 """How many seconds longer than its grace a worker may take to end before it is killed."""
 _WATCH_INTERVAL: Final = 0.5
 """Between two looks at the files, in seconds."""
+_real_clock: Final = SystemClock()
 
 Snapshot: TypeAlias = Mapping[str, tuple[int, int]]
 """Files, with the time of their last change and their size."""
@@ -199,10 +200,16 @@ class Supervisor:
                 self._wake.clear()
                 self._turn()
                 if not self._over:
-                    self._clock.wait(self._wake, self._seconds_until_due())
+                    self._wait(self._seconds_until_due())
         if len(self._signals) > 1:
             return 128 + self._signals[-1]
         return 0 if self._signals else max(slot.status for slot in self._slots)
+
+    def _wait(self, seconds: float | None) -> None:
+        if seconds is None:
+            _real_clock.wait(self._wake, LOOK_UP_SECONDS)  # signals come in real time, whatever clock there is
+        else:
+            self._clock.wait(self._wake, seconds)
 
     @property
     def _over(self) -> bool:

@@ -5,9 +5,11 @@ A stop is a series of waits, each for a signal and for so many seconds, which ar
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Final, TypeAlias
 
 from pump.clock import Signal, SystemClock
+from pump.process_signals import LOOK_UP_SECONDS
 from pump.program.performer_group import PerformerGroup
 from pump.telemetry import log
 
@@ -26,14 +28,22 @@ PROCESS_END: Final = 1.6
 
 def go_through(waits: Waits) -> None:
     """Make the waits, blocking."""
-    for signal, left in waits:
+    for signal, left in looking_up(waits):
         real_clock.wait(signal, left)
 
 
 async def go_through_async(waits: Waits) -> None:
     """The same, awaiting."""
-    for signal, left in waits:
+    for signal, left in looking_up(waits):
         await real_clock.wait_async(signal, left)
+
+
+def looking_up(waits: Waits) -> Waits:
+    """The same waits in short pieces, so that a signal of the system that comes just before one is heard soon."""
+    for signal, left in waits:
+        until = inf if left is None else real_clock.monotonic() + left
+        while not signal.is_set() and (more := until - real_clock.monotonic()) > 0:
+            yield signal, min(more, LOOK_UP_SECONDS)
 
 
 def hurry(waits: Waits) -> None:

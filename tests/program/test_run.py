@@ -1,15 +1,19 @@
 """`dispatcher.run()` as a process: which signals end it, and what it exits with."""
 
+import asyncio
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
 
+from pump.clock import Signal
 from pump.errors import RejectMessageAction
 from pump.program.dispatcher import Dispatcher
+from pump.program.stopping import go_through, go_through_async, looking_up
 from pump.subscription import Publication, Subscription
 from support.programs import Program
 from support.pumps import Kind, Order, Outcomes
@@ -219,3 +223,34 @@ def test_in_another_thread_it_ends_when_a_limit_was_reached(kind: Kind) -> None:
     thread.join(LIMIT)
 
     assert codes == [1]
+
+
+def test_a_signal_that_comes_just_before_a_wait_is_heard() -> None:
+    class Handled(Signal):
+        """Set by a handler that runs as soon as Python runs anything, and wakes nobody."""
+
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            return self.looks > 3
+
+    async def awaiting() -> None:
+        await go_through_async(iter([(Handled(), None)]))
+
+    go_through(iter([(Handled(), None)]))
+    asyncio.run(awaiting())
+
+
+def test_no_wait_is_longer_than_was_asked_for() -> None:
+    never, began = Signal(), time.monotonic()
+
+    waits = list(looking_up(iter([(never, 0.0), (never, -1.0)])))
+    first, left = next(looking_up(iter([(never, 0.2)])))
+    go_through(iter([(never, 0.05)]))
+
+    assert waits == []
+    assert first is never
+    assert left is not None
+    assert left <= 0.2
+    assert time.monotonic() - began >= 0.05

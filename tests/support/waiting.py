@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-LIMIT = 10.0
+LIMIT = 30.0
 """Seconds after which what was waited for is held not to happen."""
 
 
