@@ -149,12 +149,19 @@ class Ledger:
         if account is not None and account.booked and self._book is not None:
             self._book.write({message.identity: None})
 
-    def keep(self) -> None:
-        """Write into the book how often each message was run, for the next process."""
+    def keep(self, *, attempts: bool) -> None:
+        """Write into the book which deliveries cost no attempt, for the next process.
+
+        With `attempts`, also how often each message was run: for channels where the broker does not keep that.
+        """
         with self._lock:
-            runs = {identity: account for identity, account in self.accounts.items() if account.attempts}
-        if runs and self._book is not None:
-            self._book.write({identity: account.record() for identity, account in runs.items()})
+            records = {
+                identity: account.record() if attempts or account.booked else account.record()._replace(attempts=0)
+                for identity, account in self.accounts.items()
+            }
+        kept = {identity: record for identity, record in records.items() if record.says_anything}
+        if kept and self._book is not None:
+            self._book.write(kept)
 
     def known(self, message: Message) -> tuple[int, int, int]:
         """What the slot says of a message whose run begins: its attempts, and its deliveries, explained and in all."""

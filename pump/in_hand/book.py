@@ -33,6 +33,11 @@ class Record(NamedTuple):
     written: float = 0.0
     """In seconds since the epoch."""
 
+    @property
+    def says_anything(self) -> bool:
+        """Whether the next process would judge the message otherwise without it."""
+        return bool(self.attempts or self.shared or self.explained or self.judged is not None)
+
     def explained_at(self, count: int) -> int:
         """How many unexplained deliveries are accounted for where the broker counts so many."""
         return self.explained + (self.judged is not None and count > self.judged)

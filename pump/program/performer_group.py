@@ -134,8 +134,7 @@ class PerformerGroup:
         if guard is None:
             return
         guard.hand.close()
-        if keeps_attempts_itself(self.plan.rules, self._transport.capabilities):
-            self._ledger.keep()
+        self._ledger.keep(attempts=keeps_attempts_itself(self.plan.rules, self._transport.capabilities))
 
     # -- what is known
 

@@ -95,6 +95,7 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
                 await consumer.close()
             except Exception as error:
                 self._log.failed("closing", error)
+            self._note_unseen(consumer)
 
     # -- verdicts
 

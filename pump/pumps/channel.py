@@ -93,6 +93,7 @@ class Channel(ChannelBase[Consumer]):
                 consumer.close()
             except Exception as error:
                 self._log.failed("closing", error)
+            self._note_unseen(consumer)
 
     # -- verdicts
 

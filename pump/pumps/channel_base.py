@@ -16,7 +16,7 @@ from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
 from pump.text import text_of
-from pump.transport_kit.protocol import AsyncConsumer, Consumer, ExtendsFromThreads
+from pump.transport_kit.protocol import AsyncConsumer, Consumer, ExtendsFromThreads, ReceivesAhead
 from pump.verdict import Judge, may_release, may_requeue
 
 RETRY_FIRST: Final = 0.05
@@ -186,6 +186,12 @@ class ChannelBase(Generic[SomeConsumer]):
             self.judge.handed_back(message)
         now, generation = self._clock.monotonic(), consumer.generation
         return [each for each in messages if each.generation == generation and not is_lost(each, now)]
+
+    def _note_unseen(self, consumer: object) -> None:
+        """Count no attempt for what a closed consumer had received ahead."""
+        if isinstance(consumer, ReceivesAhead):
+            for message in consumer.unseen:
+                self.judge.handed_back(message)
 
     def _owner(self, message: Message, *, settling: bool = True) -> SomeConsumer:
         """The consumer that may settle the message; LeaseLost where another delivery would be settled instead."""

@@ -25,6 +25,7 @@ from pump.transport_kit.protocol import (
     Consumer,
     PostsAwaiting,
     Producer,
+    ReceivesAhead,
     Transport,
 )
 
@@ -115,6 +116,10 @@ class _BridgedConsumer(Generic[Inner]):
     @property
     def broker_limit(self) -> int | None:
         return self._consumer.broker_limit
+
+    @property
+    def unseen(self) -> Sequence[Message]:
+        return self._consumer.unseen if isinstance(self._consumer, ReceivesAhead) else ()
 
     def interrupt(self) -> None:
         self._consumer.interrupt()

@@ -117,6 +117,15 @@ class ExtendsFromThreads(Protocol):
         """As `extend`, blocking, from a thread that is not the loop's."""
 
 
+@runtime_checkable
+class ReceivesAhead(Protocol):
+    """A consumer whose broker counts deliveries that it has received, and that no `receive` has returned."""
+
+    @property
+    def unseen(self) -> Sequence[Message]:
+        """Such deliveries, once the consumer is closed: they come again, and cost no attempt."""
+
+
 class Producer(Protocol):
     """Sends messages to the topics in their headers, from any thread."""
 

@@ -1,5 +1,7 @@
 """What a restart in good order remembers: attempts, wherever they were counted."""
 
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,3 +108,27 @@ def test_the_memory_bus_keeps_them_too(kind: Kind, tmp_path: Path, *, ordered: b
     Shop(kind, lambda: MemoryTransport(name), tmp_path).lives(failing, ordered=ordered, may_block=True)
 
     assert failing.runs == 3
+
+
+def test_what_waited_unseen_through_three_lives_is_run_as_often_as_any_other(shop: Shop) -> None:
+    """A broker that counts deliveries has counted three by then, and no handler has seen the message."""
+    handled, failed = list[int](), Counter[int]()
+
+    def handle_slowly(order: Order) -> None:
+        time.sleep(0.1)  # the program is stopped meanwhile, with the others here
+        handled.append(order.number)
+
+    def fail(order: Order) -> None:
+        failed[order.number] += 1
+        raise ValueError("no tea")
+
+    with shop.program(handle_slowly).publishing() as posting:
+        posting.post_many([Order(number) for number in range(12)])
+    for life in range(3):
+        with shop.program(handle_slowly):
+            eventually(lambda life=life: len(handled) > life)  # type: ignore[misc]
+    assert len(handled) < 10
+    with shop.sexton(), shop.program(fail):
+        eventually(lambda: len(shop.letters) == 12 - len(handled))
+
+    assert failed == {number: 3 for number in range(12) if number not in handled}

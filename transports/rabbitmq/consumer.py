@@ -66,6 +66,11 @@ class ConsumerBase:
         """As Consumer's. A queue that counts deliveries is a quorum queue, whatever the settings say."""
         return ASSUMED_LIMIT if self._broker_limit is None and self._deliveries.counts else self._broker_limit
 
+    @property
+    def unseen(self) -> Sequence[Message]:
+        """As ReceivesAhead's."""
+        return self._deliveries.unseen
+
     def interrupt(self) -> None:
         """Make the current receive, or else the next one, return early."""
         self._interrupted = True

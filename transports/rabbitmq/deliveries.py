@@ -47,6 +47,8 @@ class Deliveries:
         """Settled, and the broker does not know yet."""
         self.arrived: Final = Signal()
         """Set when there may be something to take, or a reason not to wait for it any longer."""
+        self.unseen: Sequence[Message] = ()
+        """What this AMQP channel, or the one before it, had received ahead: the broker has counted these deliveries."""
         self.failure: PumpError | None = None
         """Why nothing comes any more."""
         self.may_count = True
@@ -102,7 +104,9 @@ class Deliveries:
         """All deliveries are void from now on; returns those that come again without having cost an attempt."""
         self.generation = new_generation()
         self.in_hand.clear()
-        uncounted = [*self.inbox, *self.early, *self.acks]
+        ahead = [*self.inbox, *self.early]
+        self.unseen = (*self.unseen, *ahead)
+        uncounted = [*ahead, *self.acks]
         for each in (self.inbox, self.early, self.acks):
             each.clear()
         return uncounted

@@ -81,8 +81,6 @@ class DeliveryChannel:
 
     def _deliver(self, content: Content) -> None:
         self._prefetch.last = content.tag
-        if self._closing:
-            return  # it goes back with the AMQP channel
         deliveries = self.deliveries
         message = read_message(content, self._topic, deliveries.generation)
         if message.deliveries > 1 and not deliveries.may_count:
@@ -91,7 +89,10 @@ class DeliveryChannel:
             deliveries.counts = True
             self._uncounted.explain(message)
         due = receipt_of(message).due
-        if due and due > self._clock.wall() + EARLY_SECONDS:
+        if self._closing:  # it goes back with the AMQP channel
+            deliveries.unseen = (*deliveries.unseen, message)
+            self._uncounted.add([message])
+        elif due and due > self._clock.wall() + EARLY_SECONDS:
             deliveries.early.append(message)
         else:
             deliveries.inbox.append(message)
@@ -309,6 +310,7 @@ class DeliveryChannel:
     def _on_channel(self, channel: Channel) -> None:
         self._channel = channel
         self._prefetch.restart()
+        self.deliveries.unseen = ()
         self._ack_frames = AckFrames()
         self._nacks.clear()
         if self._reader is not None:
