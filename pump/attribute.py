@@ -1,4 +1,4 @@
-"""Attributes of handlers: what the author of one inherits and is given, and how they are attached to a handler."""
+"""Attributes of handlers: the base class, what an attribute is given, and how it is attached to a handler."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from pump.telemetry import Telemetry, log
 Handle = TypeVar("Handle", bound=Callable[..., object])
 Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 SwitchProvider: TypeAlias = Callable[[str], bool | None] | Mapping[str, bool]
-"""Says whether the switch of a name is on; None, or no entry, means that it is not set."""
+"""Says whether the switch of this name is on; None, or no entry, means that the switch is not set."""
 
 _MARK: Final = "__pump_attributes__"
 
@@ -30,11 +30,11 @@ class Wait:
 
 
 Steps: TypeAlias = Generator[Wait, None, object]
-"""What `around` is: a generator that returns the handler's result."""
+"""What a call of `around` returns: a generator that returns the handler's result."""
 
 
 class Rest(Protocol):
-    """The inner part of a pipeline, as given to the attribute around it. Nothing runs until `yield from`."""
+    """The inner part of a pipeline, passed to the attribute around it. Nothing runs until `yield from`."""
 
     clock: Clock
     colour: Colour
@@ -44,13 +44,13 @@ class Rest(Protocol):
         """`yield from rest(request)` runs the rest and returns its result. It may be run again."""
 
     def skip(self, result: object = None, /) -> object:
-        """`return rest.skip(result)` answers without the handler; returning with neither is an error.
+        """`return rest.skip(result)` answers without the handler; an attribute that calls neither is an error.
 
-        The message is done with it, also where the handler would settle it by a Delivery.
+        The message is then done, also where the handler would settle it by a Delivery.
         """
 
     def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:
-        """`yield from rest.sleep(1)` waits. True if it ended early: the pump stops, or the handler shall end."""
+        """`yield from rest.sleep(1)` waits. True if the wait ended early: the pump stops, or the handler should end."""
 
     def call(self, function: Callable[..., object], /, *arguments: object) -> Steps:
         """`yield from rest.call(function, …)` calls it; its result is awaited where the handler is async."""
@@ -61,7 +61,7 @@ class Rest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What one pipeline belongs to: one dispatcher, one channel, one handler. Each has state of its own."""
+    """The dispatcher, the channel and the handler of one pipeline. Each pipeline has state of its own."""
 
     clock: Clock = field(default_factory=SystemClock)
     switches: SwitchProvider | None = None
@@ -72,10 +72,10 @@ class Scope:
     owner: object | None = None
     """The handler's class, or the shared instance; None for a plain function."""
     request: type | None = None
-    """The type of request that the handler takes; None where that is no class."""
+    """The type of request that the handler takes; None if it is not a class."""
 
     def log(self, level: int, text: str, *, error: BaseException | None = None, context: Context | None = None) -> None:
-        """Log a line about the message of this context, or of another one, with message, channel and handler."""
+        """Log a line with message, channel and handler; `context` is by default the current one."""
         if not log.isEnabledFor(level):
             return
         context = context or find_context()
@@ -95,12 +95,12 @@ class Attribute:
     """Inherit from it, write `around`, and put `@Yours()` on a function or handle method, `def` or `async def`."""
 
     declares: frozenset[type[MessageAction]] = frozenset()
-    """The decisions that it may raise; they are compared with what the transport can do."""
+    """The decisions that the attribute may raise; `check` compares them with what the transport can do."""
 
     if not TYPE_CHECKING:  # for a type checker, the parameters are those of __init__ alone
 
         def __new__(cls, *arguments: object, **options: object) -> Self:
-            """Refuse a handler where options are expected: the decorator stands without parentheses."""
+            """Refuse a handler in place of options: the decorator was written without parentheses."""
             if len(arguments) == 1 and not options and isinstance(arguments[0], FunctionType):
                 if not _takes_function(cls):
                     raise ConfigurationError(without_parentheses(cls, arguments[0].__qualname__))
@@ -109,7 +109,7 @@ class Attribute:
             return object.__new__(cls)
 
     def acts_on(self) -> Errors:
-        """The errors of the rest that it acts on; `check` warns where an attribute beneath it leaves none of them."""
+        """The errors of the rest that it acts on. `check` warns if an attribute beneath it lets none of them pass."""
         return ()
 
     def around(self, request: object, rest: Rest) -> Steps:
@@ -117,11 +117,11 @@ class Attribute:
         raise NotImplementedError(f"{type(self).__name__} has no around method")
 
     def prepare(self, scope: Scope) -> "Attribute":
-        """The attribute to use in one pipeline; called once for each. Keep state in what this returns."""
+        """Return the attribute to use in one pipeline; called once for each pipeline. Keep state in what it returns."""
         return self
 
     def __call__(self, handle: Handle) -> Handle:
-        """Attach to a function, and return the same function. Called directly, it runs without attributes."""
+        """Attach this attribute to a function, and return the same function. A direct call of it runs no attribute."""
         if not isinstance(handle, FunctionType):
             raise ConfigurationError(
                 f"@{type(self).__name__}() goes directly on a function or a handle method, not on {handle!r}"
@@ -135,7 +135,7 @@ class Attribute:
 
 
 def without_parentheses(attribute: type[Attribute], handler: str = "the handler") -> str:
-    """What to say of an attribute that was put on a handler like a plain decorator."""
+    """The error text for an attribute that was put on a handler without parentheses."""
     return f"@{attribute.__name__} stands on {handler} without parentheses: write @{_call_of(attribute)}"
 
 
@@ -147,7 +147,7 @@ def checked_attributes(whose: str, given: Iterable[object]) -> tuple["Attribute"
             raise ConfigurationError(f"{whose}: attributes has the class {each.__name__}: write {_call_of(each)}")
         if not isinstance(each, Attribute):
             raise ConfigurationError(f"{whose}: attributes is a list of attributes, such as Retry(3), not of {each!r}")
-    return attributes  # type: ignore[return-value] # each one was looked at
+    return attributes  # type: ignore[return-value] # each one was checked
 
 
 def _call_of(attribute: type[Attribute]) -> str:
@@ -161,7 +161,7 @@ def _options(attribute: type[Attribute]) -> list[Parameter]:
 
 
 def _takes_function(attribute: type[Attribute]) -> bool:
-    """Whether its first option may be a function: then what it is put on is found when the handler is registered."""
+    """Whether its first option may be a function: missing parentheses are then found when the handler is registered."""
     first = next((each for each in _options(attribute) if each.kind is not Parameter.KEYWORD_ONLY), None)
     if first is None or attribute.__init__ is object.__init__:
         return False
@@ -171,8 +171,8 @@ def _takes_function(attribute: type[Attribute]) -> bool:
 class OnError(Attribute):
     """Turns errors into a decision, raised `from` the error. Decisions and cancellation pass unchanged.
 
-    `only` narrows it to errors of these types, `but` leaves errors of those types alone. A group counts as one of
-    `only` when all its errors do, and as one of `but` when any of them does.
+    It acts on errors of the types in `only`, and not on those of the types in `but`. A group is one of `only` if all
+    its errors are, and one of `but` if any of them is.
     """
 
     def __init__(self, *, only: Errors = Exception, but: Errors = ()) -> None:
@@ -181,11 +181,11 @@ class OnError(Attribute):
         self.but = but
 
     def acts_on(self) -> Errors:
-        """Those that it turns into a decision."""
+        """The errors that it turns into a decision."""
         return self.only
 
     def leaves(self, kinds: Errors) -> bool:
-        """Whether an error of one of these types may pass; all others are decisions to what is above."""
+        """Whether an error of one of these types may pass; any other reaches the attribute above as a decision."""
         return any(
             not any(issubclass(each, only) for only in _types(self.only))
             or any(issubclass(each, but) or issubclass(but, each) for but in _types(self.but))
@@ -197,7 +197,7 @@ class OnError(Attribute):
         raise NotImplementedError
 
     def around(self, request: object, rest: Rest) -> Steps:
-        """Run the rest, and decide if it fails."""
+        """Run the rest; if it fails, raise the decision."""
         try:
             return (yield from rest(request))
         except Exception as error:
@@ -211,7 +211,7 @@ def _types(kinds: Errors) -> tuple[type[Exception], ...]:
 
 
 def idle(attributes: Sequence[Attribute]) -> Iterator[tuple[Attribute, OnError]]:
-    """Each attribute, outermost first, that acts on no error, with the one beneath it that decides all of those."""
+    """Each attribute that can never act, outermost first, with the one beneath it that decides all its errors."""
     for place, above in enumerate(attributes):
         kinds = above.acts_on()
         beneath = (each for each in attributes[place + 1 :] if isinstance(each, OnError) and not each.leaves(kinds))
@@ -242,7 +242,7 @@ def declared_decisions(handle: Callable[..., object]) -> frozenset[type[MessageA
 
 
 def consists_of(error: BaseException, kinds: Errors) -> bool:
-    """Whether an error is of one of these types, or a group of such errors alone."""
+    """Whether an error is of one of these types, or a group that has only such errors."""
     left = [error]
     while left:
         each = left.pop()
@@ -255,9 +255,9 @@ def consists_of(error: BaseException, kinds: Errors) -> bool:
 
 
 def is_decision(error: BaseException) -> bool:
-    """Whether it is already decided what becomes of the message: no attribute may change that.
+    """Whether it is already decided what becomes of the message: no attribute may change a decision.
 
-    Where the pump's stop ended the handler, that is decided too: the message goes back. So it is where the handler has
+    It is also decided if the pump's stop ended the handler: the message goes back. And it is decided if the handler
     settled its message itself before it failed.
     """
     context = find_context()

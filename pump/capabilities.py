@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one transport promises. The contract suite proves what is declared, and that nothing else is so."""
+    """What one transport promises. The contract proves that it can do what is declared here, and nothing else."""
 
     system: str
     """The broker's name as OpenTelemetry knows it (`messaging.system`)."""
@@ -19,11 +19,11 @@ class Capabilities:
     counts_deliveries: bool
     """Whether `deliveries` rises when a message comes again."""
     carries_attempts: bool
-    """Whether a requeue leaves the attempts on the message, for whoever receives it next."""
+    """Whether a requeue stores the attempts on the message, for the consumer that receives it next."""
     keeps_held_attempts: bool = True
-    """Whether attempts of a message that is held here stay with it when it is handed back in its old place."""
+    """Whether a message that was held here keeps its attempts when it is handed back to its old place."""
     tells_apart: bool = True
-    """Whether the broker names each message, so that two of one id have budgets of their own."""
+    """Whether the broker names each message, so that the attempts of two messages with one id are counted apart."""
     durable: bool
     """Whether messages outlive the broker's process."""
     durable_attempts: bool
@@ -35,7 +35,7 @@ class Capabilities:
     between_processes: bool = True
     """Whether other processes reach the same messages."""
     default_dead_letter: str = "<channel>.dead"
-    """Where rejected messages go where the subscription does not say; `<channel>` is the channel's name."""
+    """Where rejected messages go if the subscription does not say; `<channel>` is the channel's name."""
     purges: bool = True
     """Whether everything that waits in a channel can be removed."""
     dead_letters: bool = True
@@ -45,9 +45,9 @@ class Capabilities:
     waits: bool = True
     """Whether receive waits for a message to arrive; where it does not, the pump waits between empty receives."""
     hands_back: Literal["each", "all"] = "each"
-    """Whether a consumer can give back single messages, or only all that it has."""
+    """Whether a consumer can hand back single messages, or only all that it has."""
     broker_limit: int | None = None
-    """Deliveries after which the broker itself gives a message up, where that is the same for every channel."""
+    """How many deliveries the broker allows before it gives a message up, if that is the same for every channel."""
     longest_delay: float | None = None
     """In seconds; None is without limit."""
     largest_body: int | None = None

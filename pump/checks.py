@@ -1,6 +1,6 @@
-"""What is wrong with a number, a duration, a list or a text that a program gave: found in one place, in one wording.
+"""Checks of the numbers, durations, lists and texts that a program gives: in one place, each with one wording.
 
-Each function returns what to say after the thing's name, or "" where nothing is wrong.
+Each function returns what is wrong, as a text to put after the option's name, or "" if nothing is wrong.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,14 +22,14 @@ def named(value: object) -> str:
 
 
 def wrong_number(value: object, least: int | None = None) -> str:
-    """A whole number, of at least that much."""
+    """The value must be a whole number, at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return f"must be a whole number, not {value!r}"
     return f"must be at least {least}, not {value}" if least is not None and int(value) < least else ""
 
 
 def wrong_amount(value: object, least: float = 0.0) -> str:
-    """A finite number above 0, and of at least that much."""
+    """The value must be a finite number above 0, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
         return f"must be a number, not {value!r}"
     if least and float(value) < least:
@@ -38,7 +38,7 @@ def wrong_amount(value: object, least: float = 0.0) -> str:
 
 
 def wrong_duration(value: object, *, zero: bool = True) -> str:
-    """A finite time that is not negative, and not 0 unless `zero`."""
+    """The value must be a finite time that is not negative, and not 0 unless `zero`."""
     is_time = isinstance(value, timedelta) or (isinstance(value, Real) and not isinstance(value, bool))
     if not is_time or not isfinite(length := seconds(value)):  # type: ignore[arg-type] # mypy does not see that it is one
         return f"must be a number of seconds or a timedelta, not {value!r}"
@@ -48,7 +48,7 @@ def wrong_duration(value: object, *, zero: bool = True) -> str:
 
 
 def wrong_list(value: object) -> str:
-    """Several things, even if it is only one."""
+    """The value must be a list or another collection, also for a single item."""
     if isinstance(value, type | str) or not isinstance(value, Iterable):
         is_plain = isinstance(value, type | str | FunctionType)
         return f"is a list: write [{named(value) if is_plain else f'{type(value).__name__}(…)'}]"
@@ -56,14 +56,14 @@ def wrong_list(value: object) -> str:
 
 
 def wrong_text(value: object) -> str:
-    """Text that is not empty."""
+    """The value must be text that is not empty."""
     if not isinstance(value, str):
         return f"must be text, not {value!r}"
     return "" if value else "must not be empty"
 
 
 def wrong_errors(value: object) -> str:
-    """A type of exceptions, or several in a tuple."""
+    """The value must be a type of exceptions, or a tuple of such types."""
     kinds = value if isinstance(value, tuple) else (value,)
     if all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
         return ""
@@ -71,14 +71,14 @@ def wrong_errors(value: object) -> str:
 
 
 def wrong_switches(value: object) -> str:
-    """What says which feature switches are on, or nothing."""
+    """The value must be a mapping or a function that says which feature switches are on, or None."""
     if value is None or isinstance(value, Mapping) or callable(value):
         return ""
     return f"must be a mapping of names to True or False, or a function of a name, not {value!r}"
 
 
 def refuse(whose: str, **wrongs: str) -> None:
-    """A ConfigurationError for the first of these options with which something is wrong."""
+    """Raise a ConfigurationError for the first of these options that is wrong."""
     for name, wrong in wrongs.items():
         if wrong:
             raise ConfigurationError(f"{whose}: {name} {wrong}")

@@ -26,7 +26,7 @@ class Signal:
         return self._set
 
     def set(self) -> None:
-        """Wake all waits, those that begin later too, until it is cleared."""
+        """Wake all waits. Waits that begin later end at once, until the signal is cleared."""
         with self._lock:
             self._set = True
             callbacks, self._callbacks = self._callbacks, {}
@@ -39,18 +39,18 @@ class Signal:
             self._set = False
 
     def add_callback(self, callback: Callable[[], None]) -> int:
-        """Call this once when set, or at once if it is set, in the thread that sets it. Returns a key for removal."""
+        """Call this once: when the signal is set, in the thread that sets it, or now if it is set. Returns a key."""
         with self._lock:
             key = next(self._keys)
             self._callbacks[key] = callback
-            # Read last: a signal handler that sets it before this has called the callback, and one after it will.
+            # `_set` is read last: if a signal handler interrupts and sets it, the callback is still called once.
             called = self._callbacks.pop(key, None) if self._set else None
         if called is not None:
             called()
         return key
 
     def remove_callback(self, key: int) -> None:
-        """Forget a callback that was not called."""
+        """Remove a callback that was not called, by its key."""
         with self._lock:
             self._callbacks.pop(key, None)
 
@@ -59,7 +59,7 @@ class Clock(Protocol):
     """Tells the time and waits. All waiting in the package goes through one of these."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow, from an arbitrary start."""
+        """Seconds since an arbitrary start; they never go back."""
 
     def wall(self) -> float:
         """Seconds since the epoch."""
@@ -71,10 +71,10 @@ class Clock(Protocol):
         """The same, awaited."""
 
     def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring` after the delay, from another thread; returns what cancels it."""
+        """Call `ring` after the delay, from another thread; returns a function that cancels this."""
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act` again and again, from another thread, until what this returns is called."""
+        """Call `act` after each interval, from another thread, until the returned function is called."""
 
     def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """The same, awaited in a task of the running loop."""
@@ -85,7 +85,7 @@ class _Agenda:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """Held by whoever calls a method; what `add` returns takes it itself."""
+        """The caller of a method holds this lock; the function that `add` returns takes it by itself."""
         self._entries: list[tuple[float, int]] = []
         self._rings: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count()
@@ -146,13 +146,13 @@ class SystemClock:
         return await _woken(signal, timeout, lambda delay, wake: loop.call_later(delay, wake).cancel)
 
     def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring` after the delay, from the clock's own thread; returns what cancels it."""
+        """Call `ring` after the delay, from the clock's own thread; returns a function that cancels this."""
         return self._alarms.add(time.monotonic() + delay, ring)
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act` again and again, from the keeper's thread, until what this returns is called.
+        """Call `act` after each interval, from the keeper's thread, until the returned function is called.
 
-        There is one such thread for all; while one call takes long, the others have another thread.
+        All calls share one such thread; while one call takes long, another thread makes the others.
         """
         return self._keeper.every(interval, act)
 
@@ -162,7 +162,7 @@ class SystemClock:
 
         async def repeat() -> None:
             while not await self.wait_async(ended, interval):
-                with contextlib.suppress(Exception):  # one failure must not end the others
+                with contextlib.suppress(Exception):  # one call that fails must not end the later ones
                     await act()
 
         task = asyncio.get_running_loop().create_task(repeat(), name="pump-keeper")
@@ -195,7 +195,7 @@ class ManualClock:
         return self._now
 
     def wait_for_sleepers(self, count: int, timeout: float = 5.0) -> None:
-        """Block, in real time, until there are at least so many waits and alarms: then it is safe to advance."""
+        """Block, in real time, until there are at least `count` waits and alarms: then it is safe to advance."""
         with self._agenda.changed:
             if not self._agenda.changed.wait_for(lambda: len(self._agenda) >= count, timeout):
                 raise TimeoutError(f"{len(self._agenda)} of {count} waits began within {timeout} s")
@@ -214,7 +214,7 @@ class ManualClock:
             ring()
 
     def wait(self, signal: Signal, timeout: float | None) -> bool:
-        """Block until the signal is set (True) or the time has been moved so far (False)."""
+        """Block until the signal is set (True) or the clock was moved by the timeout (False)."""
         if self._answered(signal, timeout):
             return signal.is_set()
         woken = threading.Event()
@@ -233,13 +233,13 @@ class ManualClock:
         return await _woken(signal, timeout, self.alarm)
 
     def alarm(self, delay: float, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call `ring` when the time has been moved so far, from the thread that moves it."""
+        """Call `ring` when the clock was moved by the delay, from the thread that moves it."""
         with self._agenda.changed:
             self._agenda.changed.notify_all()
             return self._agenda.add(self._now + delay, ring)
 
     def every(self, interval: float, act: Callable[[], None]) -> Callable[[], None]:
-        """Call `act` again and again, from the thread that moves the time, until what this returns is called."""
+        """Call `act` after each interval, from the thread that moves the time, until the result is called."""
         cancel: Callable[[], None]
 
         def ring() -> None:
@@ -249,7 +249,7 @@ class ManualClock:
 
         cancel = self.alarm(interval, ring)
 
-        return lambda: cancel()  # noqa: PLW0108 - the latest one, as it then is
+        return lambda: cancel()  # noqa: PLW0108 - it cancels the latest alarm, not the first
 
     def every_async(self, interval: float, act: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """The same, awaited in a task of the running loop."""
@@ -274,11 +274,11 @@ class ManualClock:
 
 
 ALARM_IDLE_SECONDS: Final = 5.0
-"""An alarm thread ends when nothing is to be called for so long; the next alarm begins another one."""
+"""An alarm thread that has nothing to call for this long ends; the next alarm starts a new thread."""
 
 
 class _AlarmThread:
-    """One thread that calls at due times, as long as there is something to call."""
+    """One thread that calls alarms when they are due. It runs only while there are alarms."""
 
     def __init__(self) -> None:
         self._agenda = _Agenda()
@@ -296,7 +296,7 @@ class _AlarmThread:
 
     def _run(self) -> None:
         while (ring := self._next()) is not None:
-            with contextlib.suppress(Exception):  # an alarm that fails must not stop later ones
+            with contextlib.suppress(Exception):  # an alarm that fails must not end the later ones
                 ring()
 
     def _next(self) -> Callable[[], None] | None:
@@ -310,21 +310,21 @@ class _AlarmThread:
 
 
 class _KeeperCall:
-    """One call of a keeper's, and whether another thread waits in the place of its own."""
+    """One call on a keeper's thread, and whether another thread has replaced that thread meanwhile."""
 
     is_over = False
     has_other_thread = False
 
 
 KEEPER_PATIENCE: Final = 0.1
-"""After so many seconds of one call, the calls that come due have another thread."""
+"""When one call has taken this many seconds, another thread makes the calls that come due."""
 
 
 class _KeeperThread:
-    """One thread that calls again and again, as long as there is something to call.
+    """One thread that makes repeated calls, as long as there are any.
 
-    A call may wait for a broker that does not answer. It keeps no other waiting: the thread is replaced by another one
-    then, and ends with its call.
+    A call may wait for a broker that does not answer. Another thread then takes over, so that no other call waits, and
+    the first thread ends with its call.
     """
 
     def __init__(self, alarms: _AlarmThread) -> None:
@@ -344,7 +344,7 @@ class _KeeperThread:
                     cancel = self._add(time.monotonic() + interval, ring)
 
         def ring() -> None:
-            with contextlib.suppress(Exception):  # one failure must not end the others
+            with contextlib.suppress(Exception):  # one call that fails must not end the later ones
                 act()
             again()
 

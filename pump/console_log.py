@@ -14,14 +14,14 @@ _COLOURS: Final = {
     logging.ERROR: "\x1b[31m",
     logging.CRITICAL: "\x1b[1;31m",
 }
-"""INFO is as the terminal writes."""
+"""INFO has the terminal's own colour."""
 _END: Final = "\x1b[0m"
 
 
 def log_to_stderr(level: str | None) -> None:
-    """Log to standard error, unless the program has set up logging itself; a level that is given counts all the same.
+    """Log to standard error, unless the program has set up logging itself. A given level is set in either case.
 
-    What other packages log at DEBUG is left out: the level is ours.
+    Other packages never log at DEBUG here: the level is for pump alone.
     """
     wanted = logging.getLevelNamesMapping()[(level or "info").upper()]
     handler = logging.StreamHandler(sys.stderr)
@@ -32,12 +32,12 @@ def log_to_stderr(level: str | None) -> None:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether it is a terminal that shows colours, and nobody asked for none."""
+    """Whether the stream is a terminal that shows colours, and the environment does not forbid them."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class ConsoleFormatter(logging.Formatter):
-    """A line a record; the whole line has the colour of its level."""
+    """One line for each record; the whole line has the colour of its level."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__(_FORMAT)

@@ -83,29 +83,29 @@ class Context:
         return self._narrowed or self._whole()
 
     def cancel(self) -> None:
-        """Ask whatever runs for this message to end. From any thread."""
+        """Ask everything that runs for this message to end. Any thread may call it."""
         if self._parent is not None:
             self._parent.cancel()
         else:
             self._whole().set()
 
     def end(self) -> None:
-        """Note that a wait was cut short: if the pump stops, what fails now failed because of that."""
+        """Note that a wait was cut short: if the pump is stopping, a failure from now on is blamed on the stop."""
         if self._message is not None and self.stopping is not None and self.stopping.is_set():
             self._message.ended = True
 
     @property
     def settled(self) -> bool:
-        """Whether the handler has settled its message itself, by a Delivery: nothing that fails now changes that."""
+        """Whether the handler has settled its message itself, by a Delivery: a later failure does not change that."""
         return self._parent is None and self._message is not None and self._message.settled
 
     def answered(self) -> None:
-        """Note that an attribute answered instead of the handler: if the handler was to settle, the pump does it."""
+        """Note that an attribute answered instead of a handler that settles by itself: the pump settles then."""
         if self._parent is None and self._message is not None:
             self._message.answered = True
 
     def remaining_lease(self, clock: Clock | None = None) -> float | None:
-        """For how many seconds the lease still lasts, never below 0; None where there is no lease."""
+        """How many seconds the lease still lasts, never below 0; None where there is no lease."""
         message = self._message
         if message is None or message.lease_expires is None:
             return None
@@ -113,7 +113,7 @@ class Context:
         return 0.0 if message.lost else max(0.0, message.lease_expires - now)
 
     def nested(self, handler: str) -> "Context":
-        """The context of a request sent in the process from here: same message, lease and cancellation, an own bag."""
+        """The context of a request sent in the process from here: same message, lease and cancellation; its own bag."""
         return Context(
             self.processor,
             handler,
@@ -125,7 +125,7 @@ class Context:
 
     @contextmanager
     def narrowed(self) -> Iterator[Signal]:
-        """Use another `cancelled` inside the block: it can be set alone, and is set together with the outer one."""
+        """Use another `cancelled` inside the block: it can be set alone, and is also set when the outer one is."""
         before = self._narrowed
         with either(self.cancelled) as signal:
             self._narrowed = signal
@@ -152,9 +152,9 @@ _making: Final = threading.Lock()
 _current: Final[ContextVar[Context | None]] = ContextVar("pump_context", default=None)
 
 enter_context: Final = _current.set
-"""Make a context the current one of this thread or task; returns what `leave_context` takes."""
+"""Make a context the current one of this thread or task; returns the token for `leave_context`."""
 leave_context: Final = _current.reset
-"""Go back to the context before."""
+"""Make the previous context the current one again."""
 find_context: Final = _current.get
 """The context of this thread or task, or None."""
 

@@ -10,8 +10,8 @@
     run(name_of(7), perform)                    # perform(effect) returns the result, or raises
     await run_async(name_of(7), perform_async)  # the same, awaited
 
-A conversation does no input or output itself. What performing an effect raises is raised where the effect was yielded,
-so that `try`, `finally` and `with` work as in any function; a cancellation of the awaiting driver arrives there too.
+A conversation does no input or output itself. An error of an effect is raised where the effect was yielded, so that
+`try`, `finally` and `with` work as in any function; a cancellation of the awaiting driver is raised there too.
 """
 
 from collections.abc import Awaitable, Callable, Generator

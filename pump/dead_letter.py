@@ -1,4 +1,4 @@
-"""Why a message is given up, and the headers of its dead letter: within a size limit, and never impossible to make."""
+"""Why a message is given up, and the headers of its dead letter: they keep to a size limit, and never fail."""
 
 import traceback
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ PROVENANCE: Final = (
 class Rejection:
     """Why a message is given up. An unacceptable one goes to the invalid-message channel, where there is one.
 
-    Whatever a handler gave as its reason, it is bounded text here.
+    A handler may give any object as its reason; here it is text of limited length.
     """
 
     kind: RejectionKind
     reason: str
-    """A short name of the reason, the same for all messages that it concerns."""
+    """A short name of the reason: the same for all messages that are given up for it."""
     description: str = ""
     error: BaseException | None = None
     handler: str = ""
@@ -51,7 +51,7 @@ class Rejection:
 
 
 def dead_letter(message: Message, rejection: Rejection, *, limit: int = TOTAL_LIMIT) -> Header:
-    """The header of a message's dead letter: its own, and its provenance; without the attempts."""
+    """The header of a message's dead letter: the message's own without the carried attempts, and its provenance."""
     headers = {name: text for name, text in message.header.headers.items() if name != ATTEMPTS_HEADER}
     headers.update(provenance(message, rejection, limit=limit))
     return message.header._replace(headers=headers)
@@ -90,5 +90,5 @@ def _type_name(error: BaseException | None) -> str:
 def _text(error: BaseException | None) -> str:
     try:
         return "" if error is None else "".join(traceback.format_exception_only(error)).strip()
-    except Exception:  # its notes, or what else the traceback module reads of it, are not what they should be
+    except Exception:  # its notes, or something else that the traceback module reads, are malformed
         return text_of(error)

@@ -90,7 +90,7 @@ def _type_name(request: object) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """The text without what precedes the host in a URL, and without the values of options named as secrets."""
+    """The text without user and password in URLs, and without the values of options named like secrets."""
     return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", _IN_URL.sub(f"{_HIDDEN}@", text))
 
 
@@ -113,7 +113,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
 
 
 def as_text(described: Mapping[str, Any]) -> str:
-    """What `describe` says, as tables for a terminal."""
+    """The result of `describe` as tables for a terminal."""
     capabilities: Mapping[str, object] = described["capabilities"]
     published = ([each["request"], each["topic"], each["key"] or "-"] for each in described["publications"])
     parts = [

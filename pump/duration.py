@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Final, TypeAlias
 
 LONGEST_DELAY: Final = 100 * 365.25 * 24 * 3600
-"""A hundred years, in seconds: every broker can count so far."""
+"""A hundred years, in seconds: every broker can count that far."""
 
 Duration: TypeAlias = float | timedelta
 
@@ -17,7 +17,7 @@ def seconds(duration: Duration) -> float:
 
 
 def delay_seconds(delay: Duration) -> float:
-    """How many seconds a message shall wait; ValueError where that is no delay."""
+    """The delay as a number of seconds; ValueError if the value cannot be a delay."""
     if isinstance(delay, bool) or not isinstance(delay, Real | timedelta):
         raise ValueError(f"a delay is a number of seconds or a timedelta, not {delay!r}")  # noqa: TRY004 - as for others
     length = seconds(delay)

@@ -1,4 +1,4 @@
-"""What handlers raise to decide what becomes of a message; and the errors, grouped by what to do about them."""
+"""The decisions that handlers raise about a message, and the errors, grouped by what to do about them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -12,15 +12,15 @@ class MessageAction(Exception):  # noqa: N818 - a decision, not an error
     """A handler's decision about its message. Raise one of the four below; raise it `from error` to keep the cause."""
 
     reason: str = ""
-    """Why, in a few words. A subclass that does not call `super().__init__` has the empty one."""
+    """The reason, in a few words; empty if a subclass does not call `super().__init__`."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
-        self.reason = text_of(reason)  # whatever it is given, it has to fit a header
+        self.reason = text_of(reason)  # any object may be given, and it has to fit a header
 
 
 def reason_of(action: MessageAction) -> str:
-    """Its reason, as text; empty where a class of the user's has made something of it that cannot even be read."""
+    """The decision's reason as text; empty if it cannot be read, which a subclass of the user's may cause."""
     try:
         return text_of(action.reason)
     except Exception:
@@ -30,8 +30,8 @@ def reason_of(action: MessageAction) -> str:
 class DontAckAction(MessageAction):
     """Leave the message with the broker: it is not acknowledged, no attempt is counted, and it comes again.
 
-    `until` is for attributes that refuse every message for a while: it says when that is over. It is what they wish, so
-    it is told at DEBUG and not counted as unacceptable, and a channel of this one request receives nothing before.
+    `until` is for attributes that refuse every message for a while: it says whether that is over. Such a refusal is
+    intended: it is logged at DEBUG, is not unacceptable, and a channel of this one request receives nothing meanwhile.
     """
 
     until: Callable[[], bool] | None = None
@@ -56,18 +56,18 @@ class RejectMessageAction(MessageAction):
 
 
 class InvalidMessageAction(MessageAction):
-    """The message itself is wrong and never will be right: it goes to the invalid-message channel."""
+    """The message itself is wrong, and trying again cannot help: it goes to the invalid-message channel."""
 
 
 UNMAPPABLE: Final = "cannot be mapped"
 
 
 class Undecodable(InvalidMessageAction):
-    """Raised only by the pump's own mapping, `from` what is wrong with the body: a subscription may treat it apart."""
+    """Raised only by the pump's own mapping, `from` the error in the body: a subscription has an option for it."""
 
 
 class MessageRefused(Exception):  # noqa: N818 - it says what happened
-    """The subscription's `refusal` does not let the message be handled. Never raised: the reason of a verdict."""
+    """The subscription's `refusal` forbids handling the message. Never raised: it is the reason of a verdict."""
 
 
 class PumpError(Exception):
@@ -81,8 +81,7 @@ class TransportError(PumpError):
 class PublishError(TransportError):
     """Not every message was confirmed.
 
-    `sent` is False when it is known that none of them is stored, None when some are or nobody knows; `failures` says
-    which.
+    `sent` is False if it is known that none is stored, None if some are or nobody knows; `failures` says which.
     """
 
     def __init__(
@@ -98,8 +97,8 @@ class PublishError(TransportError):
         self.retriable = retriable
         """Whether trying again later may help."""
         self.failures = failures
-        """Of messages that were posted together, what is known of each that was not confirmed, by its position among
-        them, from 0; the others are stored. Empty where the error itself holds for all of them."""
+        """For messages that were posted together: the error of each one that was not confirmed, by position, from 0.
+        The others are stored. Empty if this error itself is about all of them."""
 
     def again(self) -> Self:
         """The same error, to be raised to one more caller."""
@@ -110,7 +109,7 @@ class PublishError(TransportError):
 
 
 class PublishExhausted(PublishError):  # noqa: N818 - the name says what happened
-    """Posting a message failed on every try, each time for a reason that might have passed. It is not sent later."""
+    """Posting a message failed on every try, each time for a reason that may be temporary. It is not sent later."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class PublishExhausted(PublishError):  # noqa: N818 - the name says what happene
 
 
 class LeaseLost(PumpError):  # noqa: N818 - the name says what happened
-    """The message is not ours any more: its lease expired or its connection is gone. Nothing was sent for it."""
+    """The message is lost to this process: its lease expired or its connection is gone. Nothing was sent for it."""
 
 
 class SetupError(PumpError):
@@ -140,7 +139,7 @@ class ConfigurationError(SetupError):
 
 
 class UnknownPublication(PumpError):  # noqa: N818 - the name says what is wrong
-    """A request was posted for which no Publication says where it goes."""
+    """A request was posted, but no Publication says where its type goes."""
 
 
 class HandlerTimeout(PumpError, TimeoutError):  # noqa: N818 - a time-out, not a fault of ours
@@ -148,14 +147,14 @@ class HandlerTimeout(PumpError, TimeoutError):  # noqa: N818 - a time-out, not a
 
 
 def contains(error: BaseException, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
-    """Whether an error is of one of these types, or a group that contains such a one."""
+    """Whether an error is of one of these types, or a group that contains such an error."""
     if isinstance(error, BaseExceptionGroup):
         return any(isinstance(each, kinds) for each in within(error))
     return isinstance(error, kinds)
 
 
 def within(error: BaseException) -> Iterator[BaseException]:
-    """The error itself and, of a group, every group and error in it, in order, however deep that is."""
+    """The error itself and, if it is a group, every group and error in it, at any depth, in order."""
     left = [error]
     while left:
         each = left.pop()

@@ -18,9 +18,9 @@ class PastRuns(NamedTuple):
     """What is known of a message's earlier runs."""
 
     attempts: int
-    """Runs that certainly count: they ended in a verdict that counts, or with their process."""
+    """Runs that certainly count: each ended with a verdict that counts, or with its process."""
     unexplained: int
-    """Deliveries of unknown outcome: perhaps each ended with its process."""
+    """Deliveries of unknown outcome: each may have ended with its process."""
 
 
 NO_RUNS: Final = PastRuns(0, 0)
@@ -32,20 +32,20 @@ class _Account:
 
     attempts: int = 0
     died: bool = False
-    """Whether the last of them ended with its process."""
+    """Whether the last of the attempts ended with its process."""
     shared: int = 0
-    """Deaths of a process that had this message and others in hand, since a run of it ended otherwise."""
+    """How many processes died with this message and others in hand, since a run of it ended in another way."""
     explained: int = 0
-    """How many of the message's unexplained deliveries ended in a way that we know …"""
+    """How many of the message's unexplained deliveries have an outcome that is known by now."""
     judged: int | None = None
-    """… plus one where the broker's count is above this one, its count at the delivery that was judged last."""
+    """The broker's count at the delivery that was judged last; where it is higher now, one more is explained."""
     nacks: int = 0
     due: float = 0.0
     first_failure: float = 0.0
     rejection: Rejection | None = None
     touched: float = 0.0
     booked: bool = False
-    """Whether the book has a record of it."""
+    """Whether the book has a record of the message."""
 
     def explained_at(self, count: int) -> int:
         return self.explained + (self.judged is not None and count > self.judged)
@@ -58,10 +58,10 @@ class Ledger:
     """Attempts by message identity. Bounded in number and age; an account is removed when its message is done.
 
     `attempts before a run = carried by the message + unexplained deliveries − those forgiven`. An account keeps the
-    number up to which the broker's count is explained, so forgiving a delivery is setting that number: a second count
+    number up to which the broker's count is explained. To forgive a delivery is to set that number: a second count
     beside the broker's would have to know which events the broker counts.
 
-    It begins with what the book says that earlier processes have left, and keeps those records true.
+    It begins with the records of earlier processes, from the book, and keeps those records up to date.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Ledger:
         return len(self.accounts)
 
     def arrived(self, message: Message) -> PastRuns:
-        """What is known before this run. If the broker's count is lower than the last one, it starts over from here."""
+        """What is known before this run. If the broker's count is lower than the last one, it has started over."""
         account = self._find(message)
         if account is not None and account.judged is not None and message.unexplained < account.judged:
             with self._lock:  # a new copy, or one whose count the broker has started over
@@ -100,9 +100,9 @@ class Ledger:
         return NO_RUNS
 
     def count(self, message: Message, attempts: int, rejection: Rejection | None = None, *, until: float = 0.0) -> None:
-        """This run counts, and these are the attempts so far. A rejection is kept until it has been carried out.
+        """Count this run: `attempts` is the number so far. A rejection is kept until it has been carried out.
 
-        A message that comes again later is remembered until then at least.
+        A message that comes again later is remembered at least until that time, `until`.
         """
         with self._lock:
             account = self._judged(message)
@@ -113,13 +113,13 @@ class Ledger:
         self._correct(message, account)
 
     def forgive(self, message: Message) -> None:
-        """This delivery counts no attempt, and every earlier one of unknown outcome is forgiven."""
+        """Count no attempt for this delivery, and forgive every earlier one of unknown outcome."""
         with self._lock:
             account = self._judged(message)
         self._correct(message, account)
 
     def nacked(self, message: Message, due: float) -> None:
-        """The message was nacked, which counts no attempt; here it is not presented again before `due`."""
+        """Note a nack, which counts no attempt; the message is not presented again here before `due`."""
         with self._lock:
             account = self._judged(message)
             message.attempts = max(message.attempts, account.attempts)
@@ -130,9 +130,9 @@ class Ledger:
         self._correct(message, account)
 
     def ignore(self, message: Message) -> None:
-        """This delivery counts no attempt and explains nothing: earlier ones of unknown outcome stay so.
+        """Count no attempt for this delivery; the outcome of earlier unexplained ones stays unknown.
 
-        What is known of its attempts is put on the message, for the broker to keep.
+        The attempts that are known here are put on the message, for the broker to keep.
         """
         with self._lock:
             account = self._open(message.identity)
@@ -164,7 +164,7 @@ class Ledger:
             self._book.write(kept)
 
     def known(self, message: Message) -> tuple[int, int, int]:
-        """What the slot says of a message whose run begins: its attempts, and its deliveries, explained and in all."""
+        """What a slot notes when a run begins: the attempts, the explained deliveries, and the broker's count."""
         account = self._find(message)
         if account is None:
             return message.attempts, 0, message.unexplained
@@ -192,7 +192,7 @@ class Ledger:
         return 0 if account is None else account.nacks
 
     def rejection(self, message: Message) -> Rejection | None:
-        """The rejection that could not be carried out yet. Asking keeps it: an outage may outlast an account's age."""
+        """The rejection that could not be carried out yet. Each call renews the account: an outage may outlast it."""
         account = self._find(message)
         if account is None or account.rejection is None:
             return None
@@ -209,7 +209,7 @@ class Ledger:
             return account.first_failure if account is not None and account.first_failure else self._clock.wall()
 
     def _correct(self, message: Message, account: _Account) -> None:
-        """What the book says of a message is not true any more: a run of it has ended otherwise since."""
+        """Correct the book's record of a message: a later run of it has ended in another way."""
         if account.booked and self._book is not None:
             self._book.write({message.identity: account.record()})
 
@@ -253,5 +253,5 @@ def _past_runs(account: _Account, message: Message) -> PastRuns:
 
 
 def _is_latest(account: _Account, message: Message) -> bool:
-    """Whether no later delivery was judged: one that comes late says nothing of those after it."""
+    """Whether no later delivery was judged: an earlier one, judged late, says nothing about those after it."""
     return account.judged is None or message.unexplained >= account.judged

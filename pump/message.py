@@ -14,12 +14,12 @@ Kind: TypeAlias = Literal["command", "event", "document"]
 _claims = threading.Lock()
 
 ATTEMPTS_HEADER: Final = "pump-carried-attempts"
-"""On a copy that comes again: the attempts so far. A dead letter says "pump-attempts", which limit nothing any more."""
+"""The attempts so far, on a copy that comes again. A dead letter has "pump-attempts" instead, which limit nothing."""
 FIRST_FAILURE_HEADER: Final = "pump-first-failure"
 
 
 class Header(NamedTuple):
-    """What is known of a message without reading its body. It never changes."""
+    """What is known of a message without reading its body. A header never changes."""
 
     id: str
     topic: str = ""
@@ -118,26 +118,26 @@ class Message:
         self.ended: bool = False
         """Whether the pump's stop ended its handler, or a wait of its attributes: a failure then counts no attempt."""
         self.release: Callable[[], Any] | None = None
-        """Closes what was opened for a handler that left the message to be settled later; async handlers await it."""
+        """Closes what was opened for a handler that settles the message after it returned; async handlers await it."""
         self.lost: bool = False
-        """Whether it is known not to be ours any more: nothing may be sent for it."""
+        """Whether this process is known to have lost the message: nothing may be sent for it."""
         self.stood: float = 0.0
-        """For how many seconds its event loop stood still, if it was lost because nothing could renew its lease."""
+        """How many seconds its event loop stood still, if it was lost because the loop could not renew its lease."""
         self.explicit: bool = False
         """Whether its handler settles it, by a Delivery."""
         self.answered: bool = False
-        """Whether an attribute answered instead of its handler, so that nobody but the pump will settle it."""
+        """Whether an attribute answered instead of its handler, so that the pump has to settle it."""
         self.settled: bool = False
         """Whether somebody has settled this delivery, or is doing so; the first one wins."""
 
     def claim(self) -> bool:
-        """Whether the caller is the first to settle this delivery. If settling then fails, `settled` is set back."""
+        """Whether the caller is the first to settle this delivery. If settling fails, `settled` is reset."""
         with _claims:
             first, self.settled = not self.settled, True
         return first
 
     def again(self) -> "Message":
-        """The same delivery, to be handled once more: nothing is settled."""
+        """A copy of this delivery that can be handled once more: nothing is settled."""
         other = copy.copy(self)
         other.interrupt = other.release = None
         other.ended = other.explicit = other.answered = other.settled = False

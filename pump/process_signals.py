@@ -8,10 +8,10 @@ from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 LOOK_UP_SECONDS = 0.5
-"""Whoever handles signals waits no longer than this at a time.
+"""A thread that handles signals waits no longer than this at a time.
 
-Python calls a handler between two of its instructions. For a signal that comes when a wait has been decided on, and has
-not begun, that is after the wait.
+Python calls a signal's handler between two of its instructions. If the signal comes just before a wait begins, the
+handler is called only after the wait.
 """
 
 
@@ -19,7 +19,7 @@ not begun, that is after the wait.
 def handling(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Handle these signals, by default SIGINT and SIGTERM. Outside the main thread, which alone can, do nothing."""
+    """Handle these signals, by default SIGINT and SIGTERM. Only the main thread can do that; others do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,9 +32,9 @@ def handling(
 
 
 def asking(ask: Callable[[], object]) -> AbstractContextManager[None]:
-    """Within a block, the first SIGINT or SIGTERM calls this. From then on each does what it did before.
+    """Within the block, the first SIGINT or SIGTERM calls `ask`. After that each signal acts as before the block.
 
-    One that was ignored before, as in the background of a shell, ends the process: somebody insists.
+    But one that was ignored before the block, as in the background of a shell, ends the process when it comes again.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
 

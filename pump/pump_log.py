@@ -1,4 +1,4 @@
-"""What is logged of messages and pumps, and what their listeners are told: in one place, each thing in one wording."""
+"""The log records and events about messages and pumps: all in one place, each with one wording."""
 
 import logging
 from collections import Counter
@@ -19,13 +19,13 @@ class PumpLog:
         self._channel: Final = channel
         self.telemetry: Final = telemetry
         self.handlers_of: Callable[[Message], str] = lambda _: ""
-        """The names of those who handle a message."""
+        """The names of a message's handlers."""
         self.tallies: Final[list[Callable[[], Mapping[str, int]]]] = []
-        """What each pump of the channel has counted, those that died too."""
+        """One function for each pump of the channel, also for those that died: it returns what the pump counted."""
 
     @property
     def totals(self) -> Mapping[str, int]:
-        """What all the pumps of the channel have counted."""
+        """The sums of what all pumps of the channel have counted."""
         totals: Counter[str] = Counter()
         for tally in self.tallies:
             totals.update(tally())
@@ -37,14 +37,14 @@ class PumpLog:
         return log.isEnabledFor(logging.DEBUG)
 
     def done(self, message: Message, told: str, took: float) -> None:
-        """A verdict was carried out, so long after the message was begun."""
+        """A verdict was carried out, `took` seconds after the message was begun."""
         text = f"Message {told} after {1000 * took:.1f} ms" if isfinite(took) else f"Message {told}, not handled"
         self._write(logging.DEBUG, message, text, handler=self.handlers_of(message))
 
     # -- messages
 
     def nacked(self, message: Message, error: BaseException | None, pause: float, *, wished: bool = False) -> None:
-        """A message was not acknowledged, because something failed, or because the program wishes it for a while."""
+        """A message was not acknowledged, because something failed, or because the program refuses all for a while."""
         level = logging.DEBUG if wished else logging.WARNING
         self._write(level, message, f"Not acknowledging message; next try in {pause:g} s", error)
         self.telemetry.tell("nack", channel=self._channel, message=message, error=error)
@@ -66,7 +66,7 @@ class PumpLog:
         self._write(logging.ERROR, message, "Handler failed", error)
 
     def handler_interrupted(self, message: Message) -> None:
-        """A handler was ended because its message is not ours any more."""
+        """A handler was ended because its message is lost."""
         self._write(logging.WARNING, message, "Handler ended: the message is not ours any more, and comes again")
 
     def handler_ended(self, message: Message, error: BaseException) -> None:
@@ -117,14 +117,14 @@ class PumpLog:
     # -- channel and pump
 
     def failed(self, doing: str, error: BaseException) -> None:
-        """Something failed that is tried again, or that nothing depends on; an ERROR where trying again cannot help."""
+        """Log a failure that is tried again, or does no harm; at ERROR if trying again cannot help."""
         lasting = isinstance(error, PublishError) and not error.retriable
         text = "channel %s: %s failed: %s" + ("; the message comes again until this is mended" * lasting)
         level = logging.ERROR if lasting else logging.WARNING
         log.log(level, text, self._channel, doing, str(error) or type(error).__name__)
 
     def handing_back(self, number: int) -> None:
-        """Messages that nobody has begun go back: at a pause, or because a handler does not end."""
+        """Messages that no handler has begun go back: at a pause, or because a handler does not end."""
         log.info("channel %s: %d messages that nobody has begun go back to the broker", self._channel, number)
 
     def disconnected(self, error: BaseException, delay: float) -> None:

@@ -24,12 +24,12 @@ class Settles(Protocol[Done]):
 
 
 class _Defaults:
-    """What a verdict has unless it says otherwise."""
+    """The attributes of every verdict, with their default values."""
 
     __slots__ = ()
 
     final: ClassVar[bool] = False
-    """Whether nothing more can become of the message once the verdict is carried out."""
+    """Whether the message is finished once the verdict is carried out."""
     told: ClassVar[str] = ""
     """What the log says of the message."""
     pause: float = 0.0
@@ -58,7 +58,7 @@ class Nack(_Defaults):
     pause: float
     error: BaseException | None = None
     until: Callable[[], bool] | None = None
-    """Says when the channel receives again, where every message of it would end so for a while."""
+    """Says whether the channel may receive again, if all its messages would be nacked for a while."""
 
     def settle(self, channel: Settles[Done], message: Message) -> Done:
         """Carry it out."""

@@ -42,7 +42,7 @@ class _Options:
     handlers: Sequence[Any] = ()
     """The handlers of this subscription alone; by default those of the dispatcher that take its request."""
     attributes: Sequence[Any] = ()
-    """What stands around each of its handlers, above the handler's own attributes."""
+    """The attributes around each of its handlers, above the handler's own."""
     pump: PumpKind | None = None
     """Which pump runs the handlers; by default a Reactor for `def` handlers, a Proactor for `async def` handlers."""
     performers: int = 1
@@ -50,7 +50,7 @@ class _Options:
     in_flight: int = 1
     """How many messages one Proactor handles at a time, in order within a key."""
     ordered: bool = False
-    """Whether the whole channel is kept in order: a message that comes again later is then waited for."""
+    """Whether the whole channel is kept in order: all others then wait for a message that comes again later."""
     may_block: bool | None = None
     """Whether handlers raise DontAckAction; by default as their attributes and `on_unhandled` say."""
     buffer_size: int = 10
@@ -66,11 +66,11 @@ class _Options:
     requeue_backoff: tuple[Duration, Duration] = (1.0, 300.0)
     """The first and the longest delay before a failed message comes again; the delay doubles with each attempt."""
     on_unhandled: OnUnhandled = "retry"
-    """What any exception that is not a decision means: `docs/settlement.md` shows each of the choices."""
+    """What becomes of a message on any exception that is not a decision: see `docs/settlement.md`."""
     unacceptable_limit: int = 0
-    """After how many unacceptable messages of the channel all its pumps here stop; 0 or less: never."""
+    """All pumps of the channel in this process stop after this many unacceptable messages; 0 or less: never."""
     unacceptable_window: Duration = 0.0
-    """After how long the count of unacceptable messages starts again; 0: never."""
+    """The count of unacceptable messages starts again after this time; 0: never."""
     dont_ack_delay: Duration = 1.0
     """How long the pump waits after a DontAck, before it handles the next message."""
     dont_ack_longest_delay: Duration | None = None
@@ -86,9 +86,9 @@ class _Options:
     auto_ack: bool = True
     """Whether the pump settles messages; if not, it leaves every message unsettled."""
     lease: Duration | None = None
-    """How long a delivery is ours without being renewed, where the transport has leases; by default as it says."""
+    """How long a delivery's lease lasts without renewal, if the transport has leases; by default as it says."""
     renew_lease: bool = True
-    """Whether the lease of what is in hand is renewed while its handler runs."""
+    """Whether the lease of a received message is renewed until its handler has returned."""
     grace: Duration = 10.0
     """How long a stop waits for the handlers that are running."""
 

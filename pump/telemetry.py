@@ -1,4 +1,4 @@
-"""Events of receiving, handling and settling, for whoever listens. Without listeners they cost one test each."""
+"""Events of receiving, handling and settling, for listeners. Without listeners each event costs one test."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ class Telemetry:
     def __init__(self, *listeners: Listener, clock: Clock | None = None) -> None:
         self._listeners: tuple[Listener, ...] = listeners
         self.errors: Final = ErrorLog(clock)
-        """Which errors the log has told of."""
+        """Which errors were logged a short time ago."""
 
     def __bool__(self) -> bool:
         return bool(self._listeners)

@@ -1,4 +1,4 @@
-"""Text of anything that a program raises or gives: a text that cannot be made must not keep a message from its fate."""
+"""Makes text of any object that a program raises or gives. A failing `__str__` must not keep a message unsettled."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ TEXT_LIMIT: Final = 1024
 
 
 def text_of(value: object) -> str:
-    """The value as text; where its own `__str__` fails, its type and what that raised. None is the empty text."""
+    """The value as text; if its own `__str__` fails, its type and the error. None is the empty text."""
     if value is None:
         return ""
     try:
@@ -17,7 +17,7 @@ def text_of(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with whatever UTF-8 cannot write as escapes: a log that is a file can hold it."""
+    """The text with escapes for all that UTF-8 cannot write, so that a log file can hold it."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

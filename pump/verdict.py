@@ -58,7 +58,7 @@ class Stopped(Enum):
     INTERRUPTED = "a handler raised KeyboardInterrupt"
 
 
-_REPORTED: Final = (Requeue, Reject)  # listeners are told once one is carried out; every message asks for this tuple
+_REPORTED: Final = (Requeue, Reject)  # listeners are told of these; one tuple, because every message needs it
 EXHAUSTED: Final = "attempts exhausted"
 PROCESS_DIED: Final = "process died"
 NACKED_TOO_OFTEN: Final = "not acknowledged too often"
@@ -109,11 +109,11 @@ class Judge:
         self.clock: Final = clock
         self.log: Final = log
         self.gate: Final[Gate] = OPEN_GATE if guard is None else guard.gate
-        """Lets a suspect be alone in this process."""
+        """Lets a suspect be handled alone in this process."""
         self.stopping: Final = Signal()
-        """Set when the pump shall stop, or has stopped."""
+        """Set when the pump must stop, or has stopped."""
         self.stopped: Stopped | None = None
-        """Why the pump stops; None while it shall go on."""
+        """Why the pump stops; None while it runs on."""
         self._count: Final = UnacceptableCount(rules, clock) if unacceptable is None else unacceptable
         self.limit_reached: Final = self._count.reached
         """Set once the channel's messages have reached the unacceptable limit."""
@@ -125,7 +125,7 @@ class Judge:
         self._shows_messages: Final = log.shows_messages
         log.tallies.append(self.tally)
         self._begun: Final[dict[int, float]] = {}
-        """When the messages in hand were begun, where the log shows each."""
+        """When the messages in hand were begun; filled only if the log shows each message."""
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts
@@ -136,12 +136,12 @@ class Judge:
         self._settle_failures = 0
 
     def tally(self) -> Mapping[str, int]:
-        """How many verdicts of each kind were carried out, by what the log says of them."""
+        """How many verdicts of each kind were carried out, by the log's word for the kind."""
         return {ACKNOWLEDGE.told: self._acknowledged, **self._tally} if self._acknowledged else self._tally
 
     @property
     def running(self) -> bool:
-        """Whether another message may be handled. Reaching the unacceptable limit ends that."""
+        """Whether another message may be handled. It stops the pump once the unacceptable limit is reached."""
         if self.limit_reached.is_set():
             self.stop(Stopped.LIMIT_EXCEEDED)
         return self.stopped is None
@@ -171,7 +171,7 @@ class Judge:
         return limit is not None and unknown > 0 and runs.attempts + unknown >= limit
 
     def arrived(self, message: Message) -> Verdict | None:
-        """The verdict on a message that is not to be handled; None if it is."""
+        """The verdict on a message that must not be handled; None if it may be handled."""
         if message.fault or message.attempts or message.unexplained or self.ledger.accounts:
             verdict = self._unfit(message)
             if verdict is not None:
@@ -184,7 +184,7 @@ class Judge:
 
     def _unfit(self, message: Message) -> Verdict | None:
         pending = self.ledger.rejection(message)
-        if pending is not None:  # it was rejected before, and that could not be carried out
+        if pending is not None:  # it was rejected before, but the rejection could not be carried out
             return Reject(pending)
         if message.fault:
             self._count.add()
@@ -230,7 +230,7 @@ class Judge:
     # -- after the message was handled
 
     def handled(self, message: Message) -> Verdict:
-        """The verdict on a message whose handler returned. One that is not settled then comes again, uncounted."""
+        """The verdict on a message whose handler returned. An unsettled one comes again, and no attempt is counted."""
         if not message.settled and (message.lost or message.explicit or not self.rules.auto_ack):
             self._forgive(message)
         if message.lost or message.explicit or not self.rules.auto_ack:
@@ -269,11 +269,11 @@ class Judge:
         return self.decided(message, error)
 
     def asked_again(self, message: Message, delay: float | None) -> Verdict:
-        """The verdict on a message that its handler asks for again after exactly this delay; it counts an attempt."""
+        """The verdict when a handler asks to have its message again after exactly this delay; it counts an attempt."""
         return self._requeue(message, None, 0.0 if delay is None else delay)
 
     def decided(self, message: Message, error: BaseException) -> Verdict:
-        """The verdict by the strongest decision in an error: raised, or made by a handler that settles by itself."""
+        """The verdict by the strongest decision in an error: raised, or made by a handler that settles its message."""
         errors = tuple(_flattened(error))
         decision = next((each for kind in _PRECEDENCE for each in errors if isinstance(each, kind)), None)
         for each in errors:
@@ -291,7 +291,7 @@ class Judge:
         return self._unacceptable(message, error if decision is None else decision)
 
     def _asked_delay(self, message: Message, decision: DeferMessageAction) -> float | None:
-        """The delay that was asked for; what a subclass made of it may be none, and then the back-off counts."""
+        """The delay that the decision asks for; None, which means the back-off, also if a subclass made it invalid."""
         try:
             return None if decision.delay is None else delay_seconds(decision.delay)
         except ValueError as error:
@@ -352,7 +352,7 @@ class Judge:
     def _requeue(
         self, message: Message, error: BaseException | None, delay: float | None, exhausted: str = EXHAUSTED
     ) -> Verdict:
-        """Count an attempt: the message comes again, or was it the last one, is given up as `exhausted` says."""
+        """Count an attempt: the message comes again or, after its last attempt, is given up as `exhausted`."""
         attempts = self._attempts_before(message) + 1
         if self._max_attempts is not None and attempts >= self._max_attempts:
             if error is None or isinstance(error, DeferMessageAction):
@@ -401,7 +401,7 @@ class Judge:
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
         if verdict is ACKNOWLEDGE:
-            self._acknowledged += 1  # each message pays for this line, so it is no entry of the tally
+            self._acknowledged += 1  # faster than an entry of the tally: every message pays for this line
         else:
             self._tally[verdict.told] = self._tally.get(verdict.told, 0) + 1
         if self._shows_messages:
@@ -423,7 +423,7 @@ class Judge:
         self.log.settle_failed(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
 
     def _forgive(self, message: Message) -> None:
-        """A run that succeeded counts no attempt, unless it has kept its loop from renewing its lease."""
+        """Count no attempt for a run that succeeded, unless its handler kept the loop from renewing the lease."""
         if message.stood:
             self._count_lapse(message)
         else:
@@ -435,13 +435,13 @@ class Judge:
         self.log.lapsed(message, attempts)
 
     def handed_back(self, message: Message) -> None:
-        """A message that nobody began to handle went back, or was lost: no attempt is counted."""
+        """A message that no handler began went back, or was lost: no attempt is counted."""
         self.ledger.ignore(message)
 
     # -- the channel
 
     def connected(self) -> None:
-        """The channel works: the next failure waits the shortest time again."""
+        """The channel works: after the next failure the pump waits the shortest time again."""
         self._failures = 0
 
     def disconnected(self, error: BaseException) -> float:

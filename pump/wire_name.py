@@ -1,4 +1,4 @@
-"""The name and the version that a type travels under."""
+"""The name and the version of a type on the wire."""
 
 import inspect
 import types
@@ -8,9 +8,9 @@ from pump.errors import ConfigurationError
 
 
 def wire_type(request_type: type) -> str:
-    """The name that a type travels under: its own `wire_type`, a ClassVar[str], else its name, never its module.
+    """A type's name on the wire: its own `wire_type`, a ClassVar[str], or else its class name, never its module.
 
-    It is not inherited, since two types cannot share one. A generic type's name says what it is made of.
+    `wire_type` is not inherited: two types cannot share a name. A generic type's name includes its arguments.
     """
     origin: Any = get_origin(request_type) or request_type
     args = get_args(request_type)
@@ -25,7 +25,7 @@ def wire_type(request_type: type) -> str:
 
 
 def wire_version(request_type: type) -> str:
-    """The version that a type declares, or inherits, as `wire_version`, a ClassVar[str]; else "", which is none."""
+    """The version that a type declares or inherits as `wire_version`, a ClassVar[str]; "" if it has none."""
     origin: Any = get_origin(request_type) or request_type
     declared = (_declared(cls, "wire_version") for cls in getattr(origin, "__mro__", ()))
     return next(filter(None, declared), "")
@@ -40,7 +40,7 @@ def _name(origin: object) -> str:
 
 
 def _declared(cls: object, name: str) -> str:
-    """What the class itself says of its name or version; a ConfigurationError if it says it in another way."""
+    """The name or version that the class itself declares; ConfigurationError if it is declared in another form."""
     if not isinstance(cls, type):
         return ""
     value, hint = vars(cls).get(name), inspect.get_annotations(cls).get(name)

@@ -37,7 +37,7 @@ class Exit(IntEnum):
     WELL = 0
     """Done; `run` was stopped by a signal."""
     STOPPED = 1
-    """All performers of a channel have stopped by themselves."""
+    """All performers of a channel stopped by themselves."""
     WRONG = 2
     """The command, the configuration or the module's name is wrong."""
     REFUSED = 3
@@ -95,7 +95,7 @@ def _diagnosis(error: Exception) -> tuple[Exit, str]:
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments or ["--help"])
-    if unknown:  # the parser itself would point to its own help, not to the command's
+    if unknown:  # the parser's own error would point to its own help, not to that of the subcommand
         raise _Usage(f"unrecognized arguments: {' '.join(unknown)}; see {options.called} --help")
     return options
 
@@ -219,7 +219,7 @@ def _consume(target: str, dispatcher: Dispatcher) -> int:
         return dispatcher.run()
     except PumpError:
         raise
-    except Exception as error:  # only what the program brings along can raise something else: its lifespan
+    except Exception as error:  # only the program's own lifespan can raise anything else
         raise SetupError(f"{target}: {in_a_line(error)}") from error
 
 

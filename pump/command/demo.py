@@ -28,9 +28,9 @@ _OUTCOMES: Final[Mapping[type, str]] = {
     DontAckAction: "held",
     RejectMessageAction: "rejected",
 }
-"""By what a handler of the shop raises."""
+"""The outcome for each error that a handler of the shop raises."""
 _CLOSING_TIME: Final = 0.8
-"""The part of the demo after which no more orders come."""
+"""After this part of the demo no more orders come."""
 
 
 class _Counts(NamedTuple):
@@ -104,7 +104,7 @@ class Demo:
         self._script: Final = deque(self._events())
 
     def _events(self) -> Iterator[tuple[float, str, Callable[[], None]]]:
-        """When something happens, as a part of the demo, and what."""
+        """The events of the demo: when each happens, as a part of the whole time, its text, and what to do."""
         yield 0.10, "the bank is down: payments are deferred", lambda: self.shop.set_bank(up=False)
         yield 0.15, "a forgotten till sends something", lambda: self._post(OrderFromOldTill("1 x TEA"))
         yield 0.20, "somebody orders no parcels: there is a bug for that", lambda: self._order(parcels=0)
@@ -114,7 +114,7 @@ class Demo:
         yield _CLOSING_TIME, "closing time: no more orders", lambda: None
 
     def advance(self, elapsed: float) -> None:
-        """Do everything that is due by then, in seconds from the beginning."""
+        """Do everything that is due `elapsed` seconds after the beginning."""
         while self._script and elapsed >= self._script[0][0] * self.seconds:
             _, text, act = self._script.popleft()
             self._show(text)
@@ -178,14 +178,14 @@ class Demo:
 
 
 def run_demo(seconds: float, speed: float, *, plain: bool) -> int:
-    """Run the shop for so long, or until Ctrl-C; return 0 if every posted message is accounted for."""
+    """Run the shop for this many seconds, or until Ctrl-C; return 0 if every posted message is accounted for."""
     stop, clock = Signal(), SystemClock()
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain
     display: _Lines | _Screen = _Screen() if live else _Lines()
     began = clock.monotonic()
     demo = Demo(seconds, speed, show=lambda text: display.show(clock.monotonic() - began, text))
     with ExitStack() as restored, handling(lambda *_: stop.set()):
-        log, silent = logging.getLogger("pump"), logging.NullHandler()  # what others log is still seen
+        log, silent = logging.getLogger("pump"), logging.NullHandler()  # other loggers are still shown
         restored.callback(setattr, log, "propagate", log.propagate)
         restored.callback(log.removeHandler, silent)
         log.propagate = False

@@ -1,7 +1,7 @@
 """The shop of `pump demo`: an order leads to a payment, and a payment to a parcel.
 
-It is written as its users write theirs, but for the built-in attributes: they are found by name, since pump imports no
-handler.
+It is written like a user's program, except for the built-in attributes: they are found by name, because pump imports
+no handler.
 """
 
 import threading
@@ -61,7 +61,7 @@ class ShipParcel(Command):
 
 @dataclass(frozen=True)
 class OrderFromOldTill(Command):
-    """What an old till sends, which no handler knows."""
+    """A request that an old till sends; no handler takes it."""
 
     text: str
 
@@ -70,7 +70,7 @@ class OrderFromOldTill(Command):
 
 
 class Shop:
-    """What the handlers share: the bank, how long work takes, and how many requests were posted to each topic."""
+    """The state that the handlers share: the bank, how long work takes, and the number of posts to each topic."""
 
     def __init__(self, work_seconds: float = 0.0) -> None:
         self.bank_is_up = True
@@ -120,7 +120,7 @@ class ReportOutcome(Attribute):
 
 
 class ShopHandler:
-    """What the three handlers have in common."""
+    """The base of the three handlers."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop

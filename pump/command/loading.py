@@ -18,7 +18,7 @@ _MISSING: Final = object()
 
 
 def load_dispatcher(target: str) -> Dispatcher:
-    """The dispatcher of that name, or what the function of that name returns. The current folder is searched too.
+    """The dispatcher of that name, or the one that the function of that name returns. Searches the current folder too.
 
     A ConfigurationError says in one line what is wrong; its `__cause__` is the original error.
     """
@@ -92,7 +92,7 @@ def _unusable(what: str, error: BaseException) -> ConfigurationError:
 
 
 def in_a_line(error: BaseException) -> str:
-    """What a program raised, with the file and line of its own code that did."""
+    """The error in one line, with the file and line in the user's own code that raised it."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     if not isinstance(error, ConfigurationError):
         text = f"{type(error).__name__}: {text}"

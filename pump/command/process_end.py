@@ -11,7 +11,7 @@ log: Final = logging.getLogger("pump.cli")
 
 
 def end_by(moment: float, status: int) -> None:
-    """Let the process end by then, on the monotonic clock: Python itself waits for threads without a limit.
+    """Make the process end by this monotonic time: Python itself waits for threads without a limit.
 
     A handler that was cancelled may have left such a thread behind, by `asyncio.to_thread` for example.
     """

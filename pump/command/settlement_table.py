@@ -1,4 +1,4 @@
-"""What becomes of a message, as a table: made by asking a judge for its verdict on sample messages."""
+"""The table of what becomes of a message: made from a judge's verdicts on sample messages."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -32,12 +32,12 @@ class _Request:
 
 
 _RULES: Final = Subscription(_Request, topic="samples", dead_letter="samples.dead", may_block=True)
-"""All options as by default."""
+"""All other options have their defaults."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A sample message, and how its handling ends: it returns, where nothing is raised."""
+    """A sample message, and how its handling ends: the handler returns if `raises` is None."""
 
     outcome: str
     raises: BaseException | None = None

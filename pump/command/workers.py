@@ -1,8 +1,8 @@
 """Several worker processes of one dispatcher: started, restarted when they die, stopped with their supervisor.
 
 A worker is a new interpreter, since a fork would not copy threads. Supervisor and worker hold the two ends of a socket.
-When the supervisor dies its end is closed, and the worker stops as on SIGTERM: it finishes what it has begun. Linux's
-signal on the parent's death would not do: it is sent when the thread that started the worker ends.
+When the supervisor dies its end is closed, and the worker stops as on SIGTERM: it finishes the messages it has begun.
+Linux's signal on the parent's death is no help: it is sent when the thread that started the worker ends.
 """
 
 import logging
@@ -30,13 +30,13 @@ FINAL_STATUSES: Final = frozenset({1, 2})
 _FIRST_DELAY: Final = 1.0
 _LONGEST_DELAY: Final = 30.0
 _HEALTHY: Final = 60.0
-"""After running for so many seconds, the delay before the next restart is the first one again."""
+"""After a worker has run for this many seconds, its next restart has the first delay again."""
 _GRACE: Final = 10.0
-"""In seconds, until the worker has sent its own."""
+"""The grace in seconds that is assumed until the worker has sent its own."""
 _MARGIN: Final = 5.0
 """How many seconds longer than its grace a worker may take to end before it is killed."""
 _WATCH_INTERVAL: Final = 0.5
-"""Between two looks at the files, in seconds."""
+"""The time between two looks at the watched files, in seconds."""
 _real_clock: Final = SystemClock()
 
 Snapshot: TypeAlias = Mapping[str, tuple[int, int]]
@@ -44,7 +44,7 @@ Snapshot: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 class SupervisorLink:
-    """The worker's end of the socket: sends its grace to the supervisor, and ends the worker when that is gone."""
+    """The worker's end of the socket: sends its grace to the supervisor; ends the worker when that one is gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket: Final = socket.socket(fileno=descriptor)
@@ -76,7 +76,7 @@ class Worker:
         self.status: int | None = None
         """Its exit status; None while it runs, negative if a signal ended it."""
         self.kill_at = inf
-        """When to kill it, once it was asked to stop."""
+        """When to kill it; infinite until it is asked to stop."""
         self._clock: Final = clock
         self._ended: Final = ended
         self._grace = _GRACE
@@ -127,7 +127,7 @@ class _Slot:
 
     @property
     def due(self) -> float:
-        """When `update` has something to do, if the worker does not end before; never, if there will be none."""
+        """When `update` next has something to do, if the worker does not end before; infinite if never."""
         return self._next_start if self.worker is None else self.worker.kill_at
 
     def update(self) -> None:
@@ -143,7 +143,7 @@ class _Slot:
             self._start_worker(now)
 
     def stop(self, *, restart: bool) -> None:
-        """Stop the worker; start another when it has ended, or none."""
+        """Stop the worker; with `restart`, start another one when it has ended."""
         self._next_start, self._deaths = 0.0 if restart else inf, 0
         if self.worker is not None:
             self.worker.stop()
@@ -158,7 +158,7 @@ class _Slot:
 
     def _worker_ended(self, worker: Worker, status: int, now: float) -> None:
         self.worker = None
-        if worker.kill_at < inf:  # it was asked to
+        if worker.kill_at < inf:  # it was asked to stop
             return
         if status in FINAL_STATUSES:
             self._next_start, self.status = inf, status
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _wait(self, seconds: float | None) -> None:
         if seconds is None:
-            _real_clock.wait(self._wake, LOOK_UP_SECONDS)  # signals come in real time, whatever clock there is
+            _real_clock.wait(self._wake, LOOK_UP_SECONDS)  # signals come in real time, whatever the clock
         else:
             self._clock.wait(self._wake, seconds)
 
@@ -255,7 +255,7 @@ def snapshot(folder: Path) -> Snapshot:
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "node_modules"))]
         for name in files:
             if name.endswith(".py"):
-                with suppress(OSError):  # removed meanwhile; that is a change by itself
+                with suppress(OSError):  # it was removed meanwhile, which is a change too
                     state = Path(path, name).stat()
                     found[str(Path(path, name).relative_to(folder))] = (state.st_mtime_ns, state.st_size)
     return found

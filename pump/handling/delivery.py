@@ -1,4 +1,4 @@
-"""What a handler that settles its message itself receives."""
+"""The Delivery: what a handler receives if it settles its message itself."""
 
 import asyncio
 from abc import abstractmethod
@@ -19,7 +19,7 @@ Done = TypeVar("Done")
 
 
 class _Received(Generic[T, Done]):
-    """What a handler may read of its message, and decide. Done is what settling returns: None, or an awaitable."""
+    """What a handler can read of its message and decide. Done is the result of settling: None, or an awaitable."""
 
     __slots__ = ("_judge", "_message", "_payload")
 
@@ -27,9 +27,9 @@ class _Received(Generic[T, Done]):
     twin: ClassVar[str]
     """The name of the class for handlers of the other colour."""
     may_nack: ClassVar[bool] = True
-    """Whether a handler may leave the message uncounted, so that a crash cannot be told from that."""
+    """Whether a handler may nack: a redelivery after a nack and one after a crash then look the same."""
     system: ClassVar[str] = ""
-    """The broker whose messages it is for; "" is for any."""
+    """The broker whose messages it is for; "" for any broker."""
 
     def __init__(self, message: Message, payload: T, judge: Judge) -> None:
         self._message: Final = message
@@ -63,7 +63,7 @@ class _Received(Generic[T, Done]):
 
     @property
     def settled(self) -> bool:
-        """Whether it has been settled, or is being."""
+        """Whether the message is settled, or is being settled."""
         return self._message.settled
 
     def ack(self) -> Done:

@@ -1,4 +1,4 @@
-"""The way of one message to its handlers, in both colours: find them, map the body, run each in a context."""
+"""How one message gets to its handlers, in both colours: find them, map the body, run each in a context."""
 
 import asyncio
 from abc import abstractmethod
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", covariant=True)
 
 _SHOWN: Final = 100
-"""How many characters of an unknown type are shown: whoever sent it chose it."""
+"""How many characters of an unknown type are shown: the sender may have made it long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchSettings:
-    """The options of a dispatcher that matter to handlers, their attributes and their mappers."""
+    """The options of a dispatcher that handlers, their attributes and their mappers need."""
 
     name: str = ""
     factory: Factory | None = None
@@ -59,11 +59,11 @@ class Bound:
     registration: Registration
     pipeline: Pipeline
     run: Run
-    """On a new instance where the handler is a class; a SetupFault if it cannot be made."""
+    """Runs a request, on a new instance if the handler is a class; a SetupFault if that cannot be made."""
 
 
 def bind(registration: Registration, settings: DispatchSettings, channel: str) -> Bound:
-    """Build the handler's pipeline for one channel; its attributes keep their state apart from other pipelines."""
+    """Build the handler's pipeline for one channel; its attributes share no state with other pipelines."""
     scope = Scope(
         clock=settings.clock,
         switches=settings.switches,
@@ -143,7 +143,7 @@ def request_of(mapper: Mapper[Any], message: Message) -> object:
 
 
 class _Dispatching(Generic[Result]):
-    """What both colours share: the way from a message to the running of its handlers."""
+    """The part that both colours share, from a message to running its handlers."""
 
     __slots__ = ("_channel", "_clock", "_processor", "_router", "_stopping")
 
@@ -155,7 +155,7 @@ class _Dispatching(Generic[Result]):
         self._clock: Final = router.settings.clock
 
     def __call__(self, message: Message) -> Result:
-        """Map the message and run its handlers; in an awaiting pump, the result has to be awaited for that."""
+        """Map the message and run its handlers; an awaiting pump has to await the result to run them."""
         route = self._router.route(message)
         request = request_of(route.mapper, message)
         if len(route.handlers) == 1:
@@ -209,13 +209,13 @@ class Dispatch(_Dispatching[object]):
 
 
 class AsyncDispatch(_Dispatching[Awaitable[object]]):
-    """The same, awaited in this task. A lost lease cancels the handler, and no other cancellation is taken for that."""
+    """The same, awaited in this task. A lost lease cancels the handler; other cancellations are kept apart."""
 
     __slots__ = ("_loop",)
 
     def __init__(self, router: Router, channel: AsyncChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(router, channel)
-        self._loop: Final = loop  # given, it need not be looked up for every message, which costs as much as mapping
+        self._loop: Final = loop  # if given, it is not looked up for each message, which costs as much as mapping
 
     async def _run(self, bound: Bound, message: Message, request: object) -> object:
         registration = bound.registration
@@ -279,7 +279,7 @@ class _TaskContext(Context):
     interrupted: bool
 
     def interrupt(self) -> None:
-        """The message is not ours any more: nothing that the handler does matters now. From any thread."""
+        """The message is lost: end its handler, whose result no longer matters. Any thread may call it."""
         loop = None if self.task is None else self.task.get_loop()
         if loop is None or _runs_here(loop):
             self._interrupt()
@@ -288,7 +288,7 @@ class _TaskContext(Context):
                 loop.call_soon_threadsafe(self._interrupt)
 
     def _interrupt(self) -> None:
-        ended = self.message.interrupt != self.interrupt  # while this was on its way to the loop
+        ended = self.message.interrupt != self.interrupt  # the handler ended before the loop got here
         if not ended and not self.interrupted and self.task is not None:
             self.interrupted = True
             self.cancel()
@@ -298,7 +298,7 @@ class _TaskContext(Context):
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
-    except RuntimeError:  # none does
+    except RuntimeError:  # no loop runs
         return False
 
 

@@ -1,9 +1,9 @@
 """Makes the handler of each message, runs it in its pipeline, and closes what its factory opened for it.
 
-Where the factory's result is a context manager of either colour, it is entered for one message and one handler. It is
-left before the pump acknowledges, so that what fails then, such as a commit, fails the message; or, where the handler
-settles the message later, once it has. It is given the handler's error and cannot make that a success. A decision, and
-the end that a stop brings, stand; in the place of another error it may raise its own.
+If the factory returns a context manager of either colour, it is entered for one message and one handler. It is left
+before the pump acknowledges, so that an error on leaving, such as a failed commit, fails the message. If the handler
+settles the message later, it is left after that. It gets the handler's error and cannot make it a success. It may
+raise an error of its own in its place, but not in place of a decision, nor of an end by a stop.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Run = Callable[[Any], Any]
 
 
 def runner(registration: Registration, pipeline: Pipeline, factory: Factory | None) -> Run:
-    """What runs requests: the function itself, or a new instance of the class for each."""
+    """The function that runs requests: the handler function itself, or one that makes an instance for each."""
     run, handle, cls = pipeline.run, registration.handle, registration.cls
     if cls is None:
         return partial(run, handle)
@@ -128,7 +128,7 @@ class _Making:
         try:
             result = done(await self._run(self._handle_of(entered), request))
         except BaseException as error:
-            if not is_closing(error):  # else the task was dropped: nothing can be awaited any more
+            if not is_closing(error):  # else the task was dropped, and nothing can be awaited
                 await self._leave_async(manager, error)
             raise
         loop = asyncio.get_running_loop()
@@ -155,14 +155,14 @@ class _Making:
         leaving = leave()
         try:
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(leaving, loop), loop=loop)
-        except RuntimeError:  # the loop is closed, and what belonged to it has ended
+        except RuntimeError:  # the loop is closed, and everything on it has ended
             leaving.close()
             return _NOTHING
 
     # -- either
 
     def _stands(self, error: BaseException, closing: BaseException) -> bool:
-        """Whether the handler's error stands, though closing raised another one."""
+        """Whether the handler's error is raised, although closing raised another one."""
         stands = is_decision(error) or not isinstance(error, Exception)
         if stands:
             self._log(closing)
@@ -172,12 +172,12 @@ class _Making:
         log.error("%s: what its factory opened could not be closed: %s", self._name, error, exc_info=error)
 
     def _is_kept(self, close: Callable[[], object]) -> bool:
-        """Whether the handler settles its message later: it is closed then, or when the message is lost."""
+        """Whether the handler settles its message later: the manager is closed then, or when the message is lost."""
         message = current_context().message if self._explicit else None
         if message is None or _is_over(message):
             return False
         message.release = release = _Release(message, close)
-        if _is_over(message):  # by another thread, just now
+        if _is_over(message):  # another thread has just settled it
             release()
         return True
 
@@ -194,7 +194,7 @@ def _is_over(message: Message) -> bool:
 
 
 class _AwaitedManager(AbstractAsyncContextManager[Any]):
-    """A blocking context manager for awaiting callers: its few moments block the loop."""
+    """A blocking context manager for awaiting callers: entering and leaving it block the loop."""
 
     def __init__(self, manager: AbstractContextManager[Any]) -> None:
         self._manager: Final = manager
@@ -209,7 +209,7 @@ class _AwaitedManager(AbstractAsyncContextManager[Any]):
 
 
 class _Nothing:
-    """What is awaited where there is nothing to wait for."""
+    """An awaitable that waits for nothing."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -220,7 +220,7 @@ _NOTHING: Final = _Nothing()
 
 
 class _Release:
-    """Closes what was opened for a message, once, whoever asks for it."""
+    """Closes what was opened for a message, once, however often it is called."""
 
     def __init__(self, message: Message, close: Callable[[], object]) -> None:
         self._message: Final = message

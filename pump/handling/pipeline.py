@@ -1,4 +1,4 @@
-"""Runs a handler inside its attributes: one generator for `def` and `async def` handlers, driven once a message.
+"""Runs a handler inside its attributes: one generator for `def` and `async def` handlers, driven once per message.
 
 A pipeline is built once for a dispatcher, a channel and a handler, and then runs any number of messages, in any number
 of threads and tasks. The handler is given with each message, since it may be a new instance each time.
@@ -32,11 +32,11 @@ class Pipeline:
         blocking, bare = colour == "blocking", not attributes
         calls = (_call if bare else self._run) if blocking else (_call_async if bare else self._run_async)
         self.run: Final[Callable[[Callable[..., object], object], Any]] = calls
-        """Runs a request through the attributes and this handle: a function, or the method of an instance. Returns the
-        handler's result, or an awaitable of it; who awaits that passes the result through `done`."""
+        """Runs a request through the attributes and the given handle: a function, or the method of an instance. Returns
+        the handler's result, or an awaitable of it; the code that awaits it passes the result through `done`."""
         self._make: Final = partial(_Run, self.attributes, colour, scope)
         self._idle: Final[list[_Run]] = []
-        """The runs that no message uses now. Threads may share it: append and pop are atomic."""
+        """The runs that no message uses now. Threads may share the list: append and pop are atomic."""
 
     def _run(self, handle: Callable[..., object], request: object) -> object:
         run = self._begin(handle, request)
@@ -83,7 +83,7 @@ def _call_async(handle: Callable[..., object], request: object) -> object:
 
 
 def done(result: object, whose: str = "the handler") -> object:
-    """The result; a PipelineError where it shows that the work was not done, so that nothing is acknowledged."""
+    """The result; a PipelineError if it shows that the work was not done, so that the message is not acknowledged."""
     why = undone(result)
     if why:
         raise PipelineError(f"{whose} {why}") from (result if isinstance(result, BaseException) else None)
@@ -91,13 +91,13 @@ def done(result: object, whose: str = "the handler") -> object:
 
 
 class _Run:
-    """The generators of one message in a pipeline. Used again for later messages, by one at a time."""
+    """The generators of one message in a pipeline. Later messages use them again, one at a time."""
 
     __slots__ = ("answered", "call", "clock", "colour", "first", "handle", "scope", "value", "wait")
 
     def __init__(self, attributes: Sequence[Attribute], colour: Colour, scope: Scope) -> None:
         self.answered: Literal["", "by the handler", "by an attribute"] = ""
-        """Who answered last: the handler, because it was called, or an attribute instead, by `skip`."""
+        """Who answered last: the handler, by being called, or an attribute in its place, by `skip`."""
         self.handle: Callable[..., object] = _no_handler
         self.value: object = None
         """The request on the way in, the result on the way out."""
@@ -201,7 +201,7 @@ def _awaiting_handler(run: _Run) -> Callable[[object], Steps]:
 
 
 def _waiting(awaitable: object) -> Steps:
-    """What a generator has to `yield from` to await this."""
+    """The iterator that a generator has to `yield from` to await this."""
     if not inspect.isawaitable(awaitable):
         raise PipelineError(f"an async handler returned what cannot be awaited: {awaitable!r}")
     begin = getattr(awaitable, "__await__", None)  # a generator marked by types.coroutine has none
@@ -213,7 +213,7 @@ def _unfit(error: BaseException) -> PipelineError:
 
 
 def is_closing(error: BaseException) -> bool:
-    """Whether Python raised it at our own `yield from`, because the task was dropped, and not the handler."""
+    """Whether Python raised the error at our own `yield from` because the task was dropped; else the handler did."""
     trace = error.__traceback__
     return isinstance(error, GeneratorExit) and trace is not None and trace.tb_next is None
 
@@ -234,7 +234,7 @@ def _name(function: Callable[..., object]) -> str:
 
 
 def _prepared(attribute: Attribute, scope: Scope) -> Attribute:
-    """The attribute to put into the pipeline. Its mistakes are seen at start, not at the first message."""
+    """The attribute to put into the pipeline. Its mistakes are found at start, not at the first message."""
     prepared = attribute.prepare(scope)
     if not isinstance(prepared, Attribute):
         raise ConfigurationError(f"{attribute!r}: prepare has to return an Attribute, not {prepared!r}")

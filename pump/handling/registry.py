@@ -1,4 +1,4 @@
-"""The handlers of a program: what each of them takes is found out once, when it is registered."""
+"""The handlers of a program: what each one takes is determined once, when it is registered."""
 
 import inspect
 import typing
@@ -34,7 +34,7 @@ class RequestHandler(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One handler, and what is known of it."""
+    """One handler, with all that is known of it."""
 
     name: str
     request: Any
@@ -43,7 +43,7 @@ class Registration:
     """The Delivery class that an explicit handler takes instead of the request itself."""
     colour: Colour
     handle: Callable[..., object]
-    """What is called; for a class, its function, which takes an instance first."""
+    """The function to call; for a class, it takes an instance first."""
     cls: type | None
     """The class of which each message gets a new instance; None for a shared instance or a function."""
     attributes: tuple[Attribute, ...]
@@ -56,7 +56,7 @@ class Registration:
         return replace(self, attributes=attributes, declares=declares)
 
     def is_same(self, other: "Registration") -> bool:
-        """Whether it is the same handler, whatever is around it."""
+        """Whether it is the same handler, whatever attributes are around it."""
         return (self.handle, self.cls, self.request) == (other.handle, other.cls, other.request)
 
     @property
@@ -66,7 +66,7 @@ class Registration:
 
 
 def register(handler: object) -> Registration:
-    """Find out what a handler takes; a ConfigurationError names the handler and what is wrong with it."""
+    """Determine what a handler takes; a ConfigurationError names the handler and what is wrong with it."""
     name, handle, cls = _named(handler)
     if isinstance(handle, Attribute):
         raise ConfigurationError(without_parentheses(type(handle), "the handler" if handle is handler else name))
@@ -158,7 +158,7 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
 
 
 def _agrees(annotation: Any, declared: Any) -> bool:  # noqa: ANN401 - a type may be any type form
-    """Whether a parameter takes what RequestHandler[T] says: the same, or a base of it."""
+    """Whether a parameter accepts the T of RequestHandler[T]: it is the same type, or a base of it."""
     if annotation == declared or isinstance(annotation, TypeVar) or annotation in {Any, object}:
         return True
     wide, narrow = (typing.get_origin(each) or each for each in (annotation, declared))
@@ -168,7 +168,7 @@ def _agrees(annotation: Any, declared: Any) -> bool:  # noqa: ANN401 - a type ma
 
 
 def _argument(owner: type, known: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a type may be any type form
-    """The T of RequestHandler[T] that a class or its bases give; None where they do not."""
+    """The T of RequestHandler[T] that a class or its bases give; None if they give none."""
     for base in vars(owner).get("__orig_bases__", owner.__bases__):
         origin = typing.get_origin(base) or base
         arguments = [_filled(each, known) for each in typing.get_args(base)]

@@ -1,5 +1,5 @@
-"""What survives this process's death on its machine: which messages it had in hand, and how often they were run.
+"""What stays on the machine when this process dies: which messages it had in hand, and how often they were run.
 
 Imports: the top level of pump.
-Begin with: `slots`, the file of one process; then `book`, what the next one reads.
+Begin with: `slots`, the file of one process; then `book`, which the next process reads.
 """

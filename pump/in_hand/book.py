@@ -1,4 +1,4 @@
-"""What earlier processes of this machine leave to be known of messages: attempts that the broker does not know of."""
+"""What earlier processes of this machine knew of messages: attempts that the broker does not know of."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from pump.in_hand.folder import StateFolder
 from pump.telemetry import log
 
 CAPACITY: Final = 2_000
-"""Records, of all channels; the oldest are dropped."""
+"""The most records, for all channels together; the oldest are dropped."""
 LIFETIME: Final = 24 * 3600.0
-"""Seconds after which a record is dropped that nobody has asked for."""
+"""Seconds after its last writing when a record is dropped."""
 _NAME: Final = "book.json"
 
 
@@ -21,17 +21,17 @@ class Record(NamedTuple):
     """What is known of one message's earlier runs."""
 
     attempts: int = 0
-    """Runs that count, those that ended with their process too."""
+    """Runs that count, also those that ended with their process."""
     shared: int = 0
-    """Deaths of a process that had this message and others in hand: it may have been the cause."""
+    """How many processes died with this message and others in hand: it may have been the cause."""
     explained: int = 0
-    """How many of its unexplained deliveries these account for …"""
+    """How many of the message's unexplained deliveries this record explains."""
     judged: int | None = None
-    """… plus one where the broker's count is above this one."""
+    """If the broker's count is higher than this, one more is explained."""
     died: bool = False
     """Whether the last of the attempts ended with its process."""
     written: float = 0.0
-    """In seconds since the epoch."""
+    """When the record was written, in seconds since the epoch."""
 
     @property
     def says_anything(self) -> bool:
@@ -39,7 +39,7 @@ class Record(NamedTuple):
         return bool(self.attempts or self.shared or self.explained or self.judged is not None)
 
     def explained_at(self, count: int) -> int:
-        """How many unexplained deliveries are accounted for where the broker counts so many."""
+        """How many unexplained deliveries are explained when the broker's count is `count`."""
         return self.explained + (self.judged is not None and count > self.judged)
 
 
@@ -48,7 +48,7 @@ Records = dict[str, Record]
 
 
 class Book:
-    """The records of all channels, in one file of a folder. Nothing that it cannot read or write stops anybody."""
+    """The records of all channels, in one file of a folder. A failure to read or write is logged and never raised."""
 
     def __init__(self, folder: StateFolder) -> None:
         self._folder: Final = folder
@@ -56,7 +56,7 @@ class Book:
         self._now: Final = SystemClock().wall
 
     def read(self) -> Records:
-        """All records. What cannot be read is as if it were not there."""
+        """All records; none, with a WARNING, if the file cannot be read."""
         try:
             found = json.loads(self._file.read_text("utf-8"))
             return {str(key): _record(value) for key, value in found.items()}
@@ -69,7 +69,7 @@ class Book:
             return {}
 
     def change(self, change: Callable[[Records], None]) -> None:
-        """Change the records, between those of other processes."""
+        """Change the records while no other process does."""
         try:
             with self._folder.locked():
                 records = self.read()
@@ -99,7 +99,7 @@ class Book:
         return ChannelBook(self, f"{name}/")
 
     def dated(self, record: Record) -> Record:
-        """The record as written now."""
+        """The record with the present time as its time of writing."""
         return record._replace(written=self._now())
 
 
@@ -111,7 +111,7 @@ class ChannelBook:
         self._prefix: Final = prefix
 
     def read(self) -> Mapping[str, Record]:
-        """What earlier processes have left."""
+        """The records that earlier processes have left."""
         start = len(self._prefix)
         return {key[start:]: record for key, record in self._book.read().items() if key.startswith(self._prefix)}
 

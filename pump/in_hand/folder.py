@@ -1,4 +1,4 @@
-"""The folder in which the processes of one machine leave word for the next ones."""
+"""The folder in which the processes of one machine keep records for later processes."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ from pump.clock import Signal, SystemClock
 
 try:
     import fcntl
-except ImportError:  # no POSIX system: nothing can be left there
+except ImportError:  # not a POSIX system: nothing can be kept
     fcntl = None  # type: ignore[assignment]
 
 LOCK_SECONDS: Final = 2.0
@@ -21,12 +21,12 @@ LOCK_SECONDS: Final = 2.0
 _AGAIN_SECONDS: Final = 0.005
 
 _in_process: Final = threading.RLock()
-"""A file's lock is the process's: its threads need one of their own."""
+"""The lock on a file belongs to the whole process: its threads need this one besides."""
 _clock: Final = SystemClock()
 
 
 def default_folder() -> Path:
-    """This user's folder among the machine's temporary files: there whoever starts the program again looks too."""
+    """This user's folder among the machine's temporary files: the program finds it again after a restart."""
     user = os.getuid() if hasattr(os, "getuid") else ""
     return Path(tempfile.gettempdir(), f"message-pump-{user}")
 
@@ -45,14 +45,14 @@ class StateFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes anything in the folder meanwhile."""
+        """Within the block, no other process or thread changes the folder."""
         with _in_process:
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 self._wait_for(descriptor)
                 yield
             finally:
-                os.close(descriptor)  # which unlocks it
+                os.close(descriptor)  # this unlocks it
 
     def _wait_for(self, descriptor: int) -> None:
         deadline = _clock.monotonic() + LOCK_SECONDS
@@ -63,9 +63,9 @@ class StateFolder:
 
 
 def try_to_lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed or this process ends, however it ends; False if another process has it.
+    """Lock an open file until it is closed or this process ends in any way; False if another process has the lock.
 
-    A lock of this kind is not inherited: a child process that lives on does not keep it.
+    A child process does not inherit the lock, so one that lives longer does not keep it.
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Lets a message that may have ended a process be handled alone: nothing else of this process is in hand meanwhile."""
+"""Lets a suspect be handled alone: no other message of this process is in hand meanwhile."""
 
 import threading
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from typing import Final
 from pump.clock import SystemClock
 
 CLAIM_SECONDS: Final = 1.0
-"""For so long a channel that wants to be alone keeps the others out, without asking again."""
+"""How long a channel that wants to be alone keeps the others out, if it does not ask again."""
 PATIENCE_SECONDS: Final = 30.0
-"""After so long in vain the others go on, for as long; then it is tried again."""
+"""After this long without success the others go on, for the same time; then it tries again."""
 
 _clock: Final = SystemClock()
 
 
 class Gate:
-    """The gate of one process. Open, it costs its channels one look at `closed` for each message."""
+    """The gate of one process. While it is open, each message costs only one look at `closed`."""
 
     def __init__(self, in_hand: Callable[[], int]) -> None:
         self.closed = False
-        """Whether some channel wants to be alone, or is."""
+        """Whether a channel wants to be alone, or is alone."""
         self._in_hand: Final = in_hand
         self._lock: Final = threading.Lock()
         self._alone: object | None = None
@@ -30,7 +30,7 @@ class Gate:
         self._rests_until = 0.0
 
     def admit(self, channel: object) -> bool:
-        """Whether this channel may begin a message that has to be alone. If not yet, the others are kept out."""
+        """Whether this channel may begin a message that has to be alone. If not yet, the gate keeps the others out."""
         with self._lock:
             now = _clock.monotonic()
             if now < self._rests_until or (self.closed and self._keeps_out(channel, now)):
@@ -46,12 +46,12 @@ class Gate:
             return self._admitted
 
     def keeps_out(self, channel: object) -> bool:
-        """Whether this channel may begin nothing now; to be asked where the gate is closed."""
+        """Whether this channel may begin no message now; asked only while the gate is closed."""
         with self._lock:
             return self._keeps_out(channel, _clock.monotonic())
 
     def ended(self) -> None:
-        """A message is not in hand any more: if it was the one alone, the others go on."""
+        """A message is no longer in hand: if it was the one handled alone, the others go on."""
         with self._lock:
             if self._admitted and self._in_hand() == 0:
                 self._open()
@@ -66,7 +66,7 @@ class Gate:
 
 
 class _OpenGate(Gate):
-    """Where nothing is noted, a message is alone in its channel only."""
+    """The gate where no slots are noted: a suspect is then alone only in its own channel."""
 
     def admit(self, channel: object) -> bool:
         return True

@@ -1,12 +1,12 @@
-"""Which messages this process has in hand: in a file that its death leaves as it is, and the next process reads.
+"""Which messages this process has in hand: in a file that stays when the process dies, and that the next one reads.
 
-The file is mapped into memory: to note that a message is taken in hand is to write its identity there, to note that it
-is not any more is to write one byte. The process holds a lock on its file, and the system ends that with the process.
-So a file that is not locked was left by the dead, and what stands in it was in hand when the process died.
+The file is mapped into memory. When a message is taken in hand, its identity is written there; when its run ends, one
+byte is cleared. The process holds a lock on its file, and the system ends the lock with the process. So an unlocked
+file belongs to a dead process, and the messages in it were in hand when that process died.
 
 * One message in hand: its run ended with the process, and counts as an attempt.
-* Several: nobody knows which one it was. Each is noted as one that may have been, and none is charged; one that
-  was there too often is then handled alone in its process (`gate`), so that the next time there is one.
+* Several: nobody knows which one was the cause. Each is noted as a possible cause, and no attempt is counted. A
+  message that was noted too often is handled alone in its process (`gate`), so that the next death has one cause.
 """
 
 import mmap
@@ -29,13 +29,13 @@ from pump.telemetry import log
 NOWHERE: Final = -1
 """The place of a message that is noted nowhere."""
 LONGEST: Final = 220
-"""Bytes of an identity; a message with a longer one is not noted."""
+"""The most bytes of an identity; a message with a longer one is not noted."""
 SUFFIX: Final = ".in-hand-1"
-"""With a number for the form of the file: another version's is none of ours."""
+"""It ends with the version of the file's form: files of another version are left alone."""
 
 _PAGE: Final = 4096
 _SIZE: Final = 2048 * _PAGE
-"""Of a file; it is full of holes, and only pages that are used take room on the disk."""
+"""The size of a file. It is sparse: only used pages take room on the disk."""
 _PLACE: Final = 256
 _COUNTS: Final = struct.Struct("<III")
 _COUNTS_AT: Final = 4
@@ -74,7 +74,7 @@ class Hand:
         return len(self._places) - len(self._free)
 
     def fill(self, identity: str, attempts: int = 0, explained: int = 0, count: int = 0) -> int:
-        """A message is taken in hand; returns its place, for `clear`. Every message comes by here."""
+        """Note a message as in hand; returns its place, for `clear`. Called for every message, so it must be fast."""
         name = identity.encode("utf-8", "surrogatepass")
         size = len(name)
         if not 0 < size <= LONGEST:
@@ -92,11 +92,11 @@ class Hand:
             memory[place + 1] = 1
         else:
             memory[place + 1] = 0
-        memory[place] = size  # last: from here on it counts
+        memory[place] = size  # last: from here on the message is noted
         return place
 
     def clear(self, place: int) -> None:
-        """The run has ended, in whatever way: the message is not in hand any more."""
+        """The run has ended, in any way: the message is no longer in hand."""
         if place != NOWHERE:
             self._memory[place] = 0
             self._free.append(place)
@@ -104,7 +104,7 @@ class Hand:
                 self._gate.ended()
 
     def close(self) -> None:
-        """Nothing of this channel is in hand any more, though a handler may still run: its process ends in order."""
+        """Note that nothing of this channel is in hand, even if a handler still runs: the process ends in order."""
         for place in self._places:
             self._memory[place] = 0
         self._slots.leave(self)
@@ -152,18 +152,18 @@ class Slots:
         return hand
 
     def leave(self, hand: Hand) -> None:
-        """A channel notes nothing more. The file goes with the last one."""
+        """A channel notes nothing more. The last channel to leave removes the file."""
         with _opening:
             if hand in self._hands:
                 self._hands.remove(hand)
             if not self._hands and self.process == os.getpid():
                 _opened.pop(self._file.parent, None)
-                with suppress(OSError):  # somebody else has removed it
+                with suppress(OSError):  # another process has removed it
                     self._file.unlink()
                 # Neither unmapped nor closed: a handler that outlasts its stop still clears its place.
 
     def add_page(self, channel: bytes) -> Sequence[int]:
-        """New places; none where the file or the disk is full."""
+        """New places; none if the file or the disk is full."""
         with self._lock:
             start = self._used
             if start >= _SIZE:
@@ -182,7 +182,7 @@ class Slots:
 
 
 class CrashGuard(NamedTuple):
-    """What one channel has of all this."""
+    """The parts that one channel uses: its notes, the gate of the process, and its book."""
 
     hand: Hand
     gate: Gate
@@ -192,11 +192,11 @@ class CrashGuard(NamedTuple):
 _opened: Final[dict[Path, Slots]] = {}
 _opening: Final = threading.RLock()
 _own: Final[set[str]] = set()
-"""The names of this process's files. To open and close one a second time would end its lock."""
+"""The names of this process's files. They must not be opened again: closing one would end its lock."""
 
 
 def guard(path: Path, system: str, place: str, channel: str) -> CrashGuard | None:
-    """The guard of a channel in that folder; None, with a WARNING, where the folder cannot be used."""
+    """The guard of a channel in that folder; None, with a WARNING, if the folder cannot be used."""
     try:
         with _opening:
             slots = _opened.get(path)
@@ -221,7 +221,7 @@ def channel_name(system: str, place: str, channel: str) -> str:
 
 
 def _charge_dead(folder: Path, records: Records) -> None:
-    """Note for what dead processes had in hand that they died, and remove their files."""
+    """Record the messages that dead processes had in hand, and remove the files of those processes."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         if path.name in _own:
             continue
@@ -253,7 +253,7 @@ def _charge(found: Sequence[Found], records: Records) -> None:
 
 
 def _found(descriptor: int) -> Iterator[Found]:
-    """What stands in a file. A file that a process had not finished making has nothing in it."""
+    """The messages noted in a file; none if its process died before the file was complete."""
     head = os.pread(descriptor, _USED.size, 0)
     used = _USED.unpack(head)[0] if len(head) == _USED.size else 0
     for start in range(_PAGE, min(used, _SIZE), _PLACE):

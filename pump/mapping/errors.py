@@ -1,4 +1,4 @@
-"""The error of a body or request that cannot be mapped, and what other exceptions become."""
+"""The error for a body or request that cannot be mapped, and how other exceptions become that error."""
 
 import json
 import re
@@ -24,9 +24,9 @@ _WORDS: Final[Mapping[type, str]] = {
 
 
 class MappingError(PumpError, ValueError):
-    """A body is not a request of the type, or a request cannot be a body. Says where and why, never the value.
+    """A body is not a request of the type, or a request cannot become a body. Says where and why, never the value.
 
-    A ValueError too: msgspec adds the path to those, so an error inside a nested pydantic model keeps its place.
+    It is also a ValueError: msgspec adds the path to those, so an error in a nested pydantic model keeps its path.
     """
 
 
@@ -38,7 +38,7 @@ def mapping_error(reason: str, path: str = "", cause: BaseException | None = Non
 
 
 class Reasons:
-    """Finds the words for what went wrong with requests of one type."""
+    """Makes the error texts for requests of one type."""
 
     def __init__(self, request_type: object) -> None:
         self._type: Final = request_type
@@ -55,7 +55,7 @@ class Reasons:
         raise mapped from mapped.__cause__
 
     def step(self, key: int | str) -> str:
-        """A step of a path as it may be shown: any name that the type does not have may be a key from a body."""
+        """A step of a path as it may be shown: a name that is not in the type may be a key of a body."""
         if isinstance(key, int):
             return f"[{key}]"
         return f".{key}" if key in self._names else "[...]"
@@ -83,7 +83,7 @@ class Reasons:
         located = _PATH.fullmatch(str(error))
         reason, path = located.groups() if located else (str(error), "")
         cause = error.__cause__
-        if isinstance(cause, MappingError) or type(cause).__module__.startswith(_PYDANTIC):  # its own path goes on here
+        if isinstance(cause, MappingError) or type(cause).__module__.startswith(_PYDANTIC):  # it adds its path
             return MappingError(f"${path}{str(self._mapped(cause)).removeprefix('$')}")
         return mapping_error(_SHOWN_VALUE.sub(r"\1", reason), path, cause)
 

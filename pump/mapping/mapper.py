@@ -1,4 +1,4 @@
-"""Between requests and messages: mappers, and the default one for JSON."""
+"""Mappers between requests and messages, and the default mapper for JSON."""
 
 import re
 from abc import ABC, abstractmethod
@@ -25,9 +25,9 @@ class Mapper(ABC, Generic[T]):
     """Turns requests into bodies and messages into requests. Inherit for a wire format of your own."""
 
     content_type: str = _JSON
-    """What the header states about the body."""
+    """The content type that the header states."""
     version: str = ""
-    """What the header states about the body's version."""
+    """The version of the body that the header states."""
 
     @abstractmethod
     def encode(self, request: T) -> bytes:
@@ -42,7 +42,7 @@ class JsonMapper(Mapper[T]):
     """The default mapper: JSON by pydantic for pydantic's types, by msgspec for all others.
 
     Every body becomes a request of the type or a MappingError. A body of another version than the type's
-    is first passed to `upcast`; without one it is decoded as it is. Making the mapper of a type that can have none
+    is first passed to `upcast`; without one it is decoded as it is. To make a mapper for a type that cannot be mapped
     raises a ConfigurationError that says what to do.
     """
 
@@ -63,7 +63,7 @@ class JsonMapper(Mapper[T]):
             self._reasons.raise_for(error)
 
     def decode(self, message: Message) -> T:
-        """Return the request in the message; raise a MappingError, or what the program itself decides."""
+        """Return the request in the message; raise a MappingError, or a decision of the program's own code."""
         header = message.header
         if header.content_type != _JSON and not _JSON_LIKE.fullmatch(header.content_type):
             raise MappingError(f"cannot read content type {header.content_type[:80]!r}")

@@ -1,7 +1,7 @@
 """Bodies of dataclasses, msgspec structs and other annotated types: msgspec reads and writes them.
 
-Added here: no NaN, no object with a key twice, no value that is lost on the way, and no type that msgspec would accept
-and then fail on every message, or lose a value of without an error.
+This codec also refuses NaN, an object with a key twice, a value that would be lost on the way, and a type that msgspec
+accepts although it would fail on every message, or lose a value without an error.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from pump.mapping.strict_json import dump, parse
 
 _MINUTE: Final = timedelta(minutes=1)
 _NOT_FINITE: Final = re.compile(rb"NaN|Infinity")
-"""In what msgspec writes for a Decimal that is not finite; for such a float it writes null."""
+"""What msgspec writes for a Decimal that is not finite; for a float that is not finite it writes null."""
 _TEXT_IN_JSON: Final = (Decimal, UUID, datetime, date, time, timedelta, bytes, bytearray)
-"""Written as strings, and read back as strings where the type does not name them."""
+"""Types that are written as strings, and read back as strings where the request's type does not name them."""
 _PLAIN: Final[Mapping[type, Callable[[Any], object]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -51,7 +51,7 @@ class MsgspecCodec:
 
     def __init__(self, request_type: object) -> None:
         self.cls: type | None = None
-        """The exact class of the requests, where it is a dataclass or a struct."""
+        """The exact class of the requests, if it is a dataclass or a struct."""
         self._reasons: Final = Reasons(request_type)
         self._models: Final[dict[type, PydanticCodec]] = {}
         """The codecs of the pydantic models in the type."""
@@ -108,7 +108,7 @@ class MsgspecCodec:
         self._equals_all &= generated and all(field.compare for field in dataclasses.fields(cls))
 
     def write(self, request: object) -> bytes:
-        """The body of the request. It is read back first: what cannot be read, or would be lost, is refused here."""
+        """The body of the request. It is read back first, to refuse what cannot be read or would be lost."""
         body = self._encode(request)
         read = self._decode(body)
         if read != request or not self._equals_all or (self._has_decimals and _NOT_FINITE.search(body)):
@@ -118,18 +118,18 @@ class MsgspecCodec:
     def read(self, body: bytes) -> Any:  # noqa: ANN401 - the caller knows the type
         """The request in the body.
 
-        A body that equals what msgspec would write, apart from spaces, is sound. Any other is parsed once more, to
-        refuse what msgspec accepts: a key twice, and bad UTF-8 or too large a number in an unknown field.
+        A body that equals what msgspec would write, apart from spaces, is accepted. Any other is parsed once more, to
+        refuse what msgspec lets pass: a key twice, and bad UTF-8 or too large a number in an unknown field.
         """
         try:
             request = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            parse(body)  # so that the same words tell of unsound JSON, whichever library reads it
+            parse(body)  # so that bad JSON has the same error text, whichever library reads it
             raise
         try:
             written = self._encode(request)
         except Exception:
-            written = b""  # `__post_init__` may have set a field to what has no JSON form
+            written = b""  # `__post_init__` may have set a field to a value that has no JSON form
         if body != written != msgspec.json.format(body, indent=-1):
             parse(body)
         if self._has_decimals and _NOT_FINITE.search(written):
@@ -137,7 +137,7 @@ class MsgspecCodec:
         return request
 
     def _to_plain(self, value: object) -> object:
-        """What is written for a value that msgspec does not know."""
+        """The plain value to write for a value that msgspec does not know."""
         model = self._models.get(type(value))
         if model is not None:
             return parse(model.write(value))
@@ -174,7 +174,7 @@ class MsgspecCodec:
 
 
 def _parts(info: object, where: str, seen: set[int]) -> Iterator[tuple[str, types.Type]]:
-    """Each type in a type, once, and where it stands."""
+    """Each type within a type, once, and its place in it."""
     if isinstance(info, tuple):
         for part in info:
             yield from _parts(part, where, seen)

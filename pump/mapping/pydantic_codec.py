@@ -14,7 +14,7 @@ _OLDEST: Final = (2, 7)
 """The first version that can refuse to dump what does not fit its type."""
 _DUMPED: Final[Mapping[str, Any]] = {"by_alias": True, "round_trip": True, "warnings": "error"}
 _NOT_FINITE: Final = (b"null", b"NaN", b"Infinity")
-"""One of these is in what pydantic writes for NaN or an infinity."""
+"""What pydantic writes for NaN or an infinity contains one of these."""
 
 
 def is_pydantic(hint: object) -> bool:
@@ -38,7 +38,7 @@ class PydanticCodec:
             raise ConfigurationError(f"{self.cls.__qualname__} cannot be mapped: {error}") from error
 
     def write(self, request: object) -> bytes:
-        """The body of the request, if it holds what its type says."""
+        """The body of the request; a request whose values do not fit its type is refused."""
         body: bytes = self._adapter.dump_json(request, **_DUMPED)
         if any(word in body for word in _NOT_FINITE):
             dump(self._adapter.dump_python(request, mode="json", **_DUMPED))

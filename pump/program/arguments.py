@@ -1,4 +1,4 @@
-"""What a Dispatcher is given, looked at before it is used: each mistake is named, with what to write instead."""
+"""Checks of a Dispatcher's arguments before they are used: each mistake is named, with what to write instead."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ _LISTENER: Final = "takes an event's name and its fields"
 
 
 def transport_of(given: object) -> Transport:
-    """The transport that was given, or that a URL chooses."""
+    """The transport that was given, or the one that a URL chooses."""
     if isinstance(given, str):
         return transport_from(given)
     is_transport = hasattr(given, "capabilities") and isinstance(given, BlockingTransport | AwaitingTransport)
@@ -26,12 +26,12 @@ def transport_of(given: object) -> Transport:
 
 
 def check_lists(**lists: object) -> None:
-    """Each is a list, of what belongs there."""
+    """Raise unless each argument is a list of the right things."""
     refuse("Dispatcher", **{name: wrong_list(given) for name, given in lists.items()})
 
 
 def all_of(kind: type[Subscription] | type[Publication], given: Iterable[object]) -> None:
-    """Everything given is of that kind; a request type alone is not."""
+    """Raise unless everything given is of that kind. A request type alone is not."""
     for each in given:
         if not isinstance(each, kind):
             name = kind.__name__
@@ -42,7 +42,7 @@ def all_of(kind: type[Subscription] | type[Publication], given: Iterable[object]
 def check_settings(
     name: object, factory: object, switches: object, mappers: object, listeners: Iterable[object]
 ) -> None:
-    """The other arguments of a Dispatcher."""
+    """Check the other arguments of a Dispatcher."""
     refuse(
         "Dispatcher",
         name="" if isinstance(name, str) else f"must be text, not {name!r}",

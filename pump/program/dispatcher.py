@@ -61,12 +61,12 @@ class Dispatcher:
     * `publications`: Where each type of request is posted to.
     * `name`: The service's name; an Event's channel needs it.
     * `factory`: Makes the handler of each message from its class, itself or as a context manager that is then closed.
-    * `attributes`: What stands around every handler, above the attributes of its subscription and its own.
+    * `attributes`: The attributes around every handler, above those of its subscription and its own.
     * `switches`: Says which feature switches are on: a mapping, or a function from name to True, False or None.
     * `mappers`: A mapper for each type that is not mapped by default.
     * `lifespan`: A context manager, or a function that makes one: entered before the first message, left after all.
-    * `clock`: The time that pumps and attributes go by; by default the machine's.
-    * `listeners`: Functions that are told of events, each with a name and its fields.
+    * `clock`: The clock that pumps and attributes use; by default the machine's.
+    * `listeners`: Functions that are called for each event, with its name and its fields.
     * `state_folder`: Where the next process finds what this one had in hand when it died; by default a folder of this
       user's among the machine's temporary files.
     """
@@ -134,9 +134,9 @@ class Dispatcher:
         self._groups: dict[str, PerformerGroup] = {}
         self._loop_thread: LoopThread | None = None
         self._wake: Final = Signal()
-        """Set when a performer ends, or somebody asks for the end of all."""
+        """Set when a performer ends, or when a stop is requested."""
         self.ends_by = inf
-        """When a process that ends with this dispatcher has to be gone, on the monotonic clock, once it is stopped."""
+        """The monotonic time by which a process that ends with this dispatcher must be gone, once it is stopped."""
         self._names: Final = itertools.count(1)
 
     # -- checks
@@ -153,7 +153,7 @@ class Dispatcher:
         )
         for each in self.plans:
             try:
-                if each.handlers:  # only building mappers and pipelines shows these problems; it opens nothing either
+                if each.handlers:  # only by building mappers and pipelines are these found; that opens nothing
                     Router(each.rules, each.handlers, self.settings, self.processor)
             except ConfigurationError as error:
                 found.append(Problem("error", f"channel {each.rules.channel}: {error}"))
@@ -227,7 +227,7 @@ class Dispatcher:
                 yield from lifespan.enter(loop, self._life.asked)
             self._groups = {each.rules.channel: self._group_of(each, loop) for each in self.plans}
         self._life.reach(phase)
-        for group in self._groups.values():  # only now: a handler may ask for the end before the last of them has begun
+        for group in self._groups.values():  # only now: a handler may request a stop before the last group has begun
             group.start()
         if self._life_log is not None:
             self._life_log.ready()
@@ -239,7 +239,7 @@ class Dispatcher:
         )
 
     def _guard(self, each: Plan) -> CrashGuard | None:
-        """What notes the messages in hand; nothing, where they end with this process anyway."""
+        """The guard that notes the messages in hand; None where the messages end with this process anyway."""
         capabilities = self.transport.capabilities
         if not capabilities.durable and not capabilities.between_processes:
             return None
@@ -254,10 +254,10 @@ class Dispatcher:
     # -- stopping
 
     def request_stop(self, grace: Duration | None = None) -> None:
-        """Ask for the end, as a signal does, and wait for nothing: handlers may call it, and any thread.
+        """Request a stop, as a signal does, without waiting: handlers and any thread may call it.
 
-        Nothing more is received; `run` returns once what is in hand is done. Who has started it otherwise still has to
-        stop it.
+        Nothing more is received; `run` returns once the messages in hand are done. A program that started it in another
+        way still has to stop it.
         """
         self._asked_grace = grace
         if self._life.ask():
@@ -267,7 +267,7 @@ class Dispatcher:
     def stop(self, grace: Duration | None = None) -> None:
         """Stop every performer: receive nothing more, finish what is in hand within the grace, give back the rest.
 
-        Called by a handler, which it would have to wait for, it is a request.
+        If a handler calls it, it only requests the stop: it would have to wait for that handler.
         """
         if self._is_handling:
             return self.request_stop(grace)
@@ -290,7 +290,7 @@ class Dispatcher:
 
     @property
     def _is_handling(self) -> bool:
-        """Whether one of its handlers asks."""
+        """Whether the caller is one of its handlers."""
         context = find_context()
         return context is not None and context.has_message and context.processor is self.processor
 
@@ -311,7 +311,7 @@ class Dispatcher:
             raise
 
     def _stopping(self, grace: Duration | None) -> Waits:
-        """End the performers, leave the lifespan, and close the rest; nothing is waited for beyond its time."""
+        """End the performers, leave the lifespan, and close the rest; each wait has a limit."""
         began, given = real_clock.monotonic(), self._asked_grace if grace is None else grace
         graces = {each: seconds(each.plan.rules.grace if given is None else given) for each in self._groups.values()}
         until = began + self._longest_stop(given)
@@ -354,7 +354,7 @@ class Dispatcher:
     def run(self) -> int:
         """Consume until SIGINT or SIGTERM, a request to stop, or until every performer of some channel has stopped.
 
-        Returns what the process should exit with: 1 where they stopped by themselves, else 0. A second signal, of
+        Returns the exit status for the process: 1 if performers stopped by themselves, else 0. A second signal, of
         either kind, ends the grace.
         """
         must_not_block("run", "run_async")
@@ -369,7 +369,7 @@ class Dispatcher:
         return 0
 
     async def run_async(self) -> int:
-        """The same on this loop. A cancellation stops it within its grace, and is raised afterwards."""
+        """The same on this loop. A cancellation stops the dispatcher within its grace, and is then raised."""
         asked = Signal()
         with asking(asked.set), suppress(StopAsked):
             await self._start_async(asked)
@@ -399,7 +399,7 @@ class Dispatcher:
 
     @property
     def _is_over(self) -> bool:
-        """Whether every performer of some channel has stopped, by itself or asked to."""
+        """Whether every performer of some channel has stopped, by itself or on request."""
         every = (group.states for group in self._groups.values())
         return any(states and all(each.state is Activity.STOPPED for each in states) for states in every)
 
@@ -424,11 +424,11 @@ class Dispatcher:
         return bool(states) and all(each.state in {Activity.RUNNING, Activity.PAUSED} for each in states)
 
     def scale(self, channel: str, performers: int) -> None:
-        """Have this many performers on a channel from now on; those that are too many finish what they have in hand."""
+        """Have this many performers on a channel from now on; surplus ones finish the messages they have in hand."""
         self._group(channel).scale(performers)
 
     def pause(self, channel: str) -> None:
-        """Handle no further message of a channel; what waits here goes back to the broker."""
+        """Handle no further message of a channel; messages that wait here go back to the broker."""
         self._group(channel).pause()
 
     def resume(self, channel: str) -> None:
@@ -436,7 +436,7 @@ class Dispatcher:
         self._group(channel).resume()
 
     def restart(self, channel: str) -> None:
-        """Replace a channel's performers by new ones, also where they stopped by themselves."""
+        """Replace a channel's performers by new ones, also if they stopped by themselves."""
         self._group(channel).restart()
 
     def _group(self, channel: str) -> PerformerGroup:
@@ -450,7 +450,7 @@ class Dispatcher:
 def _close(group: PerformerGroup) -> None:
     try:
         group.close()
-    except Exception as error:  # it keeps what the next start knows of attempts; the rest has to be closed all the same
+    except Exception as error:  # keeping the attempts for the next start failed; the rest must be closed anyway
         log.error("channel %s: what is known of attempts is not kept: %s", group.plan.rules.channel, error)
 
 

@@ -18,11 +18,11 @@ class Phase(Enum):
 
 
 class StopAsked(PumpError):  # noqa: N818 - what happened, and no error of anybody
-    """A dispatcher was asked to stop before it had started."""
+    """The dispatcher was asked to stop before it had started."""
 
 
 class Life:
-    """The phase of one dispatcher. Any thread may ask for the next one, and nobody else decides.
+    """The phase of one dispatcher. Any thread may ask for the next phase; only this object decides.
 
     |            | not running | starting               | publishing, consuming       | stopping                     |
     | ---------- | ----------- | ---------------------- | --------------------------- | ---------------------------- |
@@ -37,9 +37,9 @@ class Life:
         self._phase = Phase.STOPPED
         self._is_being_stopped = False
         self.asked = Signal()
-        """Set when it shall stop. A new one for each start; a signal handler may set it too."""
+        """Set when the dispatcher must stop. Each start has a new one; a signal handler may set it too."""
         self.ended = Signal()
-        """Set while it does not run."""
+        """Set while the dispatcher does not run."""
         self.ended.set()
 
     def start(self, asked: Signal) -> None:
@@ -52,14 +52,14 @@ class Life:
             self.ended.clear()
 
     def reach(self, phase: Phase) -> None:
-        """The start is done; StopAsked if somebody has asked for the end meanwhile."""
+        """The start is done; StopAsked if a stop was requested meanwhile."""
         with self._lock:
             if self.asked.is_set():
                 raise StopAsked("the dispatcher was asked to stop while it was starting")
             self._phase = phase
 
     def ask(self) -> bool:
-        """Ask it to stop; whether it was running, so that its performers can be asked too."""
+        """Request a stop; returns whether it was running, so that its performers can be asked too."""
         with self._lock:
             runs = self._phase in {Phase.PUBLISHING, Phase.CONSUMING}
             if runs:
@@ -68,7 +68,7 @@ class Life:
         return runs
 
     def stop(self) -> bool:
-        """Ask it to stop; whether the caller has to stop it. Otherwise somebody else does, or it does not run."""
+        """Request a stop; returns whether the caller has to do it. If not, another call does, or nothing runs."""
         self.ask()
         with self._lock:
             mine = self._phase is Phase.STOPPING and not self._is_being_stopped
@@ -76,7 +76,7 @@ class Life:
             return mine
 
     def end(self) -> None:
-        """It does not run any more."""
+        """The dispatcher no longer runs."""
         with self._lock:
             self._phase = Phase.STOPPED
         self.ended.set()

@@ -1,4 +1,4 @@
-"""What the log says of a dispatcher's life: what starts and where, that it is ready, what a stop waits for, totals."""
+"""The log of a dispatcher's life: what starts and where, when it is ready, what a stop waits for, and totals."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -22,18 +22,18 @@ class LifeLog:
         log.info("starting: %s on %s%s", channels, transport.capabilities.system, where)
 
     def ready(self) -> None:
-        """Everything was created or found, and every performer has begun."""
+        """Log that everything was created or found, and that every performer has begun."""
         log.info("ready")
 
     def stopping(self, groups: Collection[PerformerGroup], grace: float) -> None:
-        """What is in hand may be finished within the grace."""
+        """Log that a stop has begun: messages in hand may be finished within the grace."""
         held = {group.plan.rules.channel: group.in_hand for group in groups}
         waits = ", ".join(f"{number} of {channel}" for channel, number in held.items() if number)
         text = f"in hand: {waits}; they have {grace:g} s" if waits else "nothing is in hand"
         log.info("stopping, %s", text)
 
     def stopped(self, groups: Collection[PerformerGroup]) -> None:
-        """Nothing runs any more."""
+        """Log that nothing runs any more, and the totals."""
         totals: Counter[str] = Counter()
         for group in groups:
             totals.update(group.totals)

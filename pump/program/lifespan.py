@@ -17,14 +17,14 @@ ContextManager: TypeAlias = AbstractContextManager[object] | AbstractAsyncContex
 GivenLifespan: TypeAlias = ContextManager | Callable[[], ContextManager]
 
 LAST_MOMENT: Final = 0.15
-"""How long a lifespan that outlasts its time may still take to end once it is cancelled, in seconds."""
+"""How many seconds a lifespan may take to end after it was cancelled because its time was over."""
 
 
 _KINDS: Final = (AbstractContextManager, AbstractAsyncContextManager)
 
 
 def checked_lifespan(given: GivenLifespan) -> GivenLifespan:
-    """What is given as `lifespan`; a ConfigurationError if it cannot be one."""
+    """The given lifespan; a ConfigurationError if it cannot be one."""
     if isinstance(given, _KINDS):
         return given
     name = name_of(given)
@@ -37,18 +37,18 @@ def checked_lifespan(given: GivenLifespan) -> GivenLifespan:
         inspect.signature(given).bind()
     except TypeError as error:
         raise ConfigurationError(f"lifespan={name} has to be called without arguments: {error}") from error
-    except ValueError:  # nobody knows its parameters: its call will show
+    except ValueError:  # its parameters are unknown: the call will show
         pass
     return given
 
 
 def name_of(value: object) -> str:
-    """A function or class by its name, all else by its type's."""
+    """The name of a function or class; for other objects, the name of the type."""
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
 class Lifespan:
-    """One entering and leaving. One thread, or one task, does both, and nothing else."""
+    """One entering and leaving of the context. One thread, or one task, does both, and nothing else."""
 
     def __init__(self, given: GivenLifespan) -> None:
         self._name: Final = name_of(given)
@@ -62,7 +62,7 @@ class Lifespan:
         self.awaits: Final = isinstance(made, AbstractAsyncContextManager)
         """Whether it needs a loop."""
         self._begun: Final = Signal()
-        """Set when it has been entered, or was not."""
+        """Set when it has been entered, or has failed to be."""
         self._leave: Final = Signal()
         self._ended: Final = Signal()
         self._is_entered = False
@@ -72,7 +72,7 @@ class Lifespan:
         self._task: asyncio.Task[None] | None = None
 
     def enter(self, loop: asyncio.AbstractEventLoop | None, asked: Signal) -> Waits:
-        """Enter it; what it raises is raised. If a stop is asked for first, give it up."""
+        """Enter the context, and raise what it raises. If a stop is requested first, give it up."""
         if self.awaits and loop is not None:
             self._loop = loop
             loop.call_soon_threadsafe(self._begin_task)
@@ -86,7 +86,7 @@ class Lifespan:
             raise self._error
 
     def leave(self, until: float) -> Waits:
-        """Leave it by then. What does not end is cancelled, where it can be, and left."""
+        """Leave the context by this time. One that does not end is cancelled, if it can be, and abandoned."""
         self._leave.set()
         yield self._ended, until - LAST_MOMENT - real_clock.monotonic()
         if not self._ended.is_set():
@@ -97,13 +97,13 @@ class Lifespan:
 
     @property
     def failure(self) -> BaseException | None:
-        """What it raised when it was left."""
+        """The error that it raised when it was left."""
         return self._error if self._is_entered else None
 
     # -- the thread, or the task
 
     def _run(self) -> None:
-        assert isinstance(self._context, AbstractContextManager)  # noqa: S101 - what does not await blocks
+        assert isinstance(self._context, AbstractContextManager)  # noqa: S101 - one that does not await blocks
         try:
             with self._context:
                 self._entered()

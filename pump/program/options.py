@@ -1,4 +1,4 @@
-"""The options of a program as a table: read from the classes that have them, so that each is explained in one place."""
+"""The options of a program as a table, read from the classes that have them: each is explained in one place."""
 
 import ast
 import inspect
@@ -26,11 +26,11 @@ _FORMS: Final[Mapping[object, str]] = {
     AbstractContextManager: "context manager",
     AbstractAsyncContextManager: "context manager",
 }
-"""What people call types that are known by what can be done with them."""
+"""The words that the table has for these abstract types."""
 
 
 def option_rows() -> Iterator[Sequence[str]]:
-    """Under HEAD: every option of Dispatcher, Subscription and Publication."""
+    """The rows under HEAD: every option of Dispatcher, Subscription and Publication."""
     for owner in (Dispatcher, Subscription, Publication):
         yield f"**{owner.__name__}**", "", "", ""
         yield from rows_of(owner)

@@ -50,7 +50,7 @@ class PerformerState:
     unacceptable: int
     """How many messages of its channel were unacceptable, within the window where there is one."""
     error: str
-    """What its pump died of last."""
+    """The error that its pump died of last."""
 
 
 class Performer(Generic[AnyPump]):
@@ -78,7 +78,7 @@ class Performer(Generic[AnyPump]):
         self._stopping: Final = Signal()
         self._follows: Sequence[Performer[Reactor] | Performer[Proactor]] = ()
         self._running: AnyPump | None = None
-        """The pump of this moment, or the last one."""
+        """The present pump, or the last one."""
         self._state = Activity.STARTING
         self._paused = False
         self._stopped: Stopped | None = None
@@ -98,12 +98,12 @@ class Performer(Generic[AnyPump]):
         )
 
     def follow(self, others: "Sequence[Performer[Reactor] | Performer[Proactor]]") -> None:
-        """Begin only when these have ended: nothing of what they had in hand is overtaken then."""
+        """Begin only when these have ended, so that no message overtakes those that they had in hand."""
         self._follows = others
 
     @property
     def waits_for(self) -> str:
-        """What keeps it from ending, as far as it can be told."""
+        """A text that says what keeps it from ending, as far as that is known."""
         running = self._running
         if running is not None and any(each.interrupt is not None for each in running.channel.in_hand):
             return "its handler, which still runs"
@@ -111,7 +111,7 @@ class Performer(Generic[AnyPump]):
 
     @property
     def comes_again(self) -> str:
-        """When others have what it has not settled."""
+        """A text that says when other consumers get the messages that it has not settled."""
         running = self._running
         return "it has nothing" if running is None else running.channel.comes_again
 
@@ -131,7 +131,7 @@ class Performer(Generic[AnyPump]):
             self._running.channel.stop()
 
     def pause(self) -> None:
-        """Handle no further message until resumed; what waits here goes back to the broker."""
+        """Handle no further message until resumed; messages that wait here go back to the broker."""
         self._paused = True
         if self._running is not None:
             self._running.channel.pause()
@@ -139,7 +139,7 @@ class Performer(Generic[AnyPump]):
 
     @abstractmethod
     def hand_back(self) -> None:
-        """Give back what nobody has begun to handle, though a handler runs. It waits for nothing."""
+        """Give back the messages that no handler has begun, while a handler runs. It does not wait."""
 
     def resume(self) -> None:
         """Go on."""
@@ -152,7 +152,7 @@ class Performer(Generic[AnyPump]):
         pump = self._running = self._make()
         if self._paused:
             pump.channel.pause()
-        if self._stopping.is_set():  # asked to stop while it was being made
+        if self._stopping.is_set():  # a stop was requested while the pump was being made
             pump.judge.stop()
         else:
             self._state = Activity.RUNNING

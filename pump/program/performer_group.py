@@ -61,18 +61,18 @@ class PerformerGroup:
         self._leaving: list[AnyPerformer] = []
         self._paused = False
         self._is_stopped = False
-        """Whether it was stopped: nothing begins any more."""
+        """Whether it was stopped: no performer begins any more."""
         self._unacceptable = UnacceptableCount(plan.rules, self._clock)
-        """Of all its performers together, since there were none."""
+        """The count of all its performers together; a new one when the first performers begin."""
 
     # -- control
 
     def start(self) -> None:
-        """Have as many performers as subscribed, unless they were stopped before."""
+        """Start as many performers as the subscription says, unless the group was stopped before."""
         self._have(self.plan.rules.performers)
 
     def scale(self, performers: int) -> None:
-        """Have this many performers from now on; those that are too many finish what they have in hand."""
+        """Have this many performers from now on; surplus ones finish the messages they have in hand."""
         if performers < 0:
             raise ConfigurationError(f"channel {self.plan.rules.channel} cannot have {performers} performers")
         rules = self.plan.rules
@@ -85,13 +85,13 @@ class PerformerGroup:
         with self._lock:
             if self._is_stopped:
                 return False
-            if not self._performers:  # the channel begins anew
+            if not self._performers:  # the channel begins again
                 self._unacceptable = UnacceptableCount(self.plan.rules, self._clock)
             new = [self._performer() for _ in range(performers - len(self._performers))]
             self._performers += new
             surplus, self._performers = self._performers[performers:], self._performers[:performers]
             self._leaving = [each for each in self._leaving if not each.finished.is_set()] + surplus
-            for performer in new:  # under the lock: a stop comes before all of this, or after it
+            for performer in new:  # under the lock, so that a stop comes before or after all of this
                 performer.start()
         for performer in surplus:
             performer.stop()
@@ -117,7 +117,7 @@ class PerformerGroup:
             performer.resume()
 
     def stop(self) -> None:
-        """Ask every performer to stop; no other begins after that."""
+        """Ask every performer to stop; no other one begins after that."""
         with self._lock:
             self._is_stopped = True
         for performer in self._all:
@@ -129,7 +129,7 @@ class PerformerGroup:
             performer.give_up()
 
     def close(self) -> None:
-        """The process ends in order: nothing is in hand any more, and what the broker does not keep is kept."""
+        """The process ends in order: note that nothing is in hand, and keep the attempts that the broker does not."""
         guard, self._guard = self._guard, None
         if guard is None:
             return
@@ -151,12 +151,12 @@ class PerformerGroup:
 
     @property
     def in_hand(self) -> int:
-        """How many messages were begun, or received and not begun."""
+        """How many messages are here: begun, or received and not begun."""
         return sum(performer.in_hand for performer in self._all)
 
     @property
     def totals(self) -> Mapping[str, int]:
-        """How many messages had each verdict, by what the log says of it."""
+        """How many messages had each verdict, by the log's word for it."""
         return self._log.totals
 
     @property

@@ -1,4 +1,4 @@
-"""What a dispatcher is going to run: each subscription with every default filled in, and its handlers."""
+"""The plan of a dispatcher: each subscription with every default filled in, and its handlers."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from pump.subscription import DEFAULT_DEAD_LETTER, PumpKind, Subscription
 from pump.transport_kit.destinations import Destinations
 
 _PLACEHOLDER: Final = re.compile(r"<\w+>")
-"""In the name of a dead-letter channel: stands for the channel, or for the topic of the message."""
+"""In a dead-letter channel's name: it stands for the channel, or for the message's topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ def plans(
 
 
 def _topic(rules: Subscription, dead_letters: Iterable[str]) -> str:
-    """Where a subscription reads from; one of dead letters must not read what the handlers of its request read."""
+    """The topic that a subscription reads; one of dead letters must not read the topic of its request's handlers."""
     patterns = (_PLACEHOLDER.sub(".+", re.escape(name)) for name in dead_letters)
     has_dead_letters = any(re.fullmatch(pattern, rules.channel) for pattern in patterns)
     return rules.topic or (rules.channel if has_dead_letters else rules.source)
 
 
 def _routed(rules: Subscription, dispatcher: str, default_dead_letter: str) -> Subscription:
-    """The subscription with its channel, and with where its rejected messages go."""
+    """The subscription with its channel and its dead-letter channels filled in."""
     rules = replace(rules, channel=rules.channel or _default_channel(rules, dispatcher))
     return replace(rules, dead_letter=Destinations.of(rules, default_dead_letter, checked=False).dead_letter)
 

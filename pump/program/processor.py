@@ -24,7 +24,7 @@ TRACE_STATE: Final = "tracestate"
 
 
 class MessageOptions(TypedDict, total=False):
-    """What may be said of one request that is posted, alone or among many."""
+    """The options of one request that is posted, alone or among many."""
 
     id: str | None
     """The message's id; by default a new one."""
@@ -33,20 +33,20 @@ class MessageOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     """Headers of the program's own, as text."""
     correlation_id: str | None
-    """What it belongs to; by default what the message that is being handled belongs to."""
+    """The id of the conversation; by default that of the message that is being handled."""
     reply_to: str | None
     """The topic for a reply."""
 
 
 class PostOptions(MessageOptions, total=False):
-    """What may be said of a request that is posted alone."""
+    """The options of a request that is posted alone."""
 
     delay: Duration | None
     """Deliver it only after this time, where the transport can."""
 
 
 class Post:
-    """One request of `post_many` with what is said of it: `Post(order, key="7", id="order-7", headers={…})`."""
+    """One request of `post_many` with its options: `Post(order, key="7", id="order-7", headers={…})`."""
 
     __slots__ = ("options", "request")
 
@@ -67,7 +67,7 @@ class CommandProcessor:
         request_stop: Callable[[], None],
     ) -> None:
         self.request_stop: Final = request_stop
-        """Asks the dispatcher to stop, as a signal does; returns at once, so that a handler can call it."""
+        """Requests a stop of the dispatcher, as a signal does; returns at once, so a handler can call it."""
         self._registry: Final = registry
         self._settings: Final = settings
         self._producers: Final = producers
@@ -154,7 +154,7 @@ class CommandProcessor:
     # -- to the broker
 
     def post(self, request: object, /, **options: Unpack[PostOptions]) -> str:
-        """Give a request to the broker; returns its id once that is confirmed, and raises PublishError otherwise."""
+        """Give a request to the broker; returns its id once the broker has confirmed it, or raises PublishError."""
         must_not_block("post", "post_async")
         message = self._message(request, **options)
         self._producers.send((message,), _delay(options.get("delay")))
@@ -169,7 +169,7 @@ class CommandProcessor:
     def post_many(self, requests: Iterable[object], /, *, delay: Duration | None = None) -> Sequence[str]:
         """Give many requests to the broker, each as it is or as a Post; returns their ids once all are confirmed.
 
-        The `failures` of a PublishError say which of them are not.
+        The `failures` of a PublishError say which are not confirmed.
         """
         must_not_block("post_many", "post_many_async")
         messages = self._messages(requests)
@@ -220,13 +220,13 @@ class _Outgoing:
         id: str | None = None,  # noqa: A002 - the header's own name for it
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,  # the broker is given it beside the message
+        delay: Duration | None = None,  # not in the message: the broker gets it separately
         correlation_id: str | None = None,
         reply_to: str | None = None,
     ) -> Message:
         context = find_context()
         if context is not None and context.has_message:
-            # It belongs to what the handled message belongs to, or else to that message itself.
+            # By default the handled message's correlation id, or else its id.
             correlation_id = correlation_id or context.message.header.correlation_id or context.message.id
             headers = _traced(headers or {}, context.headers)
         header = Header(

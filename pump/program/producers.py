@@ -17,7 +17,7 @@ from pump.transport_kit.sending import not_sent
 
 _real_clock: Final = SystemClock()
 CLOSING_TIMEOUT: Final = 10.0
-"""How long closing one producer is waited for, where nobody has less time, in seconds."""
+"""How many seconds to wait until one producer is closed, unless the caller has less time."""
 
 
 class Producers:
@@ -34,7 +34,7 @@ class Producers:
         self._loops: Final[dict[asyncio.AbstractEventLoop, _LoopProducer]] = {}
 
     def open(self) -> None:
-        """From now on messages may be sent."""
+        """Allow sending from now on."""
         self._open = True
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
@@ -68,14 +68,14 @@ class Producers:
             raise PublishError(f"posting failed: {type(error).__name__}: {error}") from error
 
     def closing(self) -> Sequence[Signal]:
-        """Begin to close every producer; each of these is set once one is closed. All that was confirmed is stored.
+        """Begin to close every producer; returns a signal for each, set once it is closed. Confirmed posts are stored.
 
-        Those of loops that do not run any more ended with their loop.
+        A producer of a loop that no longer runs ended with its loop.
         """
         self._open = False
         awaited = list(self._loops.items())
         self._loops.clear()
-        there_is_one = self._producer is not None or self._lock.locked()  # or it is being opened, who knows how long
+        there_is_one = self._producer is not None or self._lock.locked()  # locked: it is being opened now
         closing = [_in_a_thread(self._close_own)] if there_is_one else []
         closing += [asyncio.run_coroutine_threadsafe(each.close(), loop) for loop, each in awaited if loop.is_running()]
         return [_ended(each) for each in closing]
@@ -100,7 +100,7 @@ class Producers:
 
 
 class _LoopProducer:
-    """The producer for the callers of one loop: opened once, for the first of them, and no caller can cancel that."""
+    """The producer for the callers of one loop: opened once, for the first of them. No caller can cancel that."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport: Final = transport
@@ -110,7 +110,7 @@ class _LoopProducer:
         self._sends: GatheredSends | None = None
 
     async def send(self, messages: Sequence[Message], delay: float) -> None:
-        """As the producer's. Those that wait for the opening then send in the order in which they came."""
+        """As the producer's `send`. Callers that wait for the opening then send in the order in which they came."""
         sends = self._sends
         if sends is None:
             if self._opening is None:
@@ -135,14 +135,14 @@ class _LoopProducer:
             raise not_sent("the producer is closed", retriable=True)
 
     async def close(self) -> None:
-        """Close the producer; one that is being opened is closed when it has been."""
+        """Close the producer; one that is still being opened is closed afterwards."""
         self._closed = True
         if self._producer is not None:
             await self._producer.close()
 
 
 def _in_a_thread(close: Callable[[], None]) -> Future[None]:
-    """A call that may block, on a thread that nobody waits for longer than wanted."""
+    """Make a call that may block on a thread of its own, so that a caller can stop waiting for it."""
     future = Future[None]()
 
     def run() -> None:

@@ -1,6 +1,6 @@
-"""How performers end within their grace: who is asked, who is told, who is left behind, and until when.
+"""How performers end within their grace: first they are asked, then handlers are told to end, then they are left.
 
-A stop is a series of waits, each for a signal and for so many seconds, which are made by blocking or by awaiting.
+A stop is a series of waits. Each is for a signal, with a time limit, and is made by blocking or by awaiting.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,16 +14,16 @@ from pump.program.performer_group import PerformerGroup
 from pump.telemetry import log
 
 Waits: TypeAlias = Iterator[tuple[Signal, float | None]]
-"""Each for a signal, and for how long at most; None is for ever."""
+"""Each wait is a signal and the longest time in seconds; None is without limit."""
 
 real_clock: Final = SystemClock()
 """Threads and tasks end in real time, whatever clock the pumps use."""
 AFTER_GRACE: Final = 0.8
 """How long a stop waits for a handler after telling it to end, in seconds."""
 CLOSING: Final = 0.6
-"""How much later everything else is closed, or left."""
+"""How many seconds later everything else is closed, or left."""
 PROCESS_END: Final = 1.6
-"""After the grace and so many seconds, a process that has been stopped ends, whatever still runs in it."""
+"""This many seconds after the grace, a stopped process ends, whatever still runs in it."""
 
 
 def go_through(waits: Waits) -> None:
@@ -39,7 +39,7 @@ async def go_through_async(waits: Waits) -> None:
 
 
 def looking_up(waits: Waits) -> Waits:
-    """The same waits in short pieces, so that a signal of the system that comes just before one is heard soon."""
+    """The same waits in short pieces: a system signal that comes just before a wait is then handled soon."""
     for signal, left in waits:
         until = inf if left is None else real_clock.monotonic() + left
         while not signal.is_set() and (more := until - real_clock.monotonic()) > 0:
@@ -47,14 +47,14 @@ def looking_up(waits: Waits) -> Waits:
 
 
 def hurry(waits: Waits) -> None:
-    """Do what is left without waiting, since somebody has no patience: a second Ctrl-C, or a cancellation."""
-    with suppress(Exception):  # that somebody gets the interruption itself
+    """Do the remaining steps without waiting, after a second Ctrl-C or a cancellation."""
+    with suppress(Exception):  # the caller raises the interruption itself
         for _ in waits:
             pass
 
 
 def end_performers(graces: Mapping[PerformerGroup, float], began: float) -> Waits:
-    """Ask every performer to stop, tell those to end whose grace is over, and leave those that do not."""
+    """Ask every performer to stop, tell its handlers to end after its grace, and leave those that still run."""
     for group in graces:
         group.stop()
     in_turn = sorted(graces, key=graces.__getitem__)

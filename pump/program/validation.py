@@ -79,7 +79,7 @@ def _duplicates(plans: Sequence[Plan], publications: Sequence[Publication]) -> I
 
 
 def _twice_handled(plans: Sequence[Plan]) -> Iterator[str]:
-    """Each message of a topic reaches every channel that reads it: a command is then handled once on each."""
+    """Commands that several channels read: each message reaches every channel, so each channel handles it."""
     for first, second in combinations(plans, 2):
         both = [each.request for each in first.handlers if each.request in {other.request for other in second.handlers}]
         once = [each for each in both if not (isinstance(each, type) and issubclass(each, Event))]
@@ -96,7 +96,7 @@ def _twice_handled(plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def _never_filled(plans: Sequence[Plan], capabilities: Capabilities) -> Iterator[str]:
-    """A channel is named as dead letters are by default, and on this transport they go elsewhere."""
+    """Channels with the default name of dead letters, on a transport whose dead letters go elsewhere."""
     if capabilities.default_dead_letter == DEFAULT_DEAD_LETTER:
         return
     filled = {name for plan in plans for name in (plan.rules.dead_letter, plan.rules.invalid)}
@@ -111,7 +111,7 @@ def _never_filled(plans: Sequence[Plan], capabilities: Capabilities) -> Iterator
 
 
 def _idle(plans: Sequence[Plan], handlers: Sequence[Registration]) -> Iterator[str]:
-    """A program may have handlers for `send` and `publish` alone; one that consumes probably forgot a subscription."""
+    """Handlers without a subscription, in a program that consumes: a subscription was probably forgotten."""
     taken = {request for plan in plans for request in (plan.rules.request, *(each.request for each in plan.handlers))}
     for each in handlers if plans else ():
         if each.request not in taken:
@@ -138,7 +138,7 @@ def _unread(plans: Sequence[Plan], publications: Sequence[Publication], capabili
 
 
 def _overlap(ours: str, theirs: str) -> bool:
-    """Whether a message may be read as both: topics may have `*` for one word, or `>` for all that follows."""
+    """Whether one message may match both topics: `*` stands for one word, `>` for all words that follow."""
     words = zip_longest(ours.split("."), theirs.split("."))
     for one, other in words:
         if ">" in {one, other}:

@@ -1,7 +1,7 @@
-"""The messages of one channel that nobody has begun to handle, in order. Pure, as the Intake, which it belongs to.
+"""The messages of one channel that no handler has begun, in order. A part of the Intake; pure, like it.
 
-It finds the next message that may begin without looking again and again at those that may not: what was found to wait
-for something is put aside, and looked at again when that has ended. So a message costs the same however many wait.
+It finds the next message that may begin, and does not look again and again at those that may not. A message that has
+to wait for something is put aside until that has ended. So a message costs the same however many others wait.
 """
 
 import itertools
@@ -14,71 +14,71 @@ from typing import Final
 from pump.message import Message
 
 Reason = tuple[str, Hashable]
-"""What a message waits for: that a key, a domain or an identity is not in hand any more."""
+"""What a message waits for: a key, a domain or an identity that must first be free."""
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """One message that was looked at and has to wait, or is held."""
+    """The place of one message that has to wait, or is held."""
 
     message: Message
     number: int
     due: float | None = None
-    """When it may begin at the earliest, if it is held."""
+    """The earliest time at which a held message may begin; None for any other."""
 
 
 class Backlog:
-    """What waits: held until due, or ready. It knows which keys are in hand, and which domains something blocks.
+    """The messages that wait, held until due or ready. It knows which keys are in hand and which domains are blocked.
 
     It promises:
 
-    * of one key the messages begin in order, and not while one of them is in hand;
-    * of one domain nothing begins that is behind a held message, or while its domain is blocked;
-    * what is held and due comes before what is ready.
+    * messages of one key begin in order, and never while another of that key is in hand;
+    * no message begins that is behind a held message of its domain, or whose domain is blocked;
+    * held messages that are due come before ready ones.
     """
 
     def __init__(
         self, key: Callable[[Message], Hashable], domain: Callable[[Message], Hashable], in_hand: Container[str]
     ) -> None:
         self.fresh: Final[deque[Message]] = deque()
-        """Ready, in order, and not looked at yet. They came after all that was looked at. Without places, the first of
-        them may be taken from here as it is."""
+        """Ready messages without a place yet, in order; they came after all that have one. While there are no places,
+        the first of them may be taken from here directly."""
         self._key: Final = key
         self._domain: Final = domain
         self._in_hand: Final = in_hand
         """The identities that are in hand."""
         self.places: Final[dict[int, _Place]] = {}
-        """By number, which is their order. While there is none, the first fresh message is the next."""
+        """All places by number, which is their order. While there is none, the first fresh message is the next."""
         self.held = 0
         """How many of the places are held."""
         self._numbers: Final = itertools.count()
         self._held_lines: Final[dict[Hashable, deque[_Place]]] = {}
-        """By domain. Only the first of each line may begin."""
+        """Held messages in lines, by domain. Only the first of each line may begin."""
         self._lines: Final[dict[Hashable, deque[_Place]]] = {}
-        """Ready ones by key. Only the first of each line may begin."""
+        """Ready messages in lines, by key. Only the first of each line may begin."""
         self._dues: Final[list[tuple[float, int, _Place]]] = []
-        """A heap of the held ones that only wait for their time."""
+        """A heap of the held messages that wait only for their time."""
         self._candidates: Final[list[tuple[bool, int, _Place]]] = []
-        """A heap of what may begin now, as far as is known; held ones first."""
+        """A heap of the messages that may perhaps begin now; held ones first."""
         self._waiting_for: Final[dict[Reason, list[_Place]]] = {}
         self._busy: Final[set[Hashable]] = set()
         """The keys of which a message is in hand."""
         self._blocked: Final[dict[Hashable, int]] = {}
         """How many messages in hand block each domain."""
         self.again: Final[set[str]] = set()
-        """The identities of those here that are redeliveries, and perhaps of some that were."""
+        """The identities of the redeliveries that are here, and perhaps of some that were here."""
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.places)
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All of them in their order: held first."""
+        """All messages in order, held ones first."""
         return (*(place.message for place in self._in_order()), *self.fresh)
 
     @property
     def ready(self) -> Sequence[Message]:
-        """Those that are not held, in their order."""
+        """The messages that are not held, in order."""
         return self.messages[self.held :]
 
     def _in_order(self) -> Sequence[_Place]:
@@ -88,15 +88,15 @@ class Backlog:
     # -- coming in
 
     def add(self, message: Message) -> None:
-        """It is ready, behind all others."""
+        """Add a ready message, behind all others."""
         if message.deliveries > 1:
-            if not self:  # those that were taken as they were
+            if not self:  # messages that were taken from `fresh` directly are still in it
                 self.again.clear()
             self.again.add(message.identity)
         self.fresh.append(message)
 
     def hold(self, message: Message, due: float) -> None:
-        """It may begin when it is due; what is ready of its domain waits until then."""
+        """Add a held message: it may begin when it is due, and ready messages of its domain wait for it."""
         place = _Place(message, next(self._numbers), due)
         self.places[place.number] = place
         self.held += 1
@@ -111,7 +111,7 @@ class Backlog:
         heappush(self._dues, (due, place.number, place))
 
     def replace(self, message: Message, replaces: Callable[[Message, Message], bool]) -> Message | None:
-        """Put it in the place of the first one here that it replaces; returns that one, or None."""
+        """Put the message in the place of the first one that it replaces; returns the replaced one, or None."""
         for place in self._in_order():
             earlier = place.message
             if replaces(message, earlier):
@@ -156,7 +156,7 @@ class Backlog:
         return None
 
     def _obstacle(self, message: Message, *, ready: bool) -> Reason | None:
-        """What keeps it from beginning now, were it the first of its line."""
+        """What keeps the first message of a line from beginning now; None if nothing does."""
         key = self._key(message)
         if key is not None and key in self._busy:
             return "key", key
@@ -174,15 +174,15 @@ class Backlog:
     def next_due(self, now: float) -> float | None:
         """When the first held message comes due that was not due at the last look; this call is the next such look.
 
-        A message that was due already, and could not begin, waits for others and not for a time: returning its time
-        again and again would be a loop without a wait.
+        A message that was due already, and could not begin, waits for other messages, not for a time. To return its
+        time again and again would be a loop without a wait.
         """
         due = self._dues[0][0] if self._dues else None
         self._pass_time(now)
         return due
 
     def start(self, message: Message) -> bool:
-        """The message, which was the first, is in hand from now on; returns whether it was held, and so blocks."""
+        """Move the message that `first` returned into hand; returns whether it was held, and so blocks its domain."""
         key = self._key(message)
         if key is not None:
             self._busy.add(key)
@@ -237,7 +237,7 @@ class Backlog:
         self._blocked[domain] = self._blocked.get(domain, 0) + 1
 
     def unblock(self, domain: Hashable) -> None:
-        """It does not any more."""
+        """A message in hand no longer blocks its domain."""
         left = self._blocked[domain] - 1
         if left:
             self._blocked[domain] = left
@@ -252,7 +252,7 @@ class Backlog:
     # -- leaving
 
     def remove(self, gone: Callable[[Message], bool]) -> Sequence[Message]:
-        """Remove and return, in order, what is gone. What stays is looked at anew, so this is not for every message."""
+        """Remove and return, in order, the messages that are gone. Slow: all that stay are put in line again."""
         removed = [message for message in self.messages if gone(message)]
         if not removed:
             return ()

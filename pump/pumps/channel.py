@@ -20,7 +20,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class Channel(ChannelBase[Consumer]):
-    """The messages of one consumer. `receive`, `take` and `fill` are for one pump; the rest is for anybody."""
+    """The messages of one consumer. Only one pump calls `receive`, `take` and `fill`; anybody may call the rest."""
 
     def __init__(self, open_consumer: Callable[[], Consumer], capabilities: Capabilities, judge: Judge) -> None:
         super().__init__(capabilities, judge)
@@ -30,7 +30,7 @@ class Channel(ChannelBase[Consumer]):
     # -- receiving
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message to handle: one that is here already, or comes in time, or None."""
+        """The next message to handle: one that is here already or arrives within the timeout; else None."""
         message = self.take()
         if message is None:
             self.fill(timeout)
@@ -68,7 +68,7 @@ class Channel(ChannelBase[Consumer]):
     def _working_consumer(self) -> Consumer:
         if self._broken:
             self._close_consumer()
-        if self._failure is not None:  # whoever met the failure, the pump has to wait before the next try
+        if self._failure is not None:  # wherever the failure was met, the pump waits before the next try
             failure, self._failure = self._failure, None
             raise TransportError(f"the channel is opened again: {failure}") from failure
         consumer = self._consumer or self._opened()
@@ -77,7 +77,7 @@ class Channel(ChannelBase[Consumer]):
         return consumer
 
     def _opened(self) -> Consumer:
-        with self._opening:  # two may ask for it at once, and there is one
+        with self._opening:  # two callers may need a consumer at once; only one is opened
             if self._consumer is None:
                 try:
                     self._consumer = self._open_consumer()
@@ -100,7 +100,7 @@ class Channel(ChannelBase[Consumer]):
     def acknowledge(self, message: Message) -> None:
         """The message is done."""
         consumer = self._owner(message)
-        try:  # as _settle does, without its detour: this is the way of every message that goes well
+        try:  # not by _settle, which costs a call more: every message that goes well comes here
             consumer.acknowledge(message)
         except Exception as error:
             self._settle_again(message, error, lambda: consumer.acknowledge(message))
@@ -118,17 +118,17 @@ class Channel(ChannelBase[Consumer]):
         if successors:
             try:
                 self._give_back(consumer, successors)
-            except TransportError as error:  # the message comes again with them, once the channel is opened again
+            except TransportError as error:  # the message comes again with its successors, once the channel is reopened
                 self._failure = error
                 self._free_slot(message)
                 raise
             if message.generation != consumer.generation:
-                self._free_slot(message)  # it went back together with them
+                self._free_slot(message)  # it went back together with its successors
                 return
         self._settle(message, consumer.nack, message)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """Deliver the message again after the delay; in its old place where order is kept."""
+        """Deliver the message again after the delay; it keeps its place where order is kept."""
         consumer = self._owner(message)
         if self._requeue_holds(message, consumer, attempts):
             message.attempts = attempts
@@ -160,11 +160,11 @@ class Channel(ChannelBase[Consumer]):
         self._note_unsettled(message)
 
     def extend(self, message: Message) -> None:
-        """Renew the message's lease. A message that is lost keeps its slot for as long as its handler runs."""
+        """Renew the message's lease. A lost message keeps its slot while its handler runs."""
         self._owner(message, settling=False).extend(message)
 
     def purge(self) -> int:
-        """Remove everything that waits, here and in the broker; returns how many messages that were."""
+        """Remove all waiting messages, here and in the broker; returns how many there were."""
         consumer = self._working_consumer()
         with self._lock:
             waiting = self._intake.drain()
@@ -182,9 +182,9 @@ class Channel(ChannelBase[Consumer]):
         self._free_slot(message)
 
     def _settle_again(self, message: Message, error: Exception, call: Callable[[], None]) -> None:
-        """Try the same verdict again while the lease lasts, not for ever; then let the message come later, and raise.
+        """Try the same verdict again while the lease lasts, within limits; then let the message come later, and raise.
 
-        Where there is no lease, the channel is opened again, and everything comes again.
+        Without a lease, there is no second try: the channel is reopened, and all its messages come again.
         """
         if isinstance(error, LeaseLost):
             self._mark_lost(message)
@@ -222,7 +222,7 @@ class Channel(ChannelBase[Consumer]):
                 self._wake()
 
     def _parked(self, message: Message) -> bool:
-        """Whether a message whose verdict cannot be carried out now comes again later, behind others."""
+        """Hold or requeue a message whose verdict cannot be carried out now; returns whether that worked."""
         consumer = self._consumer
         if consumer is None or message.generation != consumer.generation:
             return False
@@ -231,7 +231,7 @@ class Channel(ChannelBase[Consumer]):
             return True
         try:
             consumer.requeue(message, PARKED_SECONDS, message.attempts)
-        except LeaseLost:  # it has gone back already
+        except LeaseLost:  # the message has gone back already
             return False
         except Exception as error:
             self._log.failed("giving back", error)
@@ -250,7 +250,7 @@ class Channel(ChannelBase[Consumer]):
             raise failure from failure.__cause__
 
     def _renew(self, ahead: float) -> None:
-        """Renew every lease that ends within so many seconds."""
+        """Renew every lease that ends within `ahead` seconds."""
         consumer = self._consumer
         for message in self._ending_leases(ahead):
             if consumer is not None and message.generation == consumer.generation:
@@ -260,13 +260,13 @@ class Channel(ChannelBase[Consumer]):
     # -- ending
 
     def finish(self, timeout: float) -> None:
-        """Wait until handlers that settle by themselves have settled what is in hand, or the time is over."""
+        """Wait until handlers that settle by themselves have settled the messages in hand, or the time is over."""
         deadline = self._clock.monotonic() + timeout
         while self._has_unsettled() and (left := deadline - self._clock.monotonic()) > 0:
             self._clock.wait(self._changed, left)
 
     def hand_back_waiting(self) -> None:
-        """Give back, in order, what nobody has begun to handle, though handlers run. Failing is logged only."""
+        """Give back, in order, the messages that no handler has begun, while handlers run. A failure is only logged."""
         consumer, waiting = self._consumer, self._may_go_back()
         if waiting and consumer is not None:
             try:
@@ -275,7 +275,7 @@ class Channel(ChannelBase[Consumer]):
                 self._log.failed("handing back", error)
 
     def close(self) -> None:
-        """Hand back, in order, what nobody has begun to handle, and close the consumer."""
+        """Hand back, in order, the messages that no handler has begun, and close the consumer."""
         self.stop()
         if self._stop_renewing is not None:
             self._stop_renewing()
@@ -290,7 +290,7 @@ class Channel(ChannelBase[Consumer]):
         self._close_consumer()
 
     def _release_unsettled(self) -> None:
-        """Nobody settles any more what handlers left: close what was opened for it."""
+        """Close what factories opened for messages that handlers left unsettled: nobody can settle them now."""
         for message in self.in_hand:
             if message.release is not None:
                 message.release()

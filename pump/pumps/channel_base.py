@@ -1,7 +1,7 @@
-"""What the blocking and the awaiting channel share: everything that neither waits nor asks the broker for anything.
+"""The part that the blocking and the awaiting channel share: everything that never waits.
 
-`pump.pumps.channel` and `pump.pumps.async_channel` add what calls the consumer. Which message may be handled next is
-decided by the Intake, what becomes of a message by the judge.
+`pump.pumps.channel` and `pump.pumps.async_channel` add the calls of the consumer. The Intake decides which message may
+be handled next, and the judge decides what becomes of a message.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from pump.verdict import Judge, may_release, may_requeue
 RETRY_FIRST: Final = 0.05
 RETRY_LONGEST: Final = 2.0
 RETRY_SECONDS: Final = 10.0
-"""For how long a verdict is tried again: what waits behind its message shall not wait for longer."""
+"""How long a verdict is tried again: messages behind its message must not wait for longer."""
 GATE_SECONDS: Final = 0.05
-"""How often a channel looks whether it may go on, or be alone."""
+"""How often a channel asks the gate, in seconds: whether it may go on, or handle a suspect alone."""
 UNSETTLED_WARNING: Final = 30.0
-"""A message that is left unsettled for so many seconds, without a lease that would end, is logged."""
+"""A message that is left unsettled for this many seconds, and has no lease that would end, is logged."""
 
 
 SomeConsumer = TypeVar("SomeConsumer", bound=Consumer | AsyncConsumer)
@@ -64,27 +64,27 @@ class ChannelBase(Generic[SomeConsumer]):
         self._consumer: SomeConsumer | None = None
         self._generation = 0
         self._waiting = False
-        """Whether somebody waits until there is room again."""
+        """Whether a caller waits until there is room again."""
         self._paused = False
         self._shut: Callable[[], bool] | None = None
-        """Where every message would be refused for a while: says when that is over."""
+        """Set while every message would be refused: a function that says whether that is over."""
         self._closed = False
         self._given_up = False
-        """Whether the grace is over: nobody waits any more for what handlers settle by themselves."""
+        """Whether the grace is over: the channel no longer waits for handlers that settle by themselves."""
         self._broken = False
-        """The consumer failed; it is closed, and another one opened, before the next receive."""
+        """Whether the consumer failed; before the next receive it is closed, and another one opened."""
         self._failure: TransportError | None = None
-        """What is raised by the next receive, so that the pump waits before it tries again."""
+        """The error that the next receive raises, so that the pump waits before it tries again."""
         self._retrying = 0
         """How many settlements are being tried again."""
         self._limit_logged = False
         self._stop_renewing: Callable[[], None] | None = None
         self._renews_at = 0.0
-        """When leases were looked at last, to renew them …"""
+        """When the leases that end soon were last collected for renewal."""
         self._renew_interval = 0.0
-        """… how often they should be …"""
+        """How many seconds should pass between two such times."""
         self._loop_renews = False
-        """… and whether that needs the loop that the handlers run on."""
+        """Whether renewal needs the loop that the handlers run on."""
         judge.limit_reached.add_callback(self.interrupt)
 
     # -- handing out
@@ -115,10 +115,10 @@ class ChannelBase(Generic[SomeConsumer]):
         return False
 
     def _next_receive(self, timeout: float) -> tuple[Sequence[Message], int, float]:
-        """What has to go back first, how many messages to receive (or 0 to wait for room), and for how long."""
+        """The messages to give back first, how many to receive (or 0 to wait for room), and how long to wait."""
         rests = self._paused or self.is_shut
         with self._lock:
-            if not self._closed:  # a stop that came before this ends the wait that follows
+            if not self._closed:  # after a stop, the wait that follows must end at once
                 self._changed.clear()
             now = self._clock.monotonic()
             lost = self._intake.expire(now)
@@ -126,7 +126,7 @@ class ChannelBase(Generic[SomeConsumer]):
             waits = rests or self._retrying or self._closed
             room = 0 if waits else self._intake.room()
             due = self._intake.next_due(now)
-            if self._gate.closed:  # somebody has to be alone: look again soon
+            if self._gate.closed:  # another channel has to be alone: look again soon
                 room, timeout = 0, min(timeout, GATE_SECONDS)
             self._waiting = room == 0
         if rests and back:
@@ -145,7 +145,7 @@ class ChannelBase(Generic[SomeConsumer]):
             refuse_larger(messages, self._capabilities.largest_body)
         with self._lock:
             self._intake.offer(messages, now)
-        if not current or consumer.generation != self._generation:  # it connected again while it received
+        if not current or consumer.generation != self._generation:  # the consumer connected again while it received
             self._drop_other_generations(consumer)
 
     def _drop_other_generations(self, consumer: SomeConsumer) -> None:
@@ -158,12 +158,12 @@ class ChannelBase(Generic[SomeConsumer]):
 
     @property
     def in_hand(self) -> Sequence[Message]:
-        """What is being handled, or was handled and is not settled yet."""
+        """The messages that are being handled, or were handled and are not settled yet."""
         with self._lock:
             return self._intake.in_hand
 
     def abandon(self, message: Message) -> None:
-        """Nobody will settle this message: its task died. It comes again after its lease, or to a new consumer."""
+        """The message's task died and left it unsettled: it comes again after its lease, or to a new consumer."""
         if message.lease_expires is None:
             self._broken, self._failure = True, TransportError(f"the task of message {message.id} died")
         self._mark_lost(message)
@@ -181,7 +181,7 @@ class ChannelBase(Generic[SomeConsumer]):
             self._clock.alarm(UNSETTLED_WARNING, lambda: self._log.unsettled_for_long(message))
 
     def _not_begun(self, consumer: SomeConsumer, messages: Sequence[Message]) -> Sequence[Message]:
-        """Count no attempt for messages that nobody began to handle; returns those that are still ours to give back."""
+        """Count no attempt for messages that no handler began; returns those that are not lost, to be given back."""
         for message in messages:
             self.judge.handed_back(message)
         now, generation = self._clock.monotonic(), consumer.generation
@@ -194,7 +194,7 @@ class ChannelBase(Generic[SomeConsumer]):
                 self.judge.handed_back(message)
 
     def _owner(self, message: Message, *, settling: bool = True) -> SomeConsumer:
-        """The consumer that may settle the message; LeaseLost where another delivery would be settled instead."""
+        """The consumer that may settle the message; LeaseLost if another delivery would be settled instead."""
         consumer = self._consumer
         if consumer is None or message.lost or message.generation != consumer.generation:
             self._mark_lost(message, settling=settling)
@@ -251,7 +251,7 @@ class ChannelBase(Generic[SomeConsumer]):
     def _begin_renewing(
         self, consumer: object, expires: float, renewing: Callable[[float], Callable[[], None]]
     ) -> None:
-        """Renew leases from now on: without the loop that handlers may block, wherever the consumer can."""
+        """Renew leases from now on; if the consumer can, without the loop, which handlers may block."""
         self._renews_at = self._clock.monotonic()
         self._renew_interval = interval = max(0.01, (expires - self._renews_at) / 3)
         if isinstance(consumer, ExtendsFromThreads):
@@ -269,7 +269,7 @@ class ChannelBase(Generic[SomeConsumer]):
 
     @contextmanager
     def _renewing(self, message: Message) -> Iterator[None]:
-        """The message's lease is renewed; what fails is tried again with the next renewal, while the lease lasts."""
+        """Renew the message's lease inside the block. A failure is logged; the next renewal tries again."""
         try:
             yield
         except LeaseLost:
@@ -279,9 +279,9 @@ class ChannelBase(Generic[SomeConsumer]):
             self._log.failed("renewing", error)
 
     def _note_lapse(self, lost: Sequence[Message]) -> None:
-        """Note on messages whose leases have ended whether that is because their loop stood still, and for how long.
+        """Note on messages whose leases have ended how long their loop stood still, if that was the reason.
 
-        A renewal that was tried and failed, as in an outage, is not their handlers' fault.
+        If a renewal was tried and failed, as in an outage, the handlers are not to blame.
         """
         now, interval = self._clock.monotonic(), self._renew_interval
         if self._loop_renews and now - self._renews_at > 2 * interval:
@@ -326,10 +326,10 @@ class ChannelBase(Generic[SomeConsumer]):
         return back
 
     def _free_to_go(self) -> Sequence[Message]:
-        """What nobody has begun to handle, and may go back while something is in hand; with the lock held.
+        """The messages that no handler has begun, and that may go back while others are in hand. Call it with the lock.
 
-        In an ordered channel that is nothing from behind it: others would handle that first. And a consumer that can
-        only give back everything would take what is in hand from its handler.
+        In an ordered channel, none from behind a message in hand: another consumer would handle them first. And none
+        if the consumer can only give back everything: it would also give back what is in hand.
         """
         if self._capabilities.hands_back == "all" and self._intake.in_hand:
             return ()
@@ -337,7 +337,7 @@ class ChannelBase(Generic[SomeConsumer]):
 
     @property
     def comes_again(self) -> str:
-        """When others have what is still here."""
+        """A text that says when other consumers get the messages that are still here."""
         now = self._clock.monotonic()
         with self._lock:
             in_hand, waiting = self._intake.in_hand, self._intake.waiting
@@ -349,12 +349,12 @@ class ChannelBase(Generic[SomeConsumer]):
     # -- life
 
     def shut_until(self, ready: Callable[[], bool]) -> None:
-        """Hand out nothing until this says so, and give back what waits here: every message would be refused now."""
+        """Hand out nothing until `ready` says so, and give back what waits: it would be refused now."""
         self._shut = ready
 
     @property
     def is_shut(self) -> bool:
-        """Whether that is so; asks whether it is over. Where that cannot be told, the next message finds it out."""
+        """Whether the channel is shut; asks `ready`. If `ready` raises, the channel is open again."""
         ready = self._shut
         if ready is not None:
             try:
@@ -381,18 +381,18 @@ class ChannelBase(Generic[SomeConsumer]):
         self.interrupt()
 
     def give_up(self) -> None:
-        """Wait for no handler any more that settles by itself."""
+        """No longer wait for handlers that settle by themselves."""
         self._given_up = True
         with self._lock:
             self._wake()
 
     def interrupt(self) -> None:
-        """Let a receive that is under way, or else the next one, return early."""
+        """Make the current receive, or else the next one, return early."""
         consumer = self._consumer
         if consumer is not None:
             try:
                 consumer.interrupt()
-            except Exception as error:  # the receive then lasts its full time
+            except Exception as error:  # the receive then lasts until its timeout
                 self._log.failed("interrupting", error)
         with self._lock:
             self._wake()
@@ -411,14 +411,14 @@ def _is_on_a_loop() -> bool:
 
 
 def refuse_larger(messages: Sequence[Message], largest: int) -> None:
-    """Give those a fault that could not have been posted by the same transport: they are not mapped or handled."""
+    """Set a fault on messages that are larger than the transport allows: they are not mapped or handled."""
     for message in messages:
         if len(message.body) > largest and not message.fault:
             message.fault = f"its body has {len(message.body)} bytes, and at most {largest} are taken"
 
 
 def as_transport_error(error: Exception, doing: str) -> TransportError:
-    """The error itself where it is a TransportError, else one that names it as its cause."""
+    """The error itself if it is a TransportError, else a TransportError with it as the cause."""
     if isinstance(error, TransportError):
         return error
     failure = TransportError(f"{doing} failed: {type(error).__name__}: {text_of(error)}")

@@ -27,7 +27,7 @@ class ConcurrentProactor(Proactor):
         """Whether tasks may be begun."""
 
     async def run(self) -> None:
-        """Pump until the judge stops it, then wait for what is in hand."""
+        """Pump until the judge stops it, then wait until the messages in hand are done."""
         judge = self.judge
         self._begins = True
         try:
@@ -47,7 +47,7 @@ class ConcurrentProactor(Proactor):
             await self._end()
 
     async def _end(self) -> None:
-        """End every task, then close the channel: where the pump dies, each task hands its message back first."""
+        """End every task, then close the channel: if the pump dies, each task hands its message back first."""
         self._begins = False
         self.cancel()
         try:
@@ -72,7 +72,7 @@ class ConcurrentProactor(Proactor):
             task.add_done_callback(self._ended)
 
     async def _begun(self, message: Message) -> None:
-        """Handle a message, unless it went back between being taken and the begin of its task."""
+        """Handle a message, unless it went back after it was taken and before its task began."""
         if self.channel.may_begin(message):
             await self._turn(message)
 

@@ -1,4 +1,4 @@
-"""Which message may be handled next. Pure: it is told what came, what ended and what time it is, and never waits."""
+"""Which message may be handled next. Pure: its caller tells it what came, what ended and the time; it never waits."""
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CHANNEL: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class _Released:
-    """A delivery that went back to the broker and blocks its domain until the message has come again and is settled."""
+    """A delivery that went back to the broker. It blocks its domain until the message came again and was settled."""
 
     delivery: Message
     due: float
@@ -25,14 +25,14 @@ class Intake:
 
     It promises:
 
-    * never more than `slots` messages are in hand, and of one key one at a time, in order;
-    * as many as may be in hand are asked for as soon as the first message is known to be no redelivery;
+    * at most `slots` messages are in hand, and at most one of a key, in the order of the key;
+    * it asks for as many messages as may be in hand once a message has come that cannot have killed the process;
     * a message that is held or was released blocks the later ones of its domain until it is settled;
     * a suspect, which may kill the process, is handed out only when no other handler runs, and `alone` agrees;
-    * the buffer shrinks to one at a redelivery of unknown outcome, which is handled alone until a first delivery comes,
-      and grows again only by first deliveries;
-    * never more messages are asked for than the buffer, or the slots, have room for;
-    * a lost message is never handed out; `dropped` is called with it if nobody had begun to handle it.
+    * the buffer shrinks to one at a redelivery of unknown outcome. Messages are then asked for one at a time until one
+      of known outcome comes, and the buffer grows again only by first deliveries;
+    * it never asks for more messages than the buffer, or the slots, have room for;
+    * a lost message is never handed out; `dropped` is called with it if no handler had begun it.
     """
 
     def __init__(
@@ -57,57 +57,57 @@ class Intake:
         self._unknown: Final = unknown
         """Whether an earlier delivery of the message may have ended with its process."""
         self._accused: Final = accused
-        """The identities of messages that may be suspects though the broker counts no delivery."""
+        """The identities of messages that may be suspects, although the broker counts no earlier delivery."""
         self._admitted: Final = alone
         self._due: Final = due
         self._dropped: Final = dropped
         self._size = 1
         self._careful = True
-        """Whether only one is asked for: nothing is known yet, or the last one to come may kill the process."""
+        """Whether to ask for one message at a time: none has come yet, or one of the last may kill the process."""
         self._in_hand: Final[dict[str, Message]] = {}
         self._backlog: Final = Backlog(self._key if slots > 1 else _no_key, self.domain, self._in_hand)
         self._fresh: Final = self._backlog.fresh
         self._places: Final = self._backlog.places
         self._left: Final[set[str]] = set()
-        """Those in hand whose handlers have returned without settling them."""
+        """The identities of messages in hand whose handlers have returned without settling them."""
         self._blocking: Final[dict[str, Hashable]] = {}
-        """The domains that those in hand block, which were held or released before."""
+        """The domain that each message in hand blocks, by identity. Such a message was held or released before."""
         self._released: dict[str, _Released] = {}
         self._asked = False
-        """Whether messages may be on their way here …"""
+        """Whether messages may be on their way here."""
         self._released_meanwhile: dict[Hashable, str] = {}
-        """… and, if so, domain and identity of what was released since they were asked for."""
+        """The messages released since those on their way were asked for: the identity by domain."""
         self._too_early: list[Message] = []
-        """What was received ahead of a message that was released meanwhile, and goes back for that reason."""
+        """Messages that came before a message that was released meanwhile; they go back, to keep the order."""
         self._alone: Message | None = None
         """The suspect whose handler is running."""
         self._expiry = inf
-        """No lease of what is here ends before, unless it is in hand and known to be lost."""
+        """No lease here ends before this time, except that of a message in hand that is known to be lost."""
 
     def __len__(self) -> int:
         return len(self._backlog) + len(self._in_hand) + len(self._too_early)
 
     @property
     def size(self) -> int:
-        """How many messages may be buffered, held ones not counted."""
+        """How many messages may be buffered; held ones do not count."""
         return self._size
 
     @property
     def in_hand(self) -> Sequence[Message]:
-        """What is being handled, or was handled and is not settled yet."""
+        """The messages that are being handled, or were handled and are not settled yet."""
         return tuple(self._in_hand.values())
 
     @property
     def waiting(self) -> Sequence[Message]:
-        """What nobody has begun to handle, in its order: held first."""
+        """The messages that no handler has begun, in order, held ones first."""
         return (*self._backlog.messages, *self._too_early)
 
     # -- coming in
 
     def room(self) -> int:
-        """How many messages to ask the broker for. Held ones count only against the largest buffer.
+        """How many messages to ask the broker for. Held messages count only against the largest buffer.
 
-        So do those that their handlers have left: they cannot kill the process any more, and are no part of the buffer.
+        So do messages that their handlers left unsettled: they cannot kill the process, so the buffer is not for them.
         """
         self._asked = True
         self._released_meanwhile.clear()
@@ -117,14 +117,14 @@ class Intake:
         running = len(self._in_hand) - len(self._left)
         if self._careful:
             room = 1 - running - unbegun
-        elif self._released:  # a slot is filled by one message at a time: those behind the refused one would go back
+        elif self._released:  # one message at a time: those behind a nacked one would have to go back
             room = min(1, self._slots - len(self._in_hand)) - unbegun
         else:
             room = max(self._size, self._slots) - running - unbegun
         return max(0, min(room, self._largest - len(self)))
 
     def offer(self, messages: Sequence[Message], now: float) -> None:
-        """Add what was received. A message that was nacked here is held until due; a redelivery takes its old place."""
+        """Add received messages. One that was nacked here is held until due; a redelivery takes its old place."""
         careful = False
         for message in messages:
             if (message.unexplained or self._accused) and self._may_have_killed(message):
@@ -149,11 +149,11 @@ class Intake:
             self._forget_released(now)
 
     def _may_have_killed(self, message: Message) -> bool:
-        """Whether an earlier delivery of it may have ended with its process."""
+        """Whether an earlier delivery of the message may have ended with its process."""
         return message.identity in self._accused or (message.unexplained > 0 and self._unknown(message))
 
     def _is_too_early(self, message: Message) -> bool:
-        """Whether a message of its domain was released while this one was on its way, and does not come before it."""
+        """Whether a message of its domain was released while this one was on its way, and has not come before it."""
         domain = self.domain(message)
         if self._released_meanwhile.get(domain) == message.identity:
             del self._released_meanwhile[domain]
@@ -167,7 +167,7 @@ class Intake:
         return True
 
     def _forget_released(self, now: float) -> None:
-        """Forget those that are due and have not come: somebody else has them."""
+        """Forget released messages that are due and have not come: another consumer has them."""
         over = [identity for identity, released in self._released.items() if released.due <= now]
         here = {message.identity for message in self.waiting} if over else ()
         for identity in over:
@@ -177,7 +177,7 @@ class Intake:
     # -- going out
 
     def take(self, now: float) -> Message | None:
-        """The next message to handle, which then is in hand; None if none may begin."""
+        """Take the next message to handle into hand and return it; None if none may begin."""
         if self._places or self._slots > 1:
             return self._choose(now)
         while self._fresh and not self._in_hand:
@@ -203,7 +203,7 @@ class Intake:
             return None
         if self._is_suspect(message):
             if len(self) - len(self._left) > 1 or not self._admitted():
-                return None  # the others go first: back to the broker, or to their end
+                return None  # first the others go back to the broker, or end
             self._alone = message
         self._begin(message)
         return message
@@ -220,7 +220,7 @@ class Intake:
             self._blocks_its_domain(message, counted=was_held)
 
     def _blocks_its_domain(self, message: Message, *, counted: bool = False) -> None:
-        """Note that it blocks its domain; `counted` where the backlog knows already."""
+        """Note that the message blocks its domain; `counted` if the backlog knows that already."""
         domain = self.domain(message)
         if domain is None or message.identity in self._blocking:
             return
@@ -233,7 +233,7 @@ class Intake:
         return known and self._suspect(message)
 
     def to_hand_back(self, now: float) -> Sequence[Message]:
-        """What has to go back to the broker: what came too early, or what is here beside the suspect that is next."""
+        """The messages that must go back to the broker: those that came too early, or all but the next suspect."""
         if self._too_early:
             back, self._too_early = self._too_early, []
             return back
@@ -252,7 +252,7 @@ class Intake:
     # -- ending
 
     def settled(self, message: Message) -> None:
-        """A message in hand is settled, or is not ours any more: its slot is free."""
+        """A message in hand is settled or lost: its slot is free."""
         if not self._ended(message):
             return
         if self._released:
@@ -265,7 +265,7 @@ class Intake:
         if released is None:
             return
         came_again = released.delivery is not message
-        if came_again or self.domain(message) is None:  # without a domain nothing waits for it to come again
+        if came_again or self.domain(message) is None:  # without a domain, no message waits for it
             del self._released[message.identity]
 
     def _ended(self, message: Message) -> bool:
@@ -283,9 +283,9 @@ class Intake:
         return True
 
     def hold(self, message: Message, due: float) -> None:
-        """A message in hand is to be presented again here, ahead of its successors."""
+        """Hold a message in hand: it is presented again here when due, before its successors."""
         if not self._ended(message):
-            return  # settled already: there is nothing to present again
+            return  # it is settled already
         newer = None
         if message.identity in self._backlog.again:
             newer = next((each for each in self._backlog.ready if _replaces(each, message)), None)
@@ -293,14 +293,14 @@ class Intake:
         self._backlog.hold(newer or message.again(), due)
 
     def leave_unsettled(self, message: Message) -> None:
-        """Its handler has returned without settling it: it keeps its slot until its lease ends."""
+        """The message's handler has returned without settling it: it keeps its slot until its lease ends."""
         if self._in_hand.get(message.identity) is message:
             self._left.add(message.identity)
             if self._alone is message:
                 self._alone = None
 
     def release(self, message: Message, due: float) -> Sequence[Message]:
-        """A message in hand goes back to the broker and blocks its domain. Its successors, returned, go back first."""
+        """A message in hand goes back to the broker and blocks its domain. Returns its successors, to go back first."""
         self._size = 1
         self._released[message.identity] = _Released(message, due)
         domain = self.domain(message)
@@ -315,22 +315,22 @@ class Intake:
         return (*self._backlog.remove(lambda each: self.domain(each) == domain), *early)
 
     def drain(self) -> Sequence[Message]:
-        """Remove and return, in order, everything that nobody has begun to handle."""
+        """Remove and return, in order, all messages that no handler has begun."""
         early, self._too_early = self._too_early, []
         return (*self._backlog.remove(lambda _: True), *early)
 
     def drain_all_but_successors(self) -> Sequence[Message]:
-        """The same, but for what waits behind a message in hand of its domain."""
+        """The same, but leave those that wait behind a message in hand of their domain."""
         domains = {self.domain(message) for message in self._in_hand.values()} - {None}
         early, self._too_early = self._too_early, []
         return (*self._backlog.remove(lambda message: self.domain(message) not in domains), *early)
 
     def look_for_lost(self) -> None:
-        """A message here was marked as lost by somebody else."""
+        """Let the next `expire` look at every message: the caller has marked one as lost, or may have."""
         self._expiry = -inf
 
     def expire(self, now: float) -> Sequence[Message]:
-        """Drop what is lost; returns those messages of it that are in hand, marked as lost."""
+        """Drop the lost messages; returns those of them that are in hand, marked as lost."""
         if now < self._expiry:
             return ()
         lost = self._drop(lambda message: is_lost(message, now))
@@ -339,11 +339,11 @@ class Intake:
         return lost
 
     def drop_others(self, generation: int) -> Sequence[Message]:
-        """Drop what an earlier generation received; returns those messages of it that are in hand, marked as lost."""
+        """Drop the messages of earlier generations; returns those of them that are in hand, marked as lost."""
         return self._drop(lambda message: message.generation != generation)
 
     def leased(self, before: float) -> Sequence[Message]:
-        """The messages whose lease has to be renewed: it ends before then, and their handlers have not returned."""
+        """The messages whose lease must be renewed: it ends before this time, and their handlers have not returned."""
         return [
             message
             for message in (*self._in_hand.values(), *self.waiting)
@@ -379,7 +379,7 @@ class Intake:
         return CHANNEL if self._ordered else None
 
     def domain(self, message: Message) -> Hashable:
-        """What waits while this message is held or released: everything of the same domain, or nothing for None."""
+        """The message's domain: all its messages wait while this one is held or released. None: no message waits."""
         if message.partition is not None:
             return message.partition
         if message.header.key is not None:
@@ -388,16 +388,16 @@ class Intake:
 
 
 def is_lost(message: Message, now: float) -> bool:
-    """Whether the message is known not to be ours any more: marked as lost, or its lease has ended."""
+    """Whether the message is lost: it is marked so, or its lease has ended."""
     return message.lost or (message.lease_expires is not None and message.lease_expires <= now)
 
 
 def _no_key(_: Message) -> None:
-    """Where one message is in hand at a time, no other can begin beside it."""
+    """Keys are not needed where only one message is in hand at a time."""
 
 
 def _replaces(message: Message, earlier: Message) -> bool:
-    """Whether it is a redelivery of the earlier one, whose receipt is void then, and not another message of that id."""
+    """Whether it is a redelivery that makes the earlier one's receipt void, and not another message of that id."""
     return (
         message.identity == earlier.identity
         and message.deliveries > earlier.deliveries

@@ -8,28 +8,28 @@ Result = TypeVar("Result")
 
 
 class OwnTask(asyncio.Task[Result]):
-    """A task that counts the cancellations by the code that runs in it, apart from those by the pump."""
+    """A task that counts separately the cancellations that come from the code that runs in it."""
 
     own_cancellations = 0
 
     def cancel(self, msg: Any | None = None) -> bool:  # noqa: ANN401 - as asyncio has it
         """As any task's."""
-        if asyncio.current_task(self.get_loop()) is self:  # asked of no running loop: asyncio.run cancels after its end
+        if asyncio.current_task(self.get_loop()) is self:  # by loop: asyncio.run also cancels when none runs
             self.own_cancellations += 1
         return super().cancel(msg)
 
     async def recover(self) -> None:
-        """Take back a handler's cancellations of its own task, which runs other messages after this one."""
+        """Undo a handler's cancellations of its own task: the task goes on with other messages."""
         while self.own_cancellations:
             self.own_cancellations -= 1
             self.uncancel()
-        with suppress(asyncio.CancelledError):  # asked for, not raised yet: the pump's next wait would raise it
+        with suppress(asyncio.CancelledError):  # one not raised yet: the pump's next wait would raise it
             await asyncio.sleep(0)
         if self.cancelling():
             raise asyncio.CancelledError
 
 
 def is_cancelled() -> bool:
-    """Whether this very task was cancelled. A CancelledError out of what it awaits is an error like any other."""
+    """Whether this task itself was cancelled. A CancelledError from something it awaits is an error like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

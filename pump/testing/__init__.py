@@ -1,4 +1,4 @@
-"""What tests are made with: the harness for handlers, and the contract for transports.
+"""Tools for tests: the harness for handlers, and the contract for transports.
 
 Imports: everything in pump but `command`. `pump.pytest_plugin` has fixtures made of it.
 Begin with: `harness` for handlers, `contract` for transports.
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The contract, which brings pytest along, for those alone who ask for it."""
+    """Import the contract, and pytest with it, only when it is asked for."""
     if name == "TransportContract":
         return import_module("pump.testing.contract").TransportContract
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The contract's other process: it takes messages in hand, says how many, and is killed.
+"""The contract's other process: it takes messages in hand, prints how many, and is killed.
 
 The contract starts `python -m pump.testing.child` with a Holding in JSON as its one argument.
 """
@@ -22,7 +22,7 @@ IN_HAND: Final = "in hand"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the other process does."""
+    """The instructions for the other process."""
 
     make: str
     """Python text that sets `transport`."""
@@ -36,7 +36,7 @@ class Holding:
 
     @classmethod
     def of(cls, make: str, colour: Colour, subscription: Subscription, messages: int) -> "Holding":
-        """One that consumes the subscription's channel."""
+        """Instructions to consume the subscription's channel."""
         lease = subscription.lease
         assert isinstance(lease, int | float)
         return cls(
@@ -46,7 +46,7 @@ class Holding:
 
 @contextmanager
 def holding(request: Holding) -> Iterator[None]:
-    """While this lasts, another process has the messages in hand; it is killed at the end."""
+    """Within the block, another process has the messages in hand; it is killed at the end."""
     command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - no shell
         try:

@@ -19,7 +19,7 @@ REAL_WAIT: Final = 0.05
 class SelfMovingClock(ManualClock):
     """A clock that moves when everything waits: at once in a blocking wait, else when nothing more can happen.
 
-    Whatever comes due on the way happens at its own time; a wait that this ends moves the clock no further.
+    Each alarm on the way rings at its own time. If an alarm ends the wait, the clock moves no further.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class SelfMovingClock(ManualClock):
         return self._handling > self._handlers_waiting
 
     async def handling(self, handled: Awaitable[Result]) -> Result:
-        """Await what an awaiting handler does."""
+        """Await an awaiting handler, and note that it runs."""
         self._handling += 1
         try:
             return await handled
@@ -69,9 +69,9 @@ class SelfMovingClock(ManualClock):
             self._handlers_waiting -= inside
 
     def jump(self, timeout: float | None) -> bool:
-        """Move to the next time at which something wakes, or by the time-out; False if there is no such time.
+        """Move to the next time at which something wakes, or by the timeout; False if there is no such time.
 
-        Alarms alone do not count, unless a handler waits: then an alarm may be what ends the wait.
+        Alarms alone do not count, unless a handler waits: then an alarm may end its wait.
         """
         dues = [*self._dues.values()]
         if timeout is not None:
@@ -90,7 +90,7 @@ class SelfMovingClock(ManualClock):
 
 
 class SelfMovingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time is a SelfMovingClock's: `asyncio.sleep` and `asyncio.timeout` take no real time."""
+    """A loop that uses a SelfMovingClock: `asyncio.sleep` and `asyncio.timeout` take no real time."""
 
     def __init__(self, clock: SelfMovingClock) -> None:
         self._selector_of_time: Final = _Selector(clock)
@@ -102,12 +102,12 @@ class SelfMovingLoop(asyncio.SelectorEventLoop):
         return self._time()
 
     def stand_still(self) -> None:
-        """From now on the clock does not move: waits take real time."""
+        """Stop moving the clock: from now on waits take real time."""
         self._selector_of_time.moves = False
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where the loop waits when nothing is ready: it moves the clock instead of waiting."""
+    """The loop waits here when nothing is ready: this moves the clock instead of waiting."""
 
     def __init__(self, clock: SelfMovingClock) -> None:
         super().__init__()

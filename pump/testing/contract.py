@@ -1,12 +1,12 @@
-"""What every transport promises, as tests that a transport's author inherits. It knows no vendor.
+"""The promises of every transport, as tests that a transport's author inherits. No vendor is named here.
 
     class TestMyTransport(TransportContract):
         @pytest.fixture
         def transport(self) -> Transport:
             return MyTransport("mine://localhost")
 
-Each behaviour is tested in both colours, on the channels that pumps use. What `capabilities` declares is proved, and
-so is what it denies.
+Each behaviour is tested in both colours, on the channels that pumps use. The tests prove what `capabilities` declares,
+and also what it denies.
 """
 
 # ruff: noqa: D102, PLR2004 - a test's name is its sentence, and its numbers are its data
@@ -29,7 +29,7 @@ from pump.transport_kit.protocol import Transport
 
 @pytest.mark.requirement("P-01")
 class TransportContract(SettlementContract):
-    """Inherit from it, and give the fixture `transport`. `ContractBase` has what else may be given."""
+    """Inherit from it, and write the fixture `transport`. `ContractBase` has all that may be set besides."""
 
     # -- what travels
 

@@ -1,4 +1,4 @@
-"""What the contract suite works with: a transport in one colour, driven as if each of its calls blocked.
+"""The tools of the contract suite: a transport in one colour, driven as if each of its calls blocked.
 
 The tests are in `pump.testing.contract` and `pump.testing.settlement`.
 """
@@ -56,7 +56,7 @@ class ChannelDriver:
         self._channel: Final = channel
 
     def receive(self, within: float, *, in_spite_of_errors: bool = False) -> Message | None:
-        """The next message that comes in time, or None. The connection may be allowed to break meanwhile."""
+        """The next message that comes in time, or None. With `in_spite_of_errors`, the connection may break."""
         clock = self._driver.clock
         deadline = clock.monotonic() + within
         while True:
@@ -70,11 +70,11 @@ class ChannelDriver:
                 message, failed = None, True
             if message is not None or left <= 0:
                 return message
-            if failed or not self._driver.capabilities.waits:  # so does the pump, before it tries again
+            if failed or not self._driver.capabilities.waits:  # the pump also waits before it tries again
                 clock.wait(Signal(), min(left, EMPTY_DELAY))
 
     receive_once = _driven(Channel.receive)
-    """The message of one receive, which may end early with None."""
+    """The message of one receive; the receive may end early with None."""
     acknowledge = _driven(Channel.acknowledge)
     nack = _driven(Channel.nack)
     reject = _driven(Channel.reject)
@@ -84,12 +84,12 @@ class ChannelDriver:
     close = _driven(Channel.close)
 
     def requeue(self, message: Message, delay: float = 0.0, attempts: int = 1) -> None:
-        """As Channel's."""
+        """As Channel's `requeue`."""
         self._driver.call(self._channel.requeue, message, delay, attempts)
 
 
 class TransportDriver:
-    """A transport under test in one colour, through a bridge where that is not its own."""
+    """A transport under test in one colour; through a bridge if that is not its own colour."""
 
     def __init__(self, transport: Transport, colour: Colour, clock: Clock) -> None:
         self.transport: Final = transport
@@ -119,14 +119,14 @@ class TransportDriver:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> Result:
-        """What the function returns, awaited on the driver's loop where necessary."""
+        """Call the function and return its result, awaited on the driver's loop if necessary."""
         result = function(*args, **options)
         if self._loop is not None and inspect.iscoroutine(result):
             result = self._loop.run(result)
         return cast("Result", result)
 
     def prepare(self, *subscriptions: Subscription, publications: tuple[Publication, ...] = ()) -> None:
-        """As the transport's."""
+        """As the transport's `prepare`."""
         self.call(self._prepare, subscriptions, publications)
 
     def open(self, subscription: Subscription) -> ChannelDriver:
@@ -184,7 +184,7 @@ class Sample(Command):
 
 
 class ContractBase:
-    """What the author of a transport may set, and what the tests use. The defaults are for slow brokers."""
+    """The settings that a transport's author may change, and the tools of the tests. Defaults suit slow brokers."""
 
     arrives_within_seconds: float = 10.0
     """How long it may take until a message arrives after it was sent, given back, or its lease ended."""
@@ -193,7 +193,7 @@ class ContractBase:
     released_within_seconds: float = 0.1
     """How long it may take until another consumer has a nacked message, where nack releases."""
     delay_seconds: float = 1.0
-    """The delay that messages are deferred by."""
+    """The delay of deferred messages."""
     early_seconds: float = 0.1
     """How much too early a deferred message may come."""
     late_seconds: float = 1.5
@@ -243,7 +243,7 @@ class ContractBase:
         pytest.skip("the contract was not given a message that the transport cannot read")
 
     def in_another_process(self, transport: Transport) -> str:
-        """Python text with which another process sets `transport` to one like this, on the same broker."""
+        """Python code that sets `transport`, in another process, to one like this on the same broker."""
         pytest.skip("the contract was not told how another process reaches the broker")
 
     @pytest.fixture(params=["blocking", "awaiting"])
@@ -259,7 +259,7 @@ class ContractBase:
         driver.close()
 
     def subscription(self, topic: str = "") -> Subscription:
-        """A subscription with a channel of its own, to that topic or to one of the channel's name; leases are short."""
+        """A subscription with a channel of its own; by default the topic has the channel's name. Leases are short."""
         name, lease = self.unique_name(), self.lease_seconds
         return Subscription(Sample, topic=topic or name, channel=name, dead_letter=f"{name}-dead", lease=lease)
 
@@ -284,7 +284,7 @@ class ContractBase:
         return channel, dead_letters
 
     def open_dead_letters(self, driver: TransportDriver, channel: ChannelDriver) -> ChannelDriver:
-        """The dead letters of a channel. Has to be opened before there are any."""
+        """The dead letters of a channel. Open it before there are any."""
         return self.open(driver, self.dead_letter_subscription(channel.subscription.dead_letter or ""))
 
     def message(self, channel: ChannelDriver, body: bytes = b"", header: Header | None = None) -> Message:
@@ -303,7 +303,7 @@ class ContractBase:
         return message
 
     def expect_bodies(self, channel: ChannelDriver, *bodies: str) -> None:
-        """Acknowledge the next messages, which have to be these."""
+        """Acknowledge the next messages; fails if they are not these."""
         for body in bodies:
             message = self.expect(channel)
             assert message.body.decode() == body
@@ -330,7 +330,7 @@ class ContractBase:
             self.expect_bodies(channel, text)
 
     def assert_on_time(self, driver: TransportDriver, began: float, delay: float | None = None) -> None:
-        """Fail if what was due after the delay came too early or too late."""
+        """Fail if a message that was due after the delay came too early or too late."""
         delay = self.delay_seconds if delay is None else delay
         waited = driver.clock.monotonic() - began
         assert delay - self.early_seconds <= waited <= delay + self.late_seconds, f"it came after {waited:.2f} s"

@@ -43,7 +43,7 @@ from pump.wire_name import wire_type
 Result = TypeVar("Result")
 
 MOST_LOOKS: Final = 100_000
-"""How often a run may look for a message; one that is still not at rest is an error."""
+"""How often a run may look for a message; a run that still has work then is an error."""
 
 
 def memory_transport(clock: Clock | None = None) -> Transport:
@@ -57,8 +57,8 @@ class PumpHarness:
 
     Everything but the broker and the time is real: mappers, pipelines, judge, channel, Reactor or Proactor. Handlers
     are given as to a Dispatcher, with the options of their subscription. A Dispatcher's transport and clock are
-    replaced, and each subscription has one performer. Post, run, and look what became of the messages: the properties
-    list requests, in the order of events. Close it, or use it in a `with`; the fixture `pump_harness` does.
+    replaced, and each subscription has one performer. Post, run, and see what became of the messages: the properties
+    list requests, in the order of events. Close it, or use it in a `with`; the fixture `pump_harness` closes it.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class PumpHarness:
         return memory_transport(self.clock)
 
     def _made(self) -> None:
-        """Called at the end of making one; a subclass may override it."""
+        """Called at the end of `__init__`; a subclass may override it."""
 
     # -- posting
 
     def post(self, request: object, /, **options: Unpack[PostOptions]) -> str:
-        """Give a request to the bus, as the program would; returns its id."""
+        """Post a request to the bus, as the program would; returns its id."""
         return self.processor.post(request, **options)
 
     def post_raw(
@@ -165,10 +165,10 @@ class PumpHarness:
     # -- running
 
     def run(self, *, turns: int | None = None, seconds: Duration | None = None) -> None:
-        """Run until nothing is left to do; time moves as it has to.
+        """Run until nothing is left to do; the clock moves as needed.
 
-        A nacked message (DontAck) is not handled again in the same run, nor is what waits behind it. With `turns`, run
-        for at most this many messages; with `seconds`, for this long by the clock.
+        A nacked message (DontAck) is not handled again in the same run, nor are those that wait behind it. With
+        `turns`, run for at most this many messages; with `seconds`, for this long by the clock.
         """
         self._must_be_outside()
         last_turn = None if turns is None else self._turns + turns
@@ -237,7 +237,7 @@ class PumpHarness:
         return not self._enough() and (len(self._pumps) == 1 or not pump.asked)
 
     def _skip_time(self) -> None:
-        """If everything is due later, move the clock there, instead of by a thousand empty receives."""
+        """If all messages are due later, move the clock there at once, instead of by many empty receives."""
         now, dues = self.clock.monotonic(), self._records.dues
         while dues and dues[0] <= now:
             heappop(dues)
@@ -279,7 +279,7 @@ class PumpHarness:
             log.setLevel(level)
             log.removeHandler(keep)
 
-    # -- what has become of the messages
+    # -- what became of the messages
 
     @property
     def calls(self) -> list[Call]:
@@ -293,7 +293,7 @@ class PumpHarness:
 
     @property
     def acknowledged(self) -> list[object]:
-        """The requests that are done."""
+        """The requests that were acknowledged."""
         return self._requests("acknowledge")
 
     @property
@@ -384,7 +384,7 @@ class PumpHarness:
 
 
 def _elsewhere(plans: Sequence[Plan], publications: Sequence[Publication]) -> Sequence[Subscription]:
-    """A channel for each topic that other programs read: what the handlers post there is kept for the test."""
+    """A channel for each topic that only other programs read: it keeps the posts there for the test."""
     read = {each.rules.topic for each in plans}
     return [
         Subscription(each.request, topic=each.destination, channel=each.destination, dead_letter=None)

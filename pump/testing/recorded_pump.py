@@ -30,11 +30,11 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "reject": ("rejection",),
     "hand_back": (),
 }
-"""The calls of a channel that are recorded, and what each is given besides the message."""
+"""The calls of a channel that are recorded, and the arguments of each besides the message."""
 
 
 class RecordingJudge(Judge):
-    """The judge, which records its verdicts, and lets a pump run only as long as the test wants it to."""
+    """A judge that records its verdicts, and lets a pump run only as long as the test wants."""
 
     pump: "RecordedPump"
 
@@ -59,7 +59,7 @@ class RecordingJudge(Judge):
         self._record(message, verdict)
 
     def _record(self, message: Message, verdict: Verdict) -> None:
-        if not (isinstance(verdict, Unsettled) and message.settled):  # else its handler has settled it: recorded then
+        if not (isinstance(verdict, Unsettled) and message.settled):  # else it was recorded when its handler settled it
             self.pump.records.verdicts.append((self.pump.request(message), verdict))
 
 
@@ -110,7 +110,7 @@ class RecordedPump:
         return self.judge.stopped is not None
 
     def at_rest(self, *, nacked_count: bool) -> bool:
-        """Whether nothing is left to do. Nacked messages, and what waits behind them, may be left out of that."""
+        """Whether nothing is left to do; nacked messages, and those behind them, count only with `nacked_count`."""
         channel = self.plan.rules.channel
         if self.ended or self.channel.is_shut:
             return True
@@ -177,7 +177,7 @@ class RecordedPump:
 
 
 def _within(context: Callable[..., AbstractContextManager[bool]], method: Callable[..., Any]) -> Callable[..., object]:
-    """The method, called in a context that says whether it is called at all."""
+    """The method, called inside a context that decides whether it is called at all."""
 
     def call(*arguments: object) -> None:
         with context(*arguments) as wanted:

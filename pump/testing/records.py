@@ -1,4 +1,4 @@
-"""What a harness tells of its messages: the calls of the channel, the dead letters, and what the bus holds."""
+"""The records of a harness: calls of the channel, dead letters, and the messages on the bus."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pump.testing.clock import SelfMovingClock
 
 
 class Bus(Protocol):
-    """What a test may ask an in-memory bus; a channel that does not exist holds nothing."""
+    """The questions that a test may ask an in-memory bus; a channel that does not exist holds nothing."""
 
     def channels(self) -> Sequence[str]:
         """The names of all channels there are."""
@@ -43,13 +43,13 @@ class Call(str):  # noqa: SLOT000 - it is made to carry more
 
     @property
     def ends(self) -> bool:
-        """Whether its message was done with it."""
+        """Whether the message was finished by this call."""
         return self.error is None and self in {"acknowledge", "reject"}
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was given up, with what its dead letter says."""
+    """A message that was given up, with the facts from its dead letter."""
 
     request: object
     """As its handler gets it; the message itself where it cannot be mapped."""
@@ -84,7 +84,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What the pumps of one harness share and have done, in order; and when messages that come later are due."""
+    """The shared records of the pumps of one harness, in order, and the times when later messages are due."""
 
     clock: SelfMovingClock
     bus: Bus

@@ -1,4 +1,4 @@
-"""What a harness runs: the handlers given to it, or everything that a Dispatcher holds."""
+"""The settings of a harness: made from the handlers given to it, or from a Dispatcher."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ class SubscriptionOptions(TypedDict, total=False):
 
 
 class Switchboard:
-    """Feature switches that a test sets; all others are as the program says."""
+    """Feature switches that a test sets; all others are as in the program."""
 
     def __init__(self, given: SwitchProvider | None = None) -> None:
         self._given: Final = given.get if isinstance(given, Mapping) else given
@@ -59,7 +59,7 @@ class Switchboard:
         self._set[name] = on
 
     def clear(self, name: str) -> None:
-        """Make a switch one that the test has not set."""
+        """Undo the test's setting of a switch."""
         self._set.pop(name, None)
 
     def __call__(self, name: str) -> bool | None:
@@ -76,7 +76,7 @@ def program_of(
     options: Mapping[str, Any],
     settings: DispatchSettings,
 ) -> tuple[Registry, Sequence[Plan], Sequence[Publication], DispatchSettings]:
-    """What a Dispatcher is made of, of these handlers or of the one Dispatcher given, with every default filled in."""
+    """The parts of a Dispatcher, from these handlers or from one given Dispatcher, with every default filled in."""
     dispatcher = handlers[0] if handlers and isinstance(handlers[0], Dispatcher) else None
     if dispatcher is None:
         registry = Registry(handlers)
@@ -117,7 +117,7 @@ def _asked_for(request: object) -> object:
 
 
 def _publications(plans: Sequence[Plan], given: Iterable[Publication | type]) -> Sequence[Publication]:
-    """Those given, and one for each type that is subscribed to and has none."""
+    """The given publications, and one more for each subscribed type that has none."""
     publications = [each if isinstance(each, Publication) else Publication(each) for each in given]
     known = {each.request for each in publications}
     for each in plans:

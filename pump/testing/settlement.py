@@ -1,4 +1,4 @@
-"""The second part of the contract: what acknowledge, nack, requeue and reject mean on every transport."""
+"""The second part of the contract: the meaning of acknowledge, nack, requeue and reject on every transport."""
 
 # ruff: noqa: D102, PLR2004 - a test's name is its sentence, and its numbers are its data
 
@@ -80,7 +80,7 @@ class SettlementContract(ContractBase):
         channel, dead_letters = self.open_both(driver, "1")
 
         first = message = self.expect(channel)
-        # Held, it is the same one.
+        # A held message is not delivered anew.
         rises = driver.capabilities.counts_deliveries and driver.capabilities.nack == "releases"
         for delivery in range(2, 7):
             channel.nack(message)
@@ -401,7 +401,7 @@ class SettlementContract(ContractBase):
         channel.acknowledge(message)
         self.expect_nothing(channel, second)
 
-    # -- what they are made with
+    # -- tools
 
     def open_leased(self, driver: TransportDriver, *, renew: bool = False) -> tuple[ChannelDriver, ChannelDriver]:
         """Two channels of one subscription with a short lease, where there are leases."""

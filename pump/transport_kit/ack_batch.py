@@ -11,19 +11,19 @@ Key = TypeVar("Key")
 Ack = TypeVar("Ack")
 
 MOST: Final = 64
-"""At most so many acknowledgements are batched, unless a consumer says otherwise,"""
+"""The most acknowledgements in one batch, unless a consumer gives another number."""
 LONGEST_SECONDS: Final = 0.02
-"""and they wait at most for so many seconds."""
+"""The longest time that a batched acknowledgement waits to be sent."""
 
 
 class AckBatch(Generic[Key, Ack]):
-    """The pending acknowledgements of one consumer, by the key of their delivery. From any thread.
+    """The pending acknowledgements of one consumer, by the key of their delivery. Any thread may use it.
 
-    `send` takes all of them and sends them; what it could not send it puts back, and raises.
+    The function `send` takes all of them and sends them. If it fails, it puts back what it could not send, and raises.
     """
 
     def __init__(self, clock: Clock, send: Callable[[], object], *, retry_seconds: float, most: int = MOST) -> None:
-        """`retry_seconds` is how long to wait before sending again what could not be sent."""
+        """`retry_seconds` is how long to wait before a failed send is tried again."""
         self._clock: Final = clock
         self._send: Final = send
         self._retry_seconds: Final = retry_seconds
@@ -35,7 +35,7 @@ class AckBatch(Generic[Key, Ack]):
         self._closed = False
 
     def add(self, key: Key, ack: Ack) -> bool:
-        """Have this sent within 20 ms; False, and nothing is added, if the batch is full and has to be sent first."""
+        """Have this sent within 20 ms. If the batch is full and must be sent first, add nothing and return False."""
         with self._lock:
             if not self._has_room():
                 return False
@@ -44,7 +44,7 @@ class AckBatch(Generic[Key, Ack]):
         return True
 
     def add_made(self, make: Callable[[], Iterable[tuple[Key, Ack]]]) -> bool:
-        """As `add`, for several together; `make` is called only if there is room."""
+        """The same for several acknowledgements together; `make` is called only if there is room."""
         with self._lock:
             if not self._has_room():
                 return False
@@ -62,13 +62,13 @@ class AckBatch(Generic[Key, Ack]):
         return pending
 
     def put_back(self, acks: Mapping[Key, Ack]) -> None:
-        """Keep what was not confirmed, to be sent again. If the broker did receive it, that changes nothing."""
+        """Keep unconfirmed acknowledgements, to send them again. To send one twice does no harm."""
         with self._lock:
             self._pending = {**acks, **self._pending}
         self._send_within(self._retry_seconds)
 
     def close(self) -> None:
-        """Send nothing on a timer any more."""
+        """Stop sending on a timer."""
         self._closed = True
 
     def _has_room(self) -> bool:
@@ -82,7 +82,7 @@ class AckBatch(Generic[Key, Ack]):
             self._clock.alarm(seconds, self._on_time)
 
     def _on_time(self) -> None:
-        self._timed = False  # cleared before looking, so that what is added from now on gets a timer of its own
+        self._timed = False  # cleared first, so that an acknowledgement added from now on starts a new timer
         if self._closed or not self._pending:
             return
         left = self._since + LONGEST_SECONDS - self._clock.monotonic()
@@ -91,5 +91,5 @@ class AckBatch(Generic[Key, Ack]):
             return
         try:
             self._send()
-        except PumpError:  # it was put back and is sent again; a caller who waits on a call is told there
+        except PumpError:  # it was put back and is sent again; a caller that waits gets the error itself
             self._send_within(self._retry_seconds)

@@ -1,7 +1,7 @@
 """Lets awaiting code use a blocking transport, by threads, and blocking code an awaiting one, by an event loop.
 
-A receive is never cancelled: it is interrupted, and the messages that it returns are kept for the next one, or handed
-back.
+A receive is never cancelled. It is interrupted, and the messages that it returns are kept for the next receive, or
+handed back.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Arguments = ParamSpec("Arguments")
 Inner = TypeVar("Inner", Consumer, AsyncConsumer)
 
 SENDS_AT_A_TIME: Final = 8
-"""By one producer: each send waits for the broker to confirm, which takes most of its time."""
+"""How many sends of one producer run at a time: each mostly waits for the broker to confirm."""
 
 
 def blocking(transport: Transport) -> BlockingTransport:
@@ -103,7 +103,7 @@ class _AwaitingBridge:
 
 
 class _BridgedConsumer(Generic[Inner]):
-    """What a consumer says of itself in either colour."""
+    """What is the same for a bridged consumer of either colour."""
 
     def __init__(self, consumer: Inner) -> None:
         self._consumer: Final[Inner] = consumer
@@ -210,11 +210,11 @@ class _AwaitingProducer:
 
 
 async def _ended(future: Future[Result]) -> None:
-    """Wait until the future has ended, with whatever result."""
+    """Wait until the future has ended, with any result or error."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def end(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits on it
             loop.call_soon_threadsafe(ended.set)
 
     future.add_done_callback(end)

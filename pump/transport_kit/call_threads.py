@@ -1,7 +1,7 @@
 """Threads for blocking calls that awaiting code waits for.
 
-Python joins the threads of its own executors when it ends. A request to a broker that hangs would then keep the whole
-process, however short the grace. These threads are daemons: a process ends without them.
+Python joins the threads of its own executors when it ends. A request to a broker that hangs would then keep the
+process alive, however short the grace. These threads are daemons: the process ends without waiting for them.
 """
 
 import threading
@@ -15,7 +15,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class CallThreads:
-    """Up to so many threads, each begun when a call finds no idle one; calls begin in the order they came."""
+    """Up to `most` threads. A call that finds no idle thread starts one; calls begin in the order they came."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most: Final = most
@@ -29,7 +29,7 @@ class CallThreads:
     def submit(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Future[Result]:
-        """Have it called on one of the threads; RuntimeError once they are closed."""
+        """Have the function called on one of the threads; RuntimeError after `close`."""
         future: Future[Result] = Future()
         with self._changed:
             if self._closed:
@@ -42,7 +42,7 @@ class CallThreads:
         return future
 
     def close(self) -> None:
-        """Take no more calls. Those submitted before are made; `join` waits for them."""
+        """Take no more calls. Calls that were submitted before are still made; `join` waits for them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,6 +1,6 @@
-"""What becomes of a rejected message on any broker: headers that fit, a rejection that failed, and nowhere to go.
+"""How any broker's transport rejects a message: headers that fit, rejections that fail, and no dead-letter channel.
 
-The settled order of a rejection is: store the dead letter, wait until that is confirmed, then settle the original.
+The order of a rejection is always: store the dead letter, wait until that is confirmed, then settle the original.
 """
 
 import logging
@@ -11,13 +11,13 @@ from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
 from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, Header, Message
 
 SHORT_LIMIT: Final = 256
-"""Bytes of provenance: reason, origin and little more."""
+"""Bytes of a short provenance: reason, origin and little more."""
 MINIMAL: Final = ("pump-attempts", "pump-reason", "pump-origin")
-"""All that a minimal dead letter says, beside its id."""
+"""The only headers of a minimal dead letter, beside its id."""
 _CONTINUES: Final = 0x80
 _BEGINS: Final = 0xC0
 PARKED_SECONDS: Final = 8.0
-"""How long a message waits that can be neither handled again nor given up."""
+"""How long a message is parked if it can be neither handled again nor given up now."""
 
 
 def dead_letter_headers(
@@ -25,7 +25,7 @@ def dead_letter_headers(
 ) -> Iterator[Header]:
     """The header of a dead letter, then smaller ones, for when the broker cannot take the last one.
 
-    One for each limit, in bytes of provenance; then a minimal one, which has none of the sender's headers.
+    There is one for each limit, in bytes of provenance; then a minimal one, without the sender's headers.
     """
     header = identified(message)
     for limit in limits:
@@ -35,9 +35,9 @@ def dead_letter_headers(
 
 
 def cut_letters(header: Header, body: bytes, room: int) -> Iterator[tuple[Header, bytes, str]]:
-    """Dead letters of a body that does not fit: cut to `room` bytes, then to half of that, and so on to nothing.
+    """Dead letters for a body that does not fit: it is cut to `room` bytes, then to half of that, and so on to nothing.
 
-    Each comes with the words that say what is cut off; they are also in its header.
+    Each comes with a text that says what is cut off; the text is also in its header.
     """
     kept = min(len(body) - 1, room)
     while kept >= 0:
@@ -48,7 +48,7 @@ def cut_letters(header: Header, body: bytes, room: int) -> Iterator[tuple[Header
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """The text without the beginning of a character at its end. What is no UTF-8 there is left as it is."""
+    """The text without an incomplete character at its end. An end that is not UTF-8 is left as it is."""
     for back in range(1, min(4, len(text) + 1)):
         byte = text[-back]
         if byte & 0xC0 != _CONTINUES:
@@ -61,13 +61,13 @@ def _width(byte: int) -> int:
 
 
 def identified(message: Message) -> Header:
-    """The header for a copy: one without an id gets the identity by which the message is known here."""
+    """The header for a copy: if the message has no id, its identity becomes the id."""
     header = message.header
     return header if header.id else header._replace(id=message.identity)
 
 
 def copy_headers(message: Message, attempts: int, now: float) -> dict[str, str]:
-    """What a copy that comes again adds to the headers: its attempts, and when the message failed first."""
+    """The headers to add to a copy that comes again: its attempts, and when the message first failed."""
     added = {ATTEMPTS_HEADER: str(attempts)}
     if FIRST_FAILURE_HEADER not in message.header.headers:
         added[FIRST_FAILURE_HEADER] = f"{now:.3f}"
@@ -75,10 +75,10 @@ def copy_headers(message: Message, attempts: int, now: float) -> dict[str, str]:
 
 
 def must_be_parked(message: Message, rejection: Rejection, max_attempts: int | None) -> bool:
-    """Whether a message whose rejection failed has spent its attempts, and the broker does not know that yet.
+    """Whether a message whose rejection failed has used up its attempts, and the broker does not know that yet.
 
-    Such a message is requeued for PARKED_SECONDS with `rejection.attempts`, and rejected again when it comes: after a
-    restart nobody else would know. The channel's own queue may work where the one for dead letters does not.
+    Such a message is requeued for PARKED_SECONDS with `rejection.attempts`, and rejected when it comes again. Otherwise
+    a restart would forget its attempts. The channel's own queue may work while the one for dead letters does not.
     """
     return max_attempts is not None and message.attempts < max_attempts <= rejection.attempts
 
@@ -98,5 +98,5 @@ def report_gone(
 
 
 def report_kept(log: logging.Logger, message: Message, channel: str, error: Exception) -> None:
-    """Log that a message could be neither given up nor parked: it stays where it is, unsettled."""
+    """Log that a message could be neither given up nor parked: it stays unsettled where it is."""
     log.warning("message %s of %s stays where it is: %s", message.id, channel, error)

@@ -1,4 +1,4 @@
-"""Where a subscription's messages come from and where its rejected ones go: all names filled in, by one rule."""
+"""Where a subscription's messages come from and where rejected ones go: one rule fills in all the names."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -8,9 +8,9 @@ from pump.errors import ConfigurationError
 from pump.subscription import DEFAULT_DEAD_LETTER, Subscription
 
 CHANNEL: Final = "<channel>"
-"""In the name of a dead-letter destination: the channel's name."""
+"""Stands for the channel's name in the name of a dead-letter destination."""
 SUBJECT: Final = "<subject>"
-"""In the name of a dead-letter destination: the topic of the message that is rejected."""
+"""Stands for the rejected message's topic in the name of a dead-letter destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Destinations:
     topic: str
     channel: str
     dead_letter: str | None
-    """For rejected messages; None is nowhere."""
+    """For rejected messages; None if they go nowhere."""
     invalid: str | None
-    """For messages that are themselves wrong; by default the same as for rejected ones."""
+    """For invalid messages; by default the same as for rejected ones."""
 
     @classmethod
     def of(
@@ -51,6 +51,6 @@ class Destinations:
         return tuple(dict.fromkeys(name for name in (self.dead_letter, self.invalid) if name is not None))
 
     def for_rejected(self, kind: RejectionKind, subject: str = "") -> str | None:
-        """Where a rejected message goes, with `subject` filled in if it is given; None is nowhere."""
+        """Where a rejected message goes, with `subject` filled in if it is given; None if nowhere."""
         name = self.invalid if kind == "unacceptable" else self.dead_letter
         return name.replace(SUBJECT, subject) if name and subject else name

@@ -1,7 +1,7 @@
-"""Posts that come together leave together: what awaiting callers send to a topic in one turn of their loop is one send.
+"""Gathers posts: what awaiting callers send to one topic in one turn of their loop becomes one send.
 
-A caller that nobody is ahead of sends at once; those that come while others are under way are gathered until the turn
-ends. Each caller learns of its own messages only, and a topic that does not answer delays no other.
+A caller that finds no other send to the topic under way sends at once. Callers that come meanwhile are gathered until
+the turn ends. Each caller gets the errors of its own messages only, and a topic that hangs does not delay another.
 """
 
 import asyncio
@@ -13,21 +13,21 @@ from pump.message import Message
 from pump.transport_kit.sending import failure_among
 
 MOST_SENDS: Final = 8
-"""How many sends to one topic are under way at a time: with more of them, the next ones become larger instead."""
+"""The most sends to one topic at a time. When so many are under way, later posts make the next send larger."""
 
 Send: TypeAlias = Callable[[Sequence[Message], float], Awaitable[None]]
 
 
 class GatheredSends:
-    """The sends of one producer, by the callers of one loop."""
+    """The sends of one producer for the callers on one loop."""
 
     def __init__(self, send: Send) -> None:
         self._send: Final = send
         self._lines: Final[dict[tuple[str, float], _Line]] = {}
-        """By topic and delay, those in which a send is under way."""
+        """The lines in which a send is under way, by topic and delay."""
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As the producer's; a PublishError is about these messages."""
+        """As the producer's `send`; a PublishError is about these messages only."""
         if not messages:
             return
         key = messages[0].header.topic, delay
@@ -40,14 +40,14 @@ class GatheredSends:
 
 
 class _Call(NamedTuple):
-    """What one caller sends."""
+    """The messages of one caller, and the future that tells it of their end."""
 
     messages: Sequence[Message]
     confirmed: asyncio.Future[None]
 
 
 class _Line:
-    """The callers that send to one topic. It ends when none is left."""
+    """The callers that send to one topic with one delay. The line ends when no caller is left."""
 
     def __init__(self, send: Send, delay: float, ended: Callable[[], object]) -> None:
         self._send: Final = send
@@ -57,7 +57,7 @@ class _Line:
         self._waiting: list[_Call] = []
         self._under_way = 0
         self._is_due = False
-        """Whether those that wait go at the end of this turn."""
+        """Whether the waiting calls are sent at the end of this turn."""
         self._tasks: Final[set[asyncio.Task[None]]] = set()
 
     async def send_first(self, messages: Sequence[Message]) -> None:
@@ -69,7 +69,7 @@ class _Line:
             self._one_has_ended()
 
     async def send_with_others(self, messages: Sequence[Message]) -> None:
-        """A caller that is cancelled before the turn ends sends nothing; after that its messages go all the same."""
+        """Send with others. A caller cancelled before the turn ends sends nothing; one cancelled later still sends."""
         call = _Call(messages, self._loop.create_future())
         self._waiting.append(call)
         self._go_soon()
@@ -109,13 +109,13 @@ class _Line:
                 _end(call)
         finally:
             for call in calls:
-                call.confirmed.cancel()  # those without a result: this task was cancelled, as its loop ends
+                call.confirmed.cancel()  # only those without a result: this task was cancelled because its loop ends
             self._one_has_ended()
 
     async def _share(self, calls: Sequence[_Call], error: PublishError) -> None:
-        """Each caller gets what concerns its own messages.
+        """Give each caller the part of the error that is about its own messages.
 
-        If nothing was sent and never will be, some message among them is wrong: each caller's go alone.
+        If nothing was sent and trying again cannot help, one message is wrong: each caller's messages are sent alone.
         """
         if len(calls) > 1 and error.sent is False and not error.retriable and not error.failures:
             for call in calls:

@@ -13,11 +13,11 @@ from pump.clock import Signal
 Result = TypeVar("Result")
 
 _END_A_LOOP: Final = (SystemExit, KeyboardInterrupt)
-"""A task that raises one of these ends its loop, by asyncio's rule. Here whoever awaits it gets it, as any error."""
+"""By asyncio's rule, a task that raises one of these ends its loop. Here the caller gets it, as any other error."""
 
 
 class _NotingLoop(asyncio.SelectorEventLoop):
-    """A loop that notes its connections: a client that fails while it connects may forget to close its own."""
+    """A loop that notes its connections: a client that fails while it connects may leave one open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class LoopThread:
     """A running loop, from construction until it is closed."""
 
     def __init__(self, name: str, *, ends_connections: bool = False) -> None:
-        """With `ends_connections`, what a client leaves connected when the thread ends is cut off."""
+        """With `ends_connections`, connections that a client leaves open are closed when the thread ends."""
         self.loop: Final = _NotingLoop() if ends_connections else asyncio.new_event_loop()
         """The loop. From other threads call only its `call_soon_threadsafe`."""
         self.ended: Final = Signal()
@@ -52,7 +52,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start the work on the loop; RuntimeError if that is closed."""
+        """Start the work on the loop; RuntimeError if the loop is closed."""
         with self._lock:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -64,7 +64,7 @@ class LoopThread:
         return self.submit(work).result()
 
     def stop(self) -> None:
-        """Ask the thread to cancel what still runs and to end; `ended` says when it has."""
+        """Ask the thread to cancel all tasks and end; `ended` is set when it has ended."""
         with self._lock:
             stopped, self._closed = self._closed, True
         if not stopped:
@@ -78,7 +78,7 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            while not self._closed:  # a handler, too, may have stopped the loop that it runs on
+            while not self._closed:  # a handler may have stopped the loop that it runs on
                 with suppress(*_END_A_LOOP):
                     self.loop.run_forever()
             while tasks := asyncio.all_tasks(self.loop):  # ending one task may have started another

@@ -1,22 +1,22 @@
-"""How many deliveries a broker may have under way to one consumer. Pure: it is told what happens, and never waits."""
+"""How many deliveries a broker may send ahead to one consumer. Pure: its caller tells it what happens."""
 
 from collections.abc import Collection
 from typing import Final
 
 LONGEST_BATCH: Final = 64
-"""At most so many settled deliveries wait until the broker is told."""
+"""The most settled deliveries that wait until the broker is told."""
 QUIET_SECONDS: Final = 0.02
 
 
 class Prefetch:
     """The prefetch of a broker that sends up to a fixed number of unsettled deliveries, numbered in ascending order.
 
-    The number is fixed when consuming begins. To change it, consuming has to end and begin anew, and only while nothing
-    can be on its way: a delivery that meets an ended consumer comes back as if its handling had failed. Promises: the
-    prefetch is never larger than `largest`, nor than what was wanted when consuming began; `may_end` is true only when
-    the prefetch is used up, or when the broker was told nothing for longer than its answer takes.
+    The number is fixed when consuming begins. To change it, consuming must end and begin again, and only while nothing
+    can be on its way: a delivery to an ended consumer comes back as if its handling had failed. It promises that the
+    prefetch is never larger than `largest`, nor than `wanted` was when consuming began, and that `may_end` is true only
+    when the prefetch is used up, or when the broker was told nothing for longer than its answer takes.
 
-    `wanted` may be set by another thread; everything else belongs to the thread that talks to the broker.
+    Another thread may set `wanted`; everything else belongs to the thread that talks to the broker.
     """
 
     def __init__(self, largest: int) -> None:
@@ -25,27 +25,27 @@ class Prefetch:
         self.wanted = 0
         """How many may be unsettled now."""
         self.quiet_seconds = QUIET_SECONDS
-        """When the broker was told nothing for so long, nothing is on its way."""
+        """When the broker was told nothing for this long, no delivery is on its way."""
         self._moved_at = 0.0
-        """When the broker was last told something that makes it send more."""
+        """When the broker was last told something that lets it send more."""
         self.restart()
 
     def restart(self) -> None:
-        """Deliveries are numbered from 1 again: nothing is unsettled, and nothing consumes."""
+        """Begin a new connection: numbers start from 1, nothing is unsettled, and nothing consumes."""
         self.last = 0
         """The number of the last delivery."""
         self._began_after = 0
         """The number of the last delivery before consuming began."""
         self._acked = 0
-        """How many deliveries since then the broker knows to be settled."""
+        """How many deliveries since consuming began the broker knows to be settled."""
         self.end()
 
     def want(self, limit: int, in_hand: int) -> None:
-        """There is room for `limit` more messages than are in hand."""
+        """Note that there is room for `limit` messages beside those in hand."""
         self.wanted = min(in_hand + limit, self.largest)
 
     def begin(self, unsettled: int) -> int:
-        """Begin to consume while so many deliveries are unsettled; returns the prefetch to ask the broker for."""
+        """Begin to consume while `unsettled` deliveries are open; returns the prefetch to ask the broker for."""
         wanted = self.wanted
         room = wanted - unsettled
         self.size = room if 2 * room >= wanted else wanted
@@ -54,7 +54,7 @@ class Prefetch:
         return self.size
 
     def answered(self, seconds: float) -> None:
-        """The broker has answered a request in so many seconds."""
+        """The broker has answered a request after this many seconds."""
         self.quiet_seconds = max(QUIET_SECONDS, 2 * seconds)
 
     def began(self, now: float) -> None:
@@ -62,11 +62,11 @@ class Prefetch:
         self._moved_at = now
 
     def end(self) -> None:
-        """Nothing consumes any more."""
+        """Consuming has ended."""
         self.size = 0
-        """The prefetch that the broker goes by; 0 while nothing consumes."""
+        """The prefetch that the broker uses now; 0 while nothing consumes."""
         self.ack_batch = 1
-        """After so many settled deliveries the broker should be told."""
+        """After this many settled deliveries the broker should be told."""
 
     def acknowledged(self, numbers: Collection[int], now: float) -> None:
         """The broker is told that these are settled, and may send as many more."""
@@ -75,11 +75,11 @@ class Prefetch:
         self._moved_at = now
 
     def is_used_up(self) -> bool:
-        """Whether more is wanted, and no more may come."""
+        """Whether more deliveries are wanted, and the broker may send none now."""
         return self.wanted > self.size <= self.last - self._began_after - self._acked
 
     def should_grow(self, unsettled: Collection[int], in_hand: int) -> bool:
-        """Whether a prefetch that is used up is so small that consuming should begin anew with a larger one."""
+        """Whether a used-up prefetch is so small that consuming should begin again with a larger one."""
         wanted = self.wanted
         earlier = sum(number <= self._began_after for number in unsettled)
         allowed = earlier + self.size
@@ -93,5 +93,5 @@ class Prefetch:
         return self.size - (self.last - self._began_after - self._acked)
 
     def may_end(self, now: float) -> bool:
-        """Whether nothing can be on its way."""
+        """Whether no delivery can be on its way."""
         return self.credit <= 0 or now >= self._moved_at + self.quiet_seconds

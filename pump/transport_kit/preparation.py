@@ -8,11 +8,11 @@ from pump.subscription import Publication, Subscription
 Prepared: TypeAlias = Subscription | Publication
 
 _ORDER: Final = ("create", "validate")
-"""What one creates, another may validate. What is assumed needs nothing."""
+"""First create, then validate: one may validate what another creates. What is assumed needs no step."""
 
 
 def in_turn(subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Iterator[Prepared]:
-    """Everything that may be created, then everything that is validated; each subscription before the publications."""
+    """All that create, then all that validate; in both parts the subscriptions before the publications."""
     for missing in _ORDER:
         yield from (each for each in subscriptions if each.missing == missing)
         yield from (each for each in publications if each.missing == missing)

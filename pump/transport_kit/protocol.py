@@ -25,20 +25,20 @@ def new_generation() -> int:
 class Consumer(Protocol):
     """One consumer of one channel, blocking. All methods but `receive` may be called from any thread.
 
-    Whatever goes wrong between here and the broker is a TransportError; LeaseLost is for a delivery that is not this
-    consumer's any more.
+    Any failure between here and the broker is a TransportError. LeaseLost is for a delivery that no longer belongs to
+    this consumer.
     """
 
     @property
     def generation(self) -> int:
-        """The connected period that deliveries belong to; it changes when all earlier deliveries have become void."""
+        """The connected period that deliveries belong to. It changes when all earlier deliveries become void."""
 
     @property
     def broker_limit(self) -> int | None:
-        """How many deliveries of one message the broker allows before it gives it up; None is without limit."""
+        """How many deliveries of one message the broker allows before it gives the message up; None: no limit."""
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        """Up to `limit` messages: those that wait, or else the first to come within `timeout` seconds, or none."""
 
     def acknowledge(self, message: Message) -> None:
         """The message is done."""
@@ -50,7 +50,7 @@ class Consumer(Protocol):
         """Have it delivered again after `delay` seconds, to this channel only, with its number of attempts so far."""
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """Make it a dead letter; returns when that is stored and the original is settled."""
+        """Make it a dead letter; returns when the dead letter is stored and the original is settled."""
 
     def extend(self, message: Message) -> None:
         """Renew its lease, and set `message.lease_expires`."""
@@ -58,18 +58,18 @@ class Consumer(Protocol):
     def hand_back(self, messages: Sequence[Message]) -> None:
         """Return messages whose handling has not begun, in their old order. Others of this consumer may go back too.
 
-        One that was run while it was held here has more `attempts` than `carried`; they are kept with it, where
-        `keeps_held_attempts` says so.
+        A message that was run while it was held here has more `attempts` than `carried`. Its attempts are kept with it
+        if the capability `keeps_held_attempts` says so.
         """
 
     def purge(self) -> int:
-        """Remove everything that waits in the channel; returns how many messages that were."""
+        """Remove all messages that wait in the channel; returns how many there were."""
 
     def interrupt(self) -> None:
         """Make the current receive, or else the next one, return early with what it has."""
 
     def close(self) -> None:
-        """Disconnect. Deliveries that are not settled go back, when the broker decides."""
+        """Disconnect. Unsettled deliveries go back; the broker decides when."""
 
 
 class AsyncConsumer(Protocol):
@@ -96,18 +96,18 @@ class AsyncConsumer(Protocol):
 class AcknowledgesSoon(Protocol):
     """A consumer that can also take an acknowledgement without waiting, to send it soon, together with others.
 
-    With it, a bridge need not change threads for every message.
+    A bridge then need not change threads for every message.
     """
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """As `acknowledge`, from any thread, without waiting; False, and nothing is done, if it would have to wait."""
+        """As `acknowledge`, from any thread, without waiting. If it would have to wait, do nothing and return False."""
 
 
 @runtime_checkable
 class ExtendsFromThreads(Protocol):
     """An awaiting consumer whose leases can also be renewed without its loop, which a handler may block.
 
-    Where there is none of this, a handler that blocks the loop for longer than a lease loses its message.
+    With any other awaiting consumer, a handler that blocks the loop for longer than a lease loses its message.
     """
 
     @property
@@ -132,8 +132,8 @@ class Producer(Protocol):
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Return when the broker has stored every message.
 
-        Otherwise a PublishError: its `failures` say which are not confirmed, by their position; without any, it holds
-        for all of them. Messages of different callers may come in one call.
+        Otherwise raise a PublishError: its `failures` name those that are not confirmed, by position; if there are
+        none, the error is about all of them. One call may have messages of different callers.
         """
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class AsyncProducer(Protocol):
 
 
 class Transport(Protocol):
-    """How to reach a broker. Making one opens no connection. It is also one of the two below."""
+    """How to reach a broker. Making one opens no connection. It is a blocking or an awaiting transport too."""
 
     capabilities: Capabilities
 
@@ -187,7 +187,7 @@ class AwaitingTransport(Protocol):
 
 @runtime_checkable
 class PostsAwaiting(Protocol):
-    """A transport whose client blocks, but not where it posts: awaiting callers need no thread for that."""
+    """A transport whose client blocks, except for posting: awaiting callers can post without a thread."""
 
     async def async_producer(self) -> AsyncProducer:
         """Open a producer, on a connection of its own."""
@@ -195,7 +195,7 @@ class PostsAwaiting(Protocol):
 
 @runtime_checkable
 class Observed(Protocol):
-    """A transport with events of its own, which the channels above it do not see."""
+    """A transport with its own events, which the channels above it do not see."""
 
     def observe(self, telemetry: Telemetry) -> None:
         """Send these events to the listeners from now on."""
@@ -203,11 +203,11 @@ class Observed(Protocol):
 
 @runtime_checkable
 class Placed(Protocol):
-    """A transport that says where its messages are, so that equal names of other brokers are told apart."""
+    """A transport that names its broker, so that channels of the same name on other brokers are told apart."""
 
     @property
     def place(self) -> str:
-        """The broker's address, without user and password; of a file, its whole path."""
+        """The broker's address, without user and password; for a file, its whole path."""
 
 
 GROUP: Final = "pump.transports"

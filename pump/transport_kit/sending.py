@@ -1,4 +1,4 @@
-"""What every producer checks, splits and reports in the same way."""
+"""Checks, splits and errors that are the same for every producer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -15,14 +15,14 @@ MOST_RANGES: Final = 5
 
 
 def not_sent(why: str, *, retriable: bool = False) -> PublishError:
-    """The error for messages of which none was stored."""
+    """The error for messages if none of them was stored."""
     return PublishError(f"nothing was sent: {why}", sent=False, retriable=retriable)
 
 
 def check_sizes(message: Message, capabilities: Capabilities, headers_size: int | None = None) -> None:
     """PublishError if the body or the headers are larger than the transport allows.
 
-    `headers_size` is that of the headers as they travel, in bytes; by default that of the sender's own.
+    `headers_size` is the size of the headers on the wire, in bytes; by default the size of the sender's own.
     """
     body_limit, headers_limit = capabilities.largest_body, capabilities.largest_headers
     if body_limit is not None and len(message.body) > body_limit:
@@ -38,7 +38,7 @@ def check_sizes(message: Message, capabilities: Capabilities, headers_size: int 
 
 
 def portions(items: Sequence[Item], weigh: Callable[[Item], int], most: int, heaviest: int) -> Iterator[Sequence[Item]]:
-    """The items in order, in portions that are few and light enough; an item that is heavier goes alone."""
+    """The items in order, in portions of at most `most` items and `heaviest` weight; a heavier item goes alone."""
     begin = weight = 0
     for place, item in enumerate(items):
         own = weigh(item)
@@ -51,7 +51,7 @@ def portions(items: Sequence[Item], weigh: Callable[[Item], int], most: int, hea
 
 
 def together(failures: Mapping[int, PublishError], count: int) -> PublishError:
-    """One error for `count` messages that were sent together, from those of single messages, by their positions."""
+    """One error for `count` messages that were sent together, made of the errors of single ones, by position."""
     first = next(iter(failures.values()))
     if count == 1:
         return first
@@ -69,14 +69,14 @@ def together(failures: Mapping[int, PublishError], count: int) -> PublishError:
 
 
 def _reasons(errors: Sequence[PublishError]) -> str:
-    """Such as first; second; no more than a few."""
+    """A text such as "first; second", with at most a few reasons."""
     texts = list(dict.fromkeys(map(str, errors)))
     more = len(texts) - MOST_REASONS
     return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def failure_among(error: PublishError, begin: int, end: int) -> PublishError | None:
-    """What such an error says of the messages from one position to another; None if they are stored."""
+    """The part of the error that is about the messages from `begin` to `end`; None if they are stored."""
     if not error.failures:
         return error.again()
     own = {place - begin: each for place, each in error.failures.items() if begin <= place < end}
@@ -84,7 +84,7 @@ def failure_among(error: PublishError, begin: int, end: int) -> PublishError | N
 
 
 def _ranges(positions: Sequence[int]) -> str:
-    """Such as 3, 7-9; no more than a few."""
+    """A text such as "3, 7-9", with at most a few ranges."""
     runs = [
         [position for _, position in run] for _, run in groupby(enumerate(positions), lambda each: each[1] - each[0])
     ]

@@ -14,7 +14,7 @@ from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
 
 Options: TypeAlias = Mapping[str, Callable[[str], Any]]
-"""What a URL's query may have: the name of each option, and what makes a value of its text."""
+"""The options that a URL's query may have: each name, and the function that makes a value of the text."""
 
 _BAD_PORT: Final = "its port is not a number up to 65535, or its password has a / that is not written as %2F"
 
@@ -27,13 +27,13 @@ class TransportURL:
     user: str | None
     password: str | None = field(repr=False)
     path: str
-    """Without the slash that it begins with."""
+    """The path without its first slash."""
     options: Mapping[str, Any]
-    """Converted, by name."""
+    """The converted options, by name."""
     others: Mapping[str, str]
     """Options that are not the transport's own, if it takes any."""
     parts: SplitResult = field(repr=False)
-    """As they stand in the URL."""
+    """The parts as they are written in the URL."""
     form: str
     """What such a URL looks like."""
 
@@ -53,7 +53,7 @@ class TransportURL:
         return unquote(self.parts.netloc + self.parts.path)
 
     def hosts(self) -> Sequence[tuple[str, int | None]]:
-        """The hosts and their ports, of `a:1,b,[::1]:2`."""
+        """The hosts and their ports, as in `a:1,b,[::1]:2`."""
         places = self.parts.netloc.rpartition("@")[2]
         return [self._place(place) for place in places.split(",")] if places else []
 
@@ -71,7 +71,7 @@ class TransportURL:
         try:
             parts = urlsplit(f"//{place}")
             host, port = parts.hostname, parts.port
-        except ValueError:  # its text shows what stands there, which may be a password
+        except ValueError:  # the error's text shows this part, which may be a password
             raise self.error(_BAD_PORT) from None
         if not host:
             raise self.error("a host has no name")
@@ -83,7 +83,7 @@ def read_url(
 ) -> TransportURL:
     """Take a URL apart and convert its options; a ConfigurationError says what is wrong, without the URL.
 
-    `form` is what such a URL looks like. Unknown options are refused, unless `takes_others`.
+    `form` shows how such a URL is written. Unknown options are refused, unless `takes_others`.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Up to which position everything is settled, when messages are settled in any order: what may be committed."""
+"""The position that may be committed: all messages up to it are settled, in whatever order they were."""
 
 from bisect import insort
 from collections import deque
@@ -6,11 +6,11 @@ from typing import Final
 
 
 class Watermark:
-    """The contiguous settled prefix of the received positions, of one partition or one generation of a consumer.
+    """The last position up to which all received ones are settled, in one partition or generation of a consumer.
 
-    Only received positions count: those that a broker leaves out are no gaps. A position at or below the watermark
-    stays settled, whatever is reported later. It remembers only the positions since the oldest unsettled one; if they
-    come in ascending order, each costs a constant time.
+    Only received positions count: a position that the broker leaves out is not a gap. A position at or below the
+    watermark stays settled, whatever is reported later. Only the positions since the oldest unsettled one are kept; if
+    they come in ascending order, each costs a constant time.
     """
 
     __slots__ = ("_order", "_settled", "position")
@@ -19,13 +19,13 @@ class Watermark:
         self._order: Final[deque[int]] = deque()
         self._settled: Final[dict[int, bool]] = {}
         self.position: int | None = None
-        """The last position up to which all are settled; None while there is none."""
+        """The last position up to which all are settled; None if there is none yet."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def received(self, position: int) -> None:
-        """The position has to be settled. If it was received before, or is settled, nothing changes."""
+        """Note a position that has to be settled. If it was received before, or is settled, nothing changes."""
         if position in self._settled or (self.position is not None and position <= self.position):
             return
         self._settled[position] = False

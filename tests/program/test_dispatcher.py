@@ -28,7 +28,7 @@ from support.waiting import eventually, eventually_async
 
 
 def pump_threads() -> list[str]:
-    """The names of the threads that pumps have made, but for the clock's own, which stays."""
+    """The names of the threads that pumps have made, without the clock's own, which stays."""
     return [each.name for each in threading.enumerate() if each.name.startswith("pump-") and each.name != "pump-alarms"]
 
 

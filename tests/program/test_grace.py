@@ -24,19 +24,19 @@ from support.pumps import CONCURRENT, PROACTOR, REACTOR, Broker, Kind, Order, Ou
 from support.waiting import LIMIT, eventually, eventually_async
 
 SHORT = 0.05
-"""A grace, in seconds, that is over soon."""
+"""A short grace, in seconds."""
 
 AWAITING = pytest.mark.parametrize("kind", [PROACTOR, CONCURRENT], ids=["proactor", "concurrent"])
 
 
 def left_behind(broker: Broker) -> list[tuple[str, int, int]]:
-    """Ids of what is receivable, with the attempts and the unexplained deliveries so far."""
+    """Ids of the messages that can be received, with their attempts and unexplained deliveries so far."""
     return [(each.id, each.attempts, each.unexplained) for each in broker.bus.messages("orders")]
 
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What handlers wait for; opened when the test ends, so that none is left behind."""
+    """A gate that handlers wait for; opened when the test ends, so that no handler is left behind."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -209,7 +209,7 @@ def waits_behind(kind: Kind, gate: threading.Event, begun: list[int]) -> Callabl
 
 
 def fill_up(dispatcher: Dispatcher, broker: Broker, begun: list[int]) -> None:
-    """Post so much, all of one key, that 15 stands still with some in the buffer."""
+    """Post many orders of one key, so that 15 stands still while others are in the buffer."""
     dispatcher.pause("orders")
     for number in range(1, 40):
         dispatcher.post(Order(number), id=f"order-{number}", key="k")
@@ -379,7 +379,7 @@ def marked(handle: Callable[..., object], attributes: tuple[Attribute, ...]) -> 
 
 
 class Told(RequestHandler[Order]):
-    """A blocking handler that ends as it is asked to: by an error."""
+    """A blocking handler that ends by an error when it is asked to end."""
 
     runs = 0
 

@@ -35,7 +35,7 @@ def threads_of_pumps() -> list[str]:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What handlers wait for; opened when the test ends, so that none is left behind."""
+    """A gate that handlers wait for; opened when the test ends, so that no handler is left behind."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -259,7 +259,7 @@ def test_the_end_of_a_loop_whose_dispatcher_was_not_stopped_raises_nothing(kind:
 
 
 class Asking:
-    """Bodies that ask for the end in each of the ways in which a handler can."""
+    """Bodies that request a stop, in each way in which a handler can."""
 
     def __init__(self, way: str) -> None:
         self._way = way
@@ -402,11 +402,11 @@ def test_a_cancelled_run_async_stops_within_the_grace(kind: Kind) -> None:
 
 
 class Stuck:
-    """A body that outlasts every stop."""
+    """A body that runs longer than every stop."""
 
     def __init__(self, kind: Kind, gate: threading.Event, *, posts: bool, blocks_the_loop: bool) -> None:
         self.holding = 0
-        """How many runs wait by now for the gate."""
+        """How many runs wait for the gate now."""
         self._awaits = kind.awaits
         self._gate = gate
         self._posts = posts

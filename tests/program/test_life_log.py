@@ -1,4 +1,4 @@
-"""What the log says of a program: what starts, that it is ready, each message, what a stop waits for, totals."""
+"""The log of a program: what starts, when it is ready, each message, what a stop waits for, and totals."""
 
 import asyncio
 import logging

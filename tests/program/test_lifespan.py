@@ -297,7 +297,7 @@ def test_a_stop_while_it_is_entered_begins_nothing(kind: Kind, awaits: bool) -> 
     running.start()
     eventually(lambda: lived.events == ["enter"])
     dispatcher.request_stop()
-    if not awaits:  # it cannot be interrupted: within the grace it is waited for, and left
+    if not awaits:  # it cannot be interrupted: the stop waits for it within the grace, and then leaves it
         eventually(dispatcher._life.asked.is_set)
         lived.gates["enter"].set()
     running.join(LIMIT)

@@ -1,4 +1,4 @@
-"""Posting: many at once with what is said of each, from many tasks and loops, over one producer for each loop."""
+"""Posting: many at once with options for each, from many tasks and loops, over one producer for each loop."""
 
 import asyncio
 from collections.abc import Sequence

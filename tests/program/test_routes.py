@@ -1,4 +1,4 @@
-"""Who gets what is posted: topics by default, dead letters, one command once, and handlers of one subscription."""
+"""Who gets a post: default topics, dead letters, one command once, and handlers of one subscription."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`dispatcher.run()` as a process: which signals end it, and what it exits with."""
+"""`dispatcher.run()` as a process: the signals that end it, and its exit status."""
 
 import asyncio
 import signal
@@ -227,7 +227,7 @@ def test_in_another_thread_it_ends_when_a_limit_was_reached(kind: Kind) -> None:
 
 def test_a_signal_that_comes_just_before_a_wait_is_heard() -> None:
     class Handled(Signal):
-        """Set by a handler that runs as soon as Python runs anything, and wakes nobody."""
+        """Set by a signal handler that runs as soon as Python runs any code, and that wakes no waiting thread."""
 
         looks = 0
 

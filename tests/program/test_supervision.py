@@ -1,4 +1,4 @@
-"""Performers are watched over: one that dies begins again, one that stopped for a reason does not."""
+"""Performers are supervised: one that dies is started again, one that stopped for a reason is not."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ SOON = (0.005, 0.02)
 
 
 class Killed(BaseException):
-    """What no pump catches."""
+    """An error that no pump catches."""
 
 
 @pytest.mark.requirement("P-08")
@@ -177,7 +177,7 @@ def test_a_limit_stop_is_not_begun_again_and_is_seen(kind: Kind) -> None:
 
 @pytest.mark.requirement("B-10")
 def test_the_limit_is_the_channels_and_not_each_performers(kind: Kind) -> None:
-    """What was in hand when it was reached is counted on top; nothing begins after that."""
+    """Messages in hand when the limit was reached are counted too; no message begins after that."""
     begun, may_end = [], threading.Event()
 
     def reject() -> object:
@@ -317,7 +317,7 @@ def test_states_are_plain_and_complete(kind: Kind) -> None:
 
 
 class Flow:
-    """A body that counts, and a thread that posts as long as it lasts."""
+    """A body that counts its runs, and a thread that posts until it is ended."""
 
     def __init__(self) -> None:
         self.handled: Counter[int] = Counter()
@@ -381,7 +381,7 @@ def test_control_while_messages_flow_loses_nothing_and_repeats_nothing(
 
 
 def stays(condition: Callable[[], object], seconds: float = 0.1) -> bool:
-    """Whether the condition holds for so long."""
+    """Whether the condition holds for this long."""
     deadline = time.monotonic() + seconds
     while condition():
         if time.monotonic() > deadline:
@@ -509,7 +509,7 @@ def test_a_dispatcher_that_does_not_run_controls_nothing(kind: Kind) -> None:
 
 
 def test_a_pause_waits_for_nobody(kind: Kind) -> None:
-    """Even in the second in which a message that was left is not looked at."""
+    """Also in the second in which a message that was left unsettled is not looked at."""
     body = Outcomes(DontAckAction())
     with consuming(kind, body, Broker(), dont_ack_delay=600) as dispatcher:
         dispatcher.post(Order())

@@ -1,4 +1,4 @@
-"""What is refused before anything starts, and what is warned of; each names the thing and says what to change."""
+"""Errors and warnings before anything starts: each names the thing and says what to change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

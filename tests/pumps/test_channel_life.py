@@ -406,7 +406,7 @@ def running(line: Line) -> Iterator[Running]:
 
 
 def quickest(act: Callable[[], float], times: int = 5) -> float:
-    """The shortest of several times: a busy machine may make any one of them longer."""
+    """The shortest of several measured times: a busy machine may make any single one longer."""
     return min(act() for _ in range(times))
 
 

@@ -1,4 +1,4 @@
-"""The pump that handles several messages at a time: what ends by itself takes no slot and no pump with it."""
+"""The pump that handles several messages at a time: a task that ends by itself ends no slot and no pump."""
 
 import asyncio
 import time
@@ -110,7 +110,7 @@ def test_a_handler_may_collect_as_many_messages_as_may_be_in_hand() -> None:
 
 
 def test_a_handler_may_collect_messages_that_come_again_after_a_crash() -> None:
-    """However often the process died: a handler that has returned did not kill it."""
+    """A handler that has returned did not kill the process, however often the process died."""
     batches, broker = Batches(20), Broker()
     with consuming_by(PROACTOR, batches.handle, broker, in_flight=20).publishing() as dispatcher:
         dispatcher.post_many([Order(number) for number in range(20)])
@@ -198,7 +198,7 @@ class OnlyBlocking:
 
 
 class Pump:
-    """A pump of which each life ends as the test says."""
+    """A pump that is run several times; the test says how each run ends."""
 
     def __init__(self, *lives: BaseException | None) -> None:
         line = Line(returns)

@@ -123,7 +123,7 @@ def test_a_held_message_can_still_be_given_up(pumping: Pumping) -> None:
 
 
 def test_several_that_are_left_at_once_are_no_loop_without_a_wait(benches: ExitStack) -> None:
-    """Their turns wait out the delay and keep every slot, while another message could begin."""
+    """Their tasks wait for the delay and keep every slot, although another message could begin."""
     bench = benches.enter_context(Bench(CONCURRENT.handler(left), in_flight=4, capabilities={"blocks": "nothing"}))
     for number in range(40):
         bench.post(Order(number))
@@ -139,7 +139,7 @@ def left(order: Order) -> None:
 
 
 def test_one_that_is_due_and_waits_for_another_is_no_loop_without_a_wait(pumping: Pumping) -> None:
-    """The first is due late, the second early, and order is kept between them."""
+    """The first message is due later than the second, and order is kept between them."""
     delays = {11: 600.0, 12: 5.0}
 
     def body(order: Order) -> None:

@@ -89,7 +89,7 @@ def test_nothing_of_its_domain_begins_beside_a_message_that_is_going_back() -> N
 
 
 def test_behind_a_blocked_message_of_its_key_none_overtakes_when_the_key_is_free() -> None:
-    """The first one waits for its partition, so those of its key in another one wait for it."""
+    """The first message waits for its partition, so messages of its key in another partition wait for it."""
     desk = Desk(slots=3, blocks="partition", largest=9)
     desk.offer(message("0", key="x", partition=0))
     desk.take()
@@ -370,7 +370,7 @@ def test_another_key_of_the_partition_waits_too_until_the_held_one_is_settled() 
 
     assert desk.take_all() == ""
     desk.now = 1.0
-    assert desk.take_all() == "5"  # in hand again, and none beside it
+    assert desk.take_all() == "5"  # in hand again, and no other message with it
     desk.hold("5", 2.0)
     desk.now = 2.0
     assert desk.take_all() == "5"
@@ -508,9 +508,9 @@ def test_what_was_on_its_way_when_a_message_was_refused_goes_back_too() -> None:
     desk.handle("a", "b")
     desk.offer("1", "2")
     desk.take()
-    assert desk.intake.room() > 0  # somebody asks the broker now …
+    assert desk.intake.room() > 0  # the channel asks the broker now …
     assert desk.release("1", 1.0) == "2"
-    desk.offer("3")  # … and it had answered before the refused message went back
+    desk.offer("3")  # … and the broker answered before the nacked message went back
     desk.settle("1")
 
     assert desk.take() is None

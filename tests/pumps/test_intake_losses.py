@@ -1,4 +1,4 @@
-"""What the Intake sends back, gives up or renews: suspects, lapsed leases, other lives of the consumer."""
+"""What the Intake sends back, drops or renews: suspects, lapsed leases, earlier generations of the consumer."""
 
 import pytest
 

@@ -31,10 +31,10 @@ class Delivery:
     def __init__(self, delivered: Message) -> None:
         self.message = delivered
         self.where = "ready"
-        """Or held, in hand, gone."""
+        """The others are held, in hand, gone."""
         self.due = 0.0
         self.again = False
-        """It was held before it came in hand."""
+        """Whether it was held before it came in hand."""
 
 
 class IntakeMachine(RuleBasedStateMachine):
@@ -57,11 +57,11 @@ class IntakeMachine(RuleBasedStateMachine):
         self.explained: set[str] = set()
         """Identities whose redeliveries are known to be harmless."""
         self.careful = True
-        """Whether only one is asked for."""
+        """Whether only one message is asked for."""
         self.left: set[int] = set()
         """Receipts in hand whose handlers have returned."""
         self.refused: dict[str, int] = {}
-        """By identity, the receipt with which a message went back that was not settled since."""
+        """The receipt with which a message went back, by identity, until the message is settled."""
         self.intake = Intake(
             largest=largest,
             slots=slots,
@@ -115,7 +115,7 @@ class IntakeMachine(RuleBasedStateMachine):
         return each.header.key if each.header.key is not None else (CHANNEL if channel else None)
 
     def blockers(self) -> Iterable[Delivery]:
-        """What nothing of its domain may overtake: held, or in hand after it was held or went back."""
+        """The messages that none of their domain may overtake: held, or in hand and held or released before."""
         for each in self.at("held", "hand"):
             identity = each.message.identity
             if each.where == "held" or each.again or identity in self.refused:
@@ -173,7 +173,7 @@ class IntakeMachine(RuleBasedStateMachine):
             assert self.intake.size == (size if harmless else 1)
 
     def returnable(self) -> list[Delivery]:
-        """Of what a redelivery may come: without a lease, only what is not here any more."""
+        """The deliveries that may come again: without a lease, only those that are no longer here."""
         unleased = {
             each.message.identity for each in self.at("ready", "held", "hand") if not each.message.lease_expires
         }
@@ -236,14 +236,14 @@ class IntakeMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), swept=st.booleans())
     def some_are_taken(self, count: int, *, swept: bool) -> None:
         for _ in range(count):
-            if swept:  # as before each receive; else what is lapsed is still here, and may be in the way
+            if swept:  # as before each receive; else lapsed messages are still here, and may be in the way
                 self.what_is_lapsed_is_dropped()
                 self.one_is_taken(self.next_by_the_rules())
             else:
                 self.one_is_taken()
 
     def next_by_the_rules(self) -> Message | None:
-        """Which message is the next, found by looking at all of them."""
+        """The next message, found by looking at all of them."""
         hand = [each.message for each in self.at("hand")]
         running = [each for each in hand if each.receipt not in self.left]
         if len(hand) == self.slots or any(self.suspect(each) for each in running):
@@ -293,7 +293,7 @@ class IntakeMachine(RuleBasedStateMachine):
         known.where = "hand"
 
     def running(self) -> list[Delivery]:
-        """What is in hand, and its handler has not returned."""
+        """The messages in hand whose handlers have not returned."""
         return [each for each in self.at("hand") if each.message.receipt not in self.left]
 
     def check_order(self, taken: Delivery) -> None:
@@ -305,7 +305,7 @@ class IntakeMachine(RuleBasedStateMachine):
         assert all(key is None or self.key(each) != key for each in ahead)
 
     def before(self, one: Message, other: Message) -> bool:
-        """Whether it came first; a redelivery has the place of what it replaced, which this does not follow."""
+        """Whether it came first. A redelivery has the place of the one it replaced; this does not follow that."""
         first = min(r for r, each in self.deliveries.items() if each.message.identity == one.identity)
         return (
             one.deliveries == 1 and one.receipt == first and first < int(str(other.receipt)) and other.deliveries == 1
@@ -408,7 +408,7 @@ class IntakeMachine(RuleBasedStateMachine):
         self.freed()
 
     def freed(self, taken: Message | None = None) -> None:
-        """What was left and is lost has given its slot back."""
+        """Messages that were left unsettled and are lost have given their slots back."""
         here = {each.receipt for each in self.intake.in_hand if each is not taken}
         for each in self.at("hand"):
             if each.message.receipt not in here:

@@ -1,1 +1,1 @@
-"""What several test files use; imported as `support`."""
+"""Tools that several test files use; imported as `support`."""

@@ -1,4 +1,4 @@
-"""A channel of either colour over a consumer that does, and fails, as the test says."""
+"""A channel of either colour over a consumer that works, or fails, as the test says."""
 
 import asyncio
 from collections import deque
@@ -44,7 +44,7 @@ def capabilities(**options: Any) -> Capabilities:
 
 
 class Script:
-    """What a broker holds, what fails next, and all that was asked of it."""
+    """A broker: the messages that it holds, the calls that fail next, and a record of all calls."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock: Final = clock
@@ -53,7 +53,7 @@ class Script:
         self.broker_limit: int | None = None
         self.failures: Final[dict[str, deque[BaseException | None]]] = {}
         self.broken: Final[dict[str, BaseException]] = {}
-        """What fails every time, until it is taken out."""
+        """The calls that fail every time, until they are removed here."""
         self.calls: Final[list[str]] = []
         self.consumers: Final[list[ScriptedConsumer]] = []
         self._waiting: Final[deque[tuple[str, dict[str, Any]]]] = deque()
@@ -64,7 +64,7 @@ class Script:
         self._waiting.extend((name, dict(options)) for name in names)
 
     def fail(self, call: str, *errors: BaseException | None) -> None:
-        """What the next calls of this name raise; None lets one pass."""
+        """The errors that the next calls of this name raise; None lets one call pass."""
         self.failures.setdefault(call, deque()).extend(errors)
 
     def open(self) -> "ScriptedConsumer":
@@ -73,7 +73,7 @@ class Script:
         return self.consumers[-1]
 
     def note(self, call: str, *what: object) -> None:
-        """The call was made: it fails if it shall, and then was not carried out."""
+        """Record a call, and raise if it must fail; then it is not carried out."""
         failures = self.failures.get(call)
         error = failures.popleft() if failures else self.broken.get(call)
         self.calls.append(" ".join([call + ("!" if error else ""), *map(str, what)]))
@@ -95,7 +95,7 @@ class Script:
         return batch
 
     def done(self, *calls: str) -> list[str]:
-        """The calls with these names, or all but those that say nothing of messages."""
+        """The calls with these names; by default all calls that are about messages."""
         quiet = {"open", "receive", "close", "interrupt"}
         return [
             call
@@ -157,7 +157,7 @@ class ScriptedConsumer:
 
 
 class AsyncScriptedConsumer:
-    """The same, awaiting: each call gives way once before it does anything."""
+    """The same, awaiting: each call lets other tasks run once before it does anything."""
 
     def __init__(self, consumer: ScriptedConsumer) -> None:
         self._consumer: Final = consumer
@@ -211,7 +211,7 @@ class AsyncScriptedConsumer:
 
 
 class Line:
-    """A channel of one colour, each call of which looks as if it blocked, on a clock that moves when somebody waits."""
+    """A channel of one colour, whose calls look as if they blocked, on a clock that moves when the test waits."""
 
     def __init__(self, colour: Colour, **options: Any) -> None:
         features = {name: options.pop(name) for name in ("nack", "blocks", "requeue") if name in options}
@@ -234,7 +234,7 @@ class Line:
         return AsyncScriptedConsumer(self.script.open())
 
     def run(self, result: Result | Coroutine[Any, Any, Result]) -> Result:
-        """The result of a call, awaited where it has to be."""
+        """The result of a call, awaited if it has to be."""
         if self.loop is None:
             assert not asyncio.iscoroutine(result)
             return result
@@ -243,7 +243,7 @@ class Line:
         return ended
 
     def advance(self, delay: float) -> None:
-        """Time passes, and what it sets off is done."""
+        """Move the clock, and let everything run that comes due."""
         self.clock.advance(delay)
         if self.loop is not None:
             for _ in range(10):
@@ -260,7 +260,7 @@ class Line:
         return received
 
     def warm_up(self, size: int = 8) -> None:
-        """Let the buffer grow, by messages that go well."""
+        """Let the buffer grow: handle some messages with success."""
         while self.channel._intake.size < size:
             self.script.put("warm", lease=None)
             self.acknowledge(self.receive_one())
@@ -316,7 +316,7 @@ class Line:
         return " ".join(each.id for each in self.channel._intake.waiting)
 
     def end(self) -> None:
-        """Everything is let go of."""
+        """Close everything."""
         self.close()
         if self.loop is not None:
             for _ in range(3):

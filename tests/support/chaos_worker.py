@@ -1,4 +1,4 @@
-"""A program that meets each job's fate and notes in a file what it did: `python chaos_worker.py SETTINGS`."""
+"""A program that ends each job as the job says, and notes it in a file: `python chaos_worker.py SETTINGS`."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from pump import Command, Dispatcher, RejectMessageAction, RequestHandler, Subscription
 
 ATTEMPTS = 20
-"""More than kills and failures can charge: nobody is given up here but who asks for it."""
+"""More attempts than kills and failures can count: only a job that asks for it is given up."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Job(Command):
 
 
 class Bench:
-    """What this process did, in a file that many processes write."""
+    """The record of what this process did, in a file that many processes write."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -43,7 +43,7 @@ class Bench:
 
 
 class Worker(RequestHandler[Job]):
-    """Meets fates."""
+    """Handles jobs: each one ends as it says."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench

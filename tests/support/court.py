@@ -1,4 +1,4 @@
-"""A judge with everything around it: what it decided, carried out on a channel that only notes its calls."""
+"""A judge with its surroundings: its verdicts are carried out on a channel that only notes its calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Call: TypeAlias = tuple[object, ...]
 
 
 class Sample:
-    """What the messages ask for."""
+    """The request in the messages."""
 
 
 def message(name: str = "1", **options: Any) -> Message:
@@ -32,7 +32,7 @@ def message(name: str = "1", **options: Any) -> Message:
 
 @dataclass(frozen=True)
 class Choosy(Subscription):
-    """A subscription that treats what cannot be decoded apart, and refuses some messages."""
+    """A subscription with its own rule for messages that cannot be decoded; it also refuses some messages."""
 
     undecodable: OnUndecodable = field(default="dlq", kw_only=True)
     refuses: Callable[[Message], str] | None = field(default=None, kw_only=True)
@@ -51,7 +51,7 @@ def rules(**options: Any) -> Subscription:
 
 
 class Spy:
-    """A channel that notes what it is asked for."""
+    """A channel that notes its calls."""
 
     def __init__(self) -> None:
         self.calls: Final[list[Call]] = []
@@ -113,14 +113,14 @@ class Court:
         return self.spy.rejections[-1]
 
     def verdict(self, delivered: Message, raised: BaseException | None = None) -> Verdict:
-        """What is decided of a delivery on which the handler, where it runs, raises this or returns."""
+        """The verdict on a delivery; its handler, if it runs, raises this error or returns."""
         arrived = self.judge.arrived(delivered)
         if arrived is not None:
             return arrived
         return self.judge.handled(delivered) if raised is None else self.judge.failed(delivered, raised)
 
     def turn(self, delivered: Message, raised: BaseException | None = None) -> Call:
-        """The call of the channel that a delivery ends in, which succeeds."""
+        """The call of the channel that a delivery ends with; the call succeeds."""
         verdict = self.verdict(delivered, raised)
         verdict.settle(self.spy, delivered)
         self.judge.settled(delivered, verdict)

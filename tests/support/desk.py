@@ -1,4 +1,4 @@
-"""An Intake on a test's desk: messages by name, and what others tell it in the test's hands."""
+"""An Intake for tests: messages have names, and the test decides what others would tell the Intake."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from support.court import message
 
 
 class Desk:
-    """An Intake, with the time and what it is told by others in the test's hands."""
+    """An Intake; the test decides the time, and what others would tell the Intake."""
 
     def __init__(self, **options: Any) -> None:
         self.now = 0.0
         self.suspects: set[str] = set()
         self.explained: set[str] = set()
-        """What is known to have gone back without having ended a process."""
+        """The messages that certainly went back without having ended a process."""
         self.dues: dict[str, float] = {}
         self.dropped: list[str] = []
         self.intake = Intake(

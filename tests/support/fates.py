@@ -1,4 +1,4 @@
-"""What can become of a message, and the truth about what did."""
+"""The possible outcomes for a message, and the truth about those that happened."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,25 +21,25 @@ Style: TypeAlias = Literal["own", "counting", "copying", "uncounted"]
 
 
 class Crash(BaseException):
-    """The process is gone, in the midst of anything."""
+    """The process dies, at any moment."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a handler does with the message it is given, unless the message itself decides that."""
+    """How a handler ends with its message, unless the message itself decides that."""
 
     ends: str = "return"
     takes: float = 0.0
-    """For how long it runs, in seconds."""
+    """How long it runs, in seconds."""
     gives_way: int = 0
-    """How often others of its loop have their turn meanwhile."""
+    """How often other tasks of its loop run meanwhile."""
     meanwhile: tuple["Outcome", ...] = ()
-    """What another performer does before it ends."""
+    """The outcomes of other performers' handlers, which run before this one ends."""
 
 
 @dataclass
 class Settings:
-    """What a world is like."""
+    """The settings of a world."""
 
     pump: Pump = "reactor"
     style: Style = "own"
@@ -62,18 +62,18 @@ class Fate:
     runs: int = 0
     completed: int = 0
     failed: int = 0
-    """Runs that ended in an error or a defer, whether or not anybody could be told."""
+    """Runs that ended in an error or a defer, whether or not the broker could be told."""
     stood: list[Message] = field(default_factory=list)
     """The deliveries whose lease ended while a handler kept the event loop from renewing it: each counts."""
     decisions: set[str] = field(default_factory=set)
     crashes: int = 0
     """Runs that ended with the process."""
     unexplained: int = 0
-    """How often the bus took it back from somebody who had not given it back."""
+    """How often the bus took the message back from a consumer that had not given it back."""
     known_here: bool = False
-    """The process that lives knows more of its deliveries than the broker does."""
+    """Whether the running process knows more of its deliveries than the broker does."""
     forgotten: bool = False
-    """A process that knew more of its deliveries than the broker does has ended."""
+    """Whether a process that knew more of its deliveries than the broker does has ended."""
     acknowledged: bool = False
     rejection: Rejection | None = None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WatchedConsumer(MemoryConsumer):
-    """The bus's consumer, which notes what was taken back from somebody who had not given it back."""
+    """The bus's consumer; it notes messages that were taken back from a consumer that had not given them back."""
 
     performer: "Performer"
 

@@ -1,4 +1,4 @@
-"""A transport whose broker knows no nack, as logs and sessions do not: it proves the contract's other half."""
+"""A transport whose broker has no nack, like logs and sessions: it proves the other half of the contract."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,16 +34,16 @@ HOLDS = Capabilities(
     largest_body=2_000,
     largest_headers=10_000,
 )
-"""Can as little as a transport may."""
+"""The least that a transport may be able to do."""
 
 COPIES = replace(
     HOLDS, blocks="nothing", requeue="copy", carries_attempts=True, durable_attempts=True, purges=True, waits=True
 )
-"""Defers by copies to its own channel, and nothing waits behind a message that is held."""
+"""Defers by copies to its own channel; no message waits behind a held one."""
 
 
 class HoldingTransport:
-    """A memory transport that has forgotten what its broker could do."""
+    """A memory transport that uses less than its broker can do."""
 
     def __init__(self, capabilities: Capabilities, clock: Clock) -> None:
         self.capabilities: Capabilities = capabilities
@@ -64,7 +64,7 @@ class HoldingTransport:
         return _Producer(self.memory.producer(), self.capabilities)
 
     def send_garbage(self, topic: str, body: bytes) -> None:
-        """Send what its consumers cannot make sense of."""
+        """Send a message that its consumers cannot read."""
         self.memory.producer().send([Message(Header("", topic, content_type=GARBAGE), body)])
 
 
@@ -84,7 +84,7 @@ class _Consumer:
         return [self._known(each) for each in self._consumer.receive(limit, timeout if self._can.waits else 0.0)]
 
     def _known(self, message: Message) -> Message:
-        """What a broker that counts nothing would tell of it."""
+        """The message as a broker that counts nothing would deliver it."""
         headers = dict(message.header.headers)
         attempts = int(headers.pop(ATTEMPTS_HEADER, "0"))
         garbage = message.header.content_type == GARBAGE

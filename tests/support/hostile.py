@@ -1,4 +1,4 @@
-"""What a program may raise or give as a reason, at its worst: none of it may keep a message from its fate."""
+"""The worst errors and reasons that a program may raise: none of them may keep a message unsettled."""
 
 import enum
 from typing import Any

@@ -1,4 +1,4 @@
-"""A client of NATS whose calls fail where and how a test says."""
+"""A client of NATS whose calls fail when and how a test says."""
 
 import asyncio
 from typing import Any, Final
@@ -14,7 +14,7 @@ DELAY: Final = 0.5
 
 
 class Faults:
-    """Which calls shall fail, and which have."""
+    """The calls that must fail, and those that have failed."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, str]] = []

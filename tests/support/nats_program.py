@@ -16,7 +16,7 @@ from pump.transports.nats import NatsSubscription
 
 @dataclass(frozen=True)
 class Order(Command):
-    """What is handled; one number kills the process."""
+    """The request; one number kills the process."""
 
     number: int
 

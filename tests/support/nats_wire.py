@@ -1,4 +1,4 @@
-"""How the tests of NATS observe the server, and the dispatchers that they run on it."""
+"""Tools of the tests of NATS: a view of the server, and dispatchers that run on it."""
 
 import asyncio
 import functools
@@ -79,7 +79,7 @@ class Wire:
         self.post(subject, *({"number": number} for number in numbers), headers=headers)
 
     def flood(self, subject: str, count: int, first: int = 0) -> None:
-        """Post so many orders, numbered from the first on, all at once."""
+        """Post this many orders, numbered from the first on, all at once."""
         self.run(self._flood(subject, range(first, first + count)))
 
     async def _flood(self, subject: str, numbers: range) -> None:
@@ -140,7 +140,7 @@ class Wire:
 
 
 async def _ignore(error: Exception) -> None:
-    """Ignore it: a test that expects an error looks for it."""
+    """Ignore the error: a test that expects one looks for it."""
 
 
 def in_each_pump(test: Callable[..., None]) -> Callable[..., None]:

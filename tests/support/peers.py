@@ -1,4 +1,4 @@
-"""Transports of one colour each, which do, and fail, as the test says, and note who called what in which thread."""
+"""Transports of one colour each. They work or fail as the test says, and note each call and its thread."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ CLOCK: Final = SystemClock()
 
 
 class Peer:
-    """What both fakes are made of: what comes, what fails, who called what in which thread."""
+    """The base of both fakes: what comes, what fails, and each call with its thread."""
 
     generation = 7
     broker_limit: int | None = 20
@@ -30,7 +30,7 @@ class Peer:
         self.interrupted = Signal()
         self.waiting = Signal()
         self.holds: set[str] = set()
-        """Calls that do not end before `may_go_on` is set."""
+        """The names of calls that do not end before `may_go_on` is set."""
         self.may_go_on = Signal()
 
     def record(self, call: str, *what: object) -> None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from support.world import Process
 
 NATURE: Final = {"k": "crash", "p": "error"}
-"""What a handler does with messages whose names begin so, whatever it would do otherwise."""
+"""What a handler always does with messages whose names begin with this letter."""
 LONGEST_STEP: Final = 60
-"""How often a pump may look whether it still runs, in one step."""
+"""How often a pump may check, in one step, whether it still runs."""
 
 
 class Performer:
@@ -113,7 +113,7 @@ class Performer:
         return self._ended(message, outcome)
 
     def _note_stood(self) -> None:
-        """The loop stood still: whatever any performer has in hand could not be renewed meanwhile."""
+        """The loop stood still: no lease of any performer's message could be renewed meanwhile."""
         now = self.world.clock.monotonic()
         for performer in self.process.performers:
             for message in performer.channel.in_hand:
@@ -167,7 +167,7 @@ class Performer:
     # -- ending
 
     def vanish(self) -> None:
-        """Nobody of this life acts any more; what it had stays locked until that lapses."""
+        """End this life without clean-up; its messages stay locked until their locks lapse."""
         if self.channel._stop_renewing is not None:
             self.channel._stop_renewing()
         if not self.world.settings.leases:
@@ -175,7 +175,7 @@ class Performer:
                 consumer.inner.close()
 
     def end(self) -> None:
-        """As a stop ends a pump."""
+        """End it as a stop ends a pump."""
         if isinstance(self.channel, StepwiseChannel):
             self.channel.really_close()
         else:
@@ -183,7 +183,7 @@ class Performer:
 
 
 class StepwiseJudge(Judge):
-    """The judge of a pump that pauses after so many turns."""
+    """The judge of a pump that pauses after a number of turns."""
 
     def __init__(self, performer: Performer) -> None:
         world = performer.world

@@ -19,7 +19,7 @@ Body = Callable[[Any], Any]
 
 
 class Harness:
-    """One colour. Bodies are plain functions, and become `def` handlers, or `async def` ones that give way once."""
+    """One colour. Plain functions become `def` handlers, or `async def` ones that let others run once."""
 
     def __init__(self, colour: Colour, clock: Clock | None = None) -> None:
         self.colour: Colour = colour
@@ -81,7 +81,7 @@ class NoProcessor(CommandProcessor):
 
 
 class Failing:
-    """A body that fails with these errors, one a run, and then succeeds; counts its runs."""
+    """A body that fails with these errors, one in each run, and then succeeds; it counts its runs."""
 
     def __init__(self, *errors: BaseException) -> None:
         self._errors = list(errors)

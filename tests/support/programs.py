@@ -1,4 +1,4 @@
-"""Real programs for tests: started, listened to, waited for with a deadline, and never left behind."""
+"""Real programs for tests: started, read from, waited for with a deadline, and always ended."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Self
 
 DEADLINE = 30.0
-"""Longer than anything takes on a slow machine, in seconds; what works never waits for it."""
+"""Longer than any wait that succeeds, also on a slow machine, in seconds."""
 
 PUMP = (sys.executable, "-m", "pump")
 
 
 class Program:
-    """A program that runs; its standard output and standard error are heard together, line by line."""
+    """A running program; its standard output and standard error are read together, line by line."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
@@ -56,7 +56,7 @@ class Program:
         self._process.send_signal(number)
 
     def says(self, text: str, times: int = 1) -> str:
-        """Wait until it has said this so often; everything that it has said."""
+        """Wait until the program has printed this so many times; returns all that it has printed."""
         with self._changed:
             said = self._changed.wait_for(lambda: self._silent or "".join(self._lines).count(text) >= times, DEADLINE)
         assert said, f"{text!r} was not said in time:\n{self.output}"
@@ -64,7 +64,7 @@ class Program:
         return self.output
 
     def ends(self) -> int:
-        """Wait until it has ended; what it ended with."""
+        """Wait until the program has ended; returns its exit status."""
         try:
             return self._process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
@@ -102,11 +102,11 @@ def eventually(happened: Callable[[], bool], what: str) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, and it is not only waiting to be buried."""
+    """Whether the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except ProcessLookupError:
         return False
     except FileNotFoundError:
-        return not Path("/proc/self").exists()  # where there is no /proc, nothing more is known
+        return not Path("/proc/self").exists()  # without /proc, a zombie cannot be told apart

@@ -41,6 +41,6 @@ def explicitly(kind: Kind, benches: ExitStack) -> Pumping:
 
 @pytest.fixture
 def benches() -> Iterator[ExitStack]:
-    """Closes what is entered into it."""
+    """Closes everything that is entered into it."""
     with ExitStack() as stack:
         yield stack

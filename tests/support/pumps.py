@@ -24,20 +24,20 @@ AGES: Final = 1e9
 
 @dataclass(frozen=True)
 class Order(Command):
-    """What the tests' handlers handle."""
+    """The request of the tests' handlers."""
 
     number: int = 1
 
 
 @dataclass(frozen=True)
 class Placed(Event):
-    """What several handlers may handle."""
+    """A request that several handlers may handle."""
 
     number: int = 1
 
 
 class Kind(NamedTuple):
-    """A kind of pump. Bodies are plain functions; what they return is awaited where it must be."""
+    """A kind of pump. Bodies are plain functions; their result is awaited if it must be."""
 
     name: str
     awaits: bool = False
@@ -96,7 +96,7 @@ def _marked(handle: Callable[[Any], object], attributes: Sequence[Attribute]) ->
 
 
 class Outcomes:
-    """A body that ends differently each time, then as the last time: exceptions are raised, all else returned."""
+    """A body with a list of endings; the last one repeats. Exceptions are raised, other values returned."""
 
     def __init__(self, *outcomes: object) -> None:
         self.seen: list[Any] = []
@@ -116,7 +116,7 @@ class Outcomes:
 
 
 def _fresh(error: BaseException) -> BaseException:
-    """Raised once, an error has a traceback and a context: the next raise shall not see them."""
+    """The error without the traceback of an earlier raise."""
     return error.with_traceback(None)
 
 
@@ -134,7 +134,7 @@ class Broker:
         self.renews_on_the_loop = False
         """Whether awaiting consumers can renew leases only on their loop."""
         self.on_call: Callable[[str], object] = str
-        """Is told the name of each call, before it is made."""
+        """Called with the name of each call, before the call is made."""
         self._faults: Final[dict[str, list[BaseException]]] = {}
         self._always: Final[dict[str, BaseException]] = {}
         self._cursed: Final[dict[tuple[str, str], BaseException]] = {}
@@ -144,7 +144,7 @@ class Broker:
         raise NotImplementedError(url)
 
     def fail(self, call: str, *errors: BaseException) -> None:
-        """Let the next calls of this name fail so, one error a call. "open" is a consumer's making."""
+        """Let the next calls of this name fail, one error for each. "open" is the opening of a consumer."""
         self._faults.setdefault(call, []).extend(errors)
 
     def break_down(self, call: str, error: BaseException) -> None:
@@ -220,7 +220,7 @@ def consuming_by(
 
 
 class _Consumer:
-    """A consumer of either colour, whose calls go by the Broker."""
+    """A consumer of either colour; its calls pass through the Broker."""
 
     def __init__(self, broker: Broker, consumer: Any) -> None:
         self._broker = broker
@@ -240,7 +240,7 @@ class _Consumer:
         return call
 
     def close(self) -> Any:
-        """It lets go even if it says that it failed."""
+        """Close it even if the call is made to fail."""
         closing = self._consumer.close()
         if inspect.isawaitable(closing):
             return self._closed(closing)
@@ -267,7 +267,7 @@ class _Consumer:
 
 
 class Bench(PumpHarness):
-    """A harness whose broker can be watched, and can fail. `leases=False` is a broker that sets no time limit."""
+    """A harness whose broker records its calls and can fail. `leases=False` is a broker without leases."""
 
     def __init__(self, *handlers: object, capabilities: Mapping[str, Any] | None = None, **options: Any) -> None:
         self._capabilities = {} if capabilities is None else capabilities
@@ -294,7 +294,7 @@ def numbers(requests: Iterable[Any]) -> list[int]:
 
 
 def shown(bench: Bench) -> list[str]:
-    """A bench's calls, with delay or reason."""
+    """The calls of a bench, each with its delay or reason."""
     details = [(each.delay if each == "requeue" else each.rejection and each.rejection.reason) for each in bench.calls]
     return [
         f"{call} {detail:g}" if isinstance(detail, float) else f"{call} {detail or ''}".strip()

@@ -1,4 +1,4 @@
-"""Jobs for the RabbitMQ transport's tests, done here or by processes of their own, which may be killed."""
+"""Jobs for the RabbitMQ transport's tests, done here or by other processes, which may be killed."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ WORKER = Path(rabbitmq_worker.__file__)
 
 
 class Works:
-    """One channel, the jobs posted to it, and the runs that they had in whatever process."""
+    """One channel, the jobs posted to it, and their runs in all processes."""
 
     def __init__(self, folder: Path) -> None:
         self.channel = f"jobs-{uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Consumers of both Redis transports without a channel above them, beside a client that sees what there is."""
+"""Consumers of both Redis transports without a channel above them, and a client that reads the server's state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ INVALID = Rejection("unacceptable", "Unreadable")
 
 
 class Sample(Command):
-    """What the messages ask for."""
+    """The request in the messages."""
 
 
 class RedisBench(ABC):
-    """One server, one topic with one channel, and whatever consumers a test opens."""
+    """One server, one topic with one channel, and the consumers that a test opens."""
 
     def __init__(self, server: Redis, stack: ExitStack) -> None:
         self.server = server
@@ -90,7 +90,7 @@ class StreamBench(RedisBench):
         return sum(self.pending().values())
 
     def pending(self, name: str = "") -> dict[str, int]:
-        """How many messages of the topic's stream are in whose hands."""
+        """How many messages of the topic's stream each consumer has."""
         found = self.client.xpending(name or self.topic, self.channel)["consumers"]
         return {each["name"].decode(): each["pending"] for each in found}
 
@@ -108,7 +108,7 @@ class ListBench(RedisBench):
         return int(self.client.llen(name))
 
     def held(self, channel: str) -> str:
-        """The key of what the only consumer of that channel has."""
+        """The key that holds the messages of the only consumer of the channel."""
         (key,) = self.client.keys(f"{{{self.topic}}}:{channel}:held:*")
         return str(key.decode())
 
@@ -118,7 +118,7 @@ class ListBench(RedisBench):
 
 
 def receive(consumer: RedisConsumer, count: int, limit: int = 64) -> list[Message]:
-    """So many messages."""
+    """This many messages."""
     found: list[Message] = []
     while len(found) < count:
         some = consumer.receive(min(limit, count - len(found)), 5.0)

@@ -18,7 +18,7 @@ from uuid import uuid4
 from pump import Command, DeferMessageAction, Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
 
 FAST = {"failure_backoff": (0.2, 2.0)}
-"""So that a test need not wait for what is right for a program."""
+"""Shorter waits than a program should have, so that tests are quick."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ def dispatcher(
 
 
 class Works:
-    """One channel, the jobs posted to it, and the runs that they had in whatever process."""
+    """One channel, the jobs posted to it, and their runs in all processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.channel = f"jobs-{uuid4().hex[:8]}"
         self.state_folder = str(folder / "state")
-        """What one process leaves for the next; nothing of other tests."""
+        """The state that one process leaves for the next; no other test uses this folder."""
         self.file = folder / f"{self.channel}.runs"
 
     @property
@@ -111,7 +111,7 @@ class Works:
         return dispatcher(url, self.channel, self.file, **{"state_folder": self.state_folder, **options})
 
     def command(self, url: str, **options: Any) -> Sequence[str]:
-        """What starts a process of its own that does the jobs."""
+        """The command that starts another process, which does the jobs."""
         own = {"channel": self.channel, "file": str(self.file), "state_folder": self.state_folder}
         settings = {"url": url, **own, **options}
         return [sys.executable, __file__, json.dumps(settings)]

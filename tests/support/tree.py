@@ -1,4 +1,4 @@
-"""The project's own files, as they stand beside the tests."""
+"""The project's own files, in the folders beside the tests."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGES = {"pump": ROOT / "pump", "pump.transports": ROOT / "transports", "pump.handlers": ROOT / "handlers"}
-"""The packages, and the folders that their files stand in."""
+"""The packages, and the folders of their files."""
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -19,7 +19,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def tracked_files() -> list[Path]:
-    """What is in git."""
+    """The files in git."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout")
     listing = subprocess.run(

@@ -1,11 +1,11 @@
-"""Waiting in real time for what other threads and processes do: never for a time, always for a condition."""
+"""Waits in real time for other threads and processes: always for a condition, never for a fixed time."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
 LIMIT = 30.0
-"""Seconds after which what was waited for is held not to happen."""
+"""After this many seconds a wait fails."""
 
 
 def eventually(condition: Callable[[], object], timeout: float = LIMIT) -> None:
