@@ -82,7 +82,7 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
         async with self._opening:  # two callers may need a consumer at once; only one is opened
             if self._consumer is None:
                 try:
-                    self._consumer = await self._open_consumer()
+                    self._consumer = self._with_uncounted_noted(await self._open_consumer())
                 except Exception as error:
                     failure = as_transport_error(error, "opening")
                     raise failure from failure.__cause__
@@ -95,7 +95,6 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
                 await consumer.close()
             except Exception as error:
                 self._log.failed("closing", error)
-            self._note_unseen(consumer)
 
     # -- verdicts
 

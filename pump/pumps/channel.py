@@ -80,7 +80,7 @@ class Channel(ChannelBase[Consumer]):
         with self._opening:  # two callers may need a consumer at once; only one is opened
             if self._consumer is None:
                 try:
-                    self._consumer = self._open_consumer()
+                    self._consumer = self._with_uncounted_noted(self._open_consumer())
                 except Exception as error:
                     failure = as_transport_error(error, "opening")
                     raise failure from failure.__cause__
@@ -93,7 +93,6 @@ class Channel(ChannelBase[Consumer]):
                 consumer.close()
             except Exception as error:
                 self._log.failed("closing", error)
-            self._note_unseen(consumer)
 
     # -- verdicts
 

@@ -187,11 +187,12 @@ class ChannelBase(Generic[SomeConsumer]):
         now, generation = self._clock.monotonic(), consumer.generation
         return [each for each in messages if each.generation == generation and not is_lost(each, now)]
 
-    def _note_unseen(self, consumer: object) -> None:
-        """Count no attempt for what a closed consumer had received ahead."""
-        if isinstance(consumer, ReceivesAhead):
-            for message in consumer.unseen:
-                self.judge.handed_back(message)
+    def _with_uncounted_noted(self, consumer: SomeConsumer) -> SomeConsumer:
+        """The consumer. What it receives ahead and gives back costs no attempt, whoever receives it next."""
+        ahead: object = consumer
+        if isinstance(ahead, ReceivesAhead):
+            ahead.on_uncounted = self.judge.handed_back
+        return consumer
 
     def _owner(self, message: Message, *, settling: bool = True) -> SomeConsumer:
         """The consumer that may settle the message; LeaseLost if another delivery would be settled instead."""

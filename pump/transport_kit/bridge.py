@@ -27,6 +27,7 @@ from pump.transport_kit.protocol import (
     Producer,
     ReceivesAhead,
     Transport,
+    ignore_uncounted,
 )
 
 Result = TypeVar("Result")
@@ -110,16 +111,21 @@ class _BridgedConsumer(Generic[Inner]):
         self._acknowledge_soon: Final = consumer.acknowledge_soon if isinstance(consumer, AcknowledgesSoon) else None
 
     @property
+    def on_uncounted(self) -> Callable[[Message], None]:
+        return self._consumer.on_uncounted if isinstance(self._consumer, ReceivesAhead) else ignore_uncounted
+
+    @on_uncounted.setter
+    def on_uncounted(self, tell: Callable[[Message], None]) -> None:
+        if isinstance(self._consumer, ReceivesAhead):
+            self._consumer.on_uncounted = tell
+
+    @property
     def generation(self) -> int:
         return self._consumer.generation
 
     @property
     def broker_limit(self) -> int | None:
         return self._consumer.broker_limit
-
-    @property
-    def unseen(self) -> Sequence[Message]:
-        return self._consumer.unseen if isinstance(self._consumer, ReceivesAhead) else ()
 
     def interrupt(self) -> None:
         self._consumer.interrupt()

@@ -1,7 +1,7 @@
 """What a transport is: a factory of consumers and producers, blocking or awaiting, as its client library is."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from itertools import count
 from typing import Final, Protocol, Self, cast, runtime_checkable
@@ -119,11 +119,17 @@ class ExtendsFromThreads(Protocol):
 
 @runtime_checkable
 class ReceivesAhead(Protocol):
-    """A consumer whose broker counts deliveries that it has received, and that no `receive` has returned."""
+    """A consumer that receives ahead, from a broker that counts deliveries."""
 
-    @property
-    def unseen(self) -> Sequence[Message]:
-        """Such deliveries, once the consumer is closed: they come again, and cost no attempt."""
+    on_uncounted: Callable[[Message], None]
+    """Called, from any thread, with each delivery that comes again and cost no attempt.
+
+    No `receive` has returned it, or its acknowledgement came too late.
+    """
+
+
+def ignore_uncounted(_: Message) -> None:
+    """What ReceivesAhead calls as long as no channel wants to know."""
 
 
 class Producer(Protocol):

@@ -55,7 +55,7 @@ class Factory:
     def _lives_on(self, done: set[str]) -> bool:
         with Program(self._command, self.works.folder) as program:
             try:
-                eventually(lambda: not lives(program.pid) or (set(self.works.runs) >= done and self.dead), 20.0)
+                eventually(lambda: not lives(program.pid) or (set(self.works.runs) >= done and self.dead), 60.0)
             except AssertionError as error:
                 raise AssertionError(f"{program.output}\n{self.works.runs}\n{self.dead}") from error
             if not lives(program.pid):

@@ -37,17 +37,18 @@ def test_only_a_terminal_has_colours_and_may_ask_for_none(
     ("level", "begins"), [(logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"), (logging.DEBUG, "\x1b[2m")]
 )
 def test_a_line_has_the_colour_of_its_level(level: int, begins: str) -> None:
-    coloured = ConsoleFormatter(colours=True).format(record(level))
-    plain = ConsoleFormatter(colours=False).format(record(level))
+    sold = record(level)
+    coloured = ConsoleFormatter(colours=True).format(sold)
+    plain = ConsoleFormatter(colours=False).format(sold)
 
     assert coloured == f"{begins}{plain}\x1b[0m"
     assert plain.endswith("pump: sold 3")
 
 
 def test_what_is_ordinary_has_the_terminals_colour() -> None:
-    formatters = [ConsoleFormatter(colours=colours) for colours in (True, False)]
+    formatters, sold = [ConsoleFormatter(colours=colours) for colours in (True, False)], record(logging.INFO)
 
-    assert len({each.format(record(logging.INFO)) for each in formatters}) == 1
+    assert len({each.format(sold) for each in formatters}) == 1
 
 
 def test_a_traceback_is_not_coloured() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,7 @@ from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, TransportError
 from pump.message import NO_RAW_HEADERS, Message
 from pump.telemetry import Telemetry
-from pump.transport_kit.protocol import new_generation
+from pump.transport_kit.protocol import ignore_uncounted, new_generation
 from pump.transports.nats.connection import ANSWER_SECONDS, NatsConnection, error_text, log
 from pump.transports.nats.dead_letters import NatsDeadLetters
 from pump.transports.nats.headers import from_nats
@@ -77,6 +77,8 @@ class NatsConsumer:
         self.loop: Final = connection.loop
         """Everything is sent from there."""
         self.max_attempts: Final = max_attempts
+        self.on_uncounted: Callable[[Message], None] = ignore_uncounted
+        """As ReceivesAhead's."""
         self._connection: Final = connection
         self._acknowledges: Final = durable.acknowledges
         self._dead_letters: Final = dead_letters
@@ -400,6 +402,8 @@ class NatsConsumer:
 
     async def _hand_back_arrived(self) -> None:
         await self._drain()
+        for message in filter(None, (self._message(*each) for each in self._puller.arrived)):
+            self.on_uncounted(message)
         await self._settle_all(self._take_replies(), NAK, "handing back")
 
     async def _hand_back_late(self) -> None:

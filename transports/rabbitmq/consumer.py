@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -67,9 +67,13 @@ class ConsumerBase:
         return ASSUMED_LIMIT if self._broker_limit is None and self._deliveries.counts else self._broker_limit
 
     @property
-    def unseen(self) -> Sequence[Message]:
+    def on_uncounted(self) -> Callable[[Message], None]:
         """As ReceivesAhead's."""
-        return self._deliveries.unseen
+        return self._deliveries.on_uncounted
+
+    @on_uncounted.setter
+    def on_uncounted(self, tell: Callable[[Message], None]) -> None:
+        self._deliveries.on_uncounted = tell
 
     def interrupt(self) -> None:
         """Make the current receive, or else the next one, return early."""

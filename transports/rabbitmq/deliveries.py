@@ -1,19 +1,16 @@
 """The deliveries of one consumer: received, handed out, settled. Its pump's thread and its connection's share them."""
 
-import threading
-from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from pump.clock import Clock, Signal
 from pump.errors import LeaseLost, PumpError
 from pump.message import Message
 from pump.transport_kit.prefetch import Prefetch
-from pump.transport_kit.protocol import new_generation
+from pump.transport_kit.protocol import ignore_uncounted, new_generation
 from pump.transport_kit.watermark import Watermark
 from pump.transports.rabbitmq.headers import Receipt
-
-REMEMBERED: Final = 10_000
 
 
 def receipt_of(message: Message) -> Receipt:
@@ -47,8 +44,8 @@ class Deliveries:
         """Settled, and the broker does not know yet."""
         self.arrived: Final = Signal()
         """Set when there may be something to take, or a reason not to wait for it any longer."""
-        self.unseen: Sequence[Message] = ()
-        """What this AMQP channel, or the one before it, had received ahead: the broker has counted these deliveries."""
+        self.on_uncounted: Callable[[Message], None] = ignore_uncounted
+        """As ReceivesAhead's."""
         self.failure: PumpError | None = None
         """Why nothing comes any more."""
         self.may_count = True
@@ -100,38 +97,15 @@ class Deliveries:
         """The delivery tags of all that is here."""
         return [*self.in_hand, *(receipt_of(message).tag for message in [*self.inbox.copy(), *self.early.copy()])]
 
-    def end_generation(self) -> list[Message]:
-        """All deliveries are void from now on; returns those that come again without having cost an attempt."""
+    def end_generation(self) -> None:
+        """All deliveries are void from now on. Those that nobody saw, and those acknowledged too late, cost nothing."""
         self.generation = new_generation()
         self.in_hand.clear()
-        ahead = [*self.inbox, *self.early]
-        self.unseen = (*self.unseen, *ahead)
-        uncounted = [*ahead, *self.acks]
+        uncounted = [*self.inbox, *self.early, *self.acks]
         for each in (self.inbox, self.early, self.acks):
             each.clear()
-        return uncounted
-
-
-class Uncounted:
-    """Deliveries that come again though no run failed: their handling had not begun, or their ack came too late."""
-
-    def __init__(self) -> None:
-        self._lock: Final = threading.Lock()
-        self._explained: Final[OrderedDict[str, int]] = OrderedDict()
-
-    def add(self, messages: Sequence[Message]) -> None:
-        """These deliveries cost no attempt."""
-        with self._lock:
-            for message in messages:
-                self._explained[message.identity] = message.deliveries - message.unexplained
-                self._explained.move_to_end(message.identity)
-            while len(self._explained) > REMEMBERED:
-                self._explained.popitem(last=False)
-
-    def explain(self, message: Message) -> None:
-        """Subtract such deliveries from the unexplained ones of a message."""
-        explained = self._explained.get(message.identity, 0)
-        message.unexplained = max(0, message.unexplained - explained)
+        for message in uncounted:
+            self.on_uncounted(message)
 
 
 class AckFrame(NamedTuple):

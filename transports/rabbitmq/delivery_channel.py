@@ -21,7 +21,7 @@ from pump.transport_kit.ack_batch import LONGEST_SECONDS
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.prefetch import Prefetch
 from pump.transports.rabbitmq.connection import AmqpConnection, ChannelRefused, Operation, refusal
-from pump.transports.rabbitmq.deliveries import AckFrames, Deliveries, Uncounted, receipt_of
+from pump.transports.rabbitmq.deliveries import AckFrames, Deliveries, receipt_of
 from pump.transports.rabbitmq.headers import read_message
 from pump.transports.rabbitmq.pika_internals import DELIVER, Content, ContentReader
 from pump.transports.rabbitmq.settings import RabbitMQSettings
@@ -41,7 +41,6 @@ class DeliveryChannel:
         names: Destinations,
         most: int,
         clock: Clock,
-        uncounted: Uncounted,
     ) -> None:
         self._prefetch: Final = Prefetch(most)
         self.deliveries: Final = Deliveries(names.channel, self._prefetch, clock.monotonic())
@@ -49,7 +48,6 @@ class DeliveryChannel:
         self._queue: Final = names.channel
         self._topic: Final = names.topic
         self._clock: Final = clock
-        self._uncounted: Final = uncounted
         self._timeout: Final = seconds(settings.timeout)
         self._reader: ContentReader | None = None
         self._channel: Channel | None = None
@@ -76,7 +74,7 @@ class DeliveryChannel:
     def _on_lost(self, error: PumpError) -> None:
         """What is here comes again, to any consumer."""
         self.deliveries.failure = error
-        self._uncounted.add(self.deliveries.end_generation())
+        self.deliveries.end_generation()
         self.deliveries.arrived.set()
 
     def _deliver(self, content: Content) -> None:
@@ -87,11 +85,9 @@ class DeliveryChannel:
             message.deliveries, message.unexplained = 1, 0
         elif message.deliveries > 1:
             deliveries.counts = True
-            self._uncounted.explain(message)
         due = receipt_of(message).due
         if self._closing:  # it goes back with the AMQP channel
-            deliveries.unseen = (*deliveries.unseen, message)
-            self._uncounted.add([message])
+            deliveries.on_uncounted(message)
         elif due and due > self._clock.wall() + EARLY_SECONDS:
             deliveries.early.append(message)
         else:
@@ -286,7 +282,7 @@ class DeliveryChannel:
     def _close_channel(self, channel: Channel) -> None:
         self._closing = True
         self._expect_answer()
-        self._uncounted.add(self.deliveries.end_generation())
+        self.deliveries.end_generation()
         channel.close()
 
     def watch_idle(self) -> None:
@@ -310,7 +306,6 @@ class DeliveryChannel:
     def _on_channel(self, channel: Channel) -> None:
         self._channel = channel
         self._prefetch.restart()
-        self.deliveries.unseen = ()
         self._ack_frames = AckFrames()
         self._nacks.clear()
         if self._reader is not None:

@@ -12,7 +12,6 @@ from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.sending import check_sizes, failure_among, not_sent, together
 from pump.transports.rabbitmq.connection import CLOCK, AmqpConnection, Steps, awaiting, blocking, run, run_async
 from pump.transports.rabbitmq.consumer import AsyncRabbitMQConsumer, ConsumerBase, RabbitMQConsumer
-from pump.transports.rabbitmq.deliveries import Uncounted
 from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
 from pump.transports.rabbitmq.headers import write_properties
 from pump.transports.rabbitmq.policies import read_limit
@@ -58,7 +57,6 @@ class RabbitMQTransport:
         self.settings: Final = RabbitMQSettings() if settings is None else settings
         if self.settings.queue_type == "classic":
             self.capabilities = replace(self.capabilities, counts_deliveries=False)
-        self._uncounted: Final = Uncounted()
         self._publisher: Final = Publisher(self.settings, "pump copies and dead letters", CLOCK)
 
     @classmethod
@@ -103,7 +101,7 @@ class RabbitMQTransport:
         names = Destinations.of(subscription)
         largest = max(subscription.buffer_size, subscription.in_flight)
         prefetch = min(largest, self.settings.prefetch or LARGEST_PREFETCH)
-        channel = DeliveryChannel(self.settings, names, prefetch, CLOCK, self._uncounted)
+        channel = DeliveryChannel(self.settings, names, prefetch, CLOCK)
         try:
             yield from channel.connection.open()
             topology = Topology(channel.connection, self.settings)
