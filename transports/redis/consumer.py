@@ -176,7 +176,7 @@ class RedisConsumer(ABC):
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """Acknowledge the message within 20 ms, together with others. False: the batch is full and must be sent first."""
+        """Acknowledge the message within 20 ms, together with others. False if the batch is full: send it first."""
         return self._acks.add(self._receipt(message), None)
 
     def acknowledge(self, message: Message) -> None:
