@@ -189,7 +189,7 @@ class NatsConsumer:
     # -- settling
 
     async def acknowledge(self, message: Message) -> None:
-        """The message is done. The server does not confirm the ack; if it is lost on the way, the message comes again."""
+        """The message is done. The server does not confirm the ack; if it is lost, the message comes again."""
         receipt = _unsettled(message)
         self._connection.check_alive("acknowledging")
         if self._acknowledges:
@@ -240,7 +240,7 @@ class NatsConsumer:
         await self._settle(message, NAK if delay <= 0 else b'%b {"delay": %d}' % (NAK, int(delay * 1e9)))
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
-        """Publish the dead letter, wait for its confirmation, and end the message. Without a dead letter, log and end."""
+        """Publish the dead letter, wait for its confirmation, and end the message. If none is wanted, log and end."""
         _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
         token = f"{message.position}:{stored}:{self.durable.name}"
         await self._dead_letters.publish(message, rejection, token)

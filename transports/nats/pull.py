@@ -95,7 +95,7 @@ class Puller:
         return 0.0 if self._request is None else self._request.ends_at + STALL_SECONDS
 
     async def request(self, limit: int, timeout: float) -> None:
-        """Ask for up to `limit` messages. If it has none, the server waits up to `timeout` seconds for the first one."""
+        """Ask for up to `limit` messages. If it has none, the server waits up to `timeout` seconds for the first."""
         if self._subscription is None or self._reconnects != self._connection.reconnects:
             await self._subscribe()
         limit = limit if self._largest is None else min(limit, self._largest)
