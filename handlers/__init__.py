@@ -1,4 +1,4 @@
-"""Attributes for handlers: feature switches, what to do on an error, retries, time limits and the like.
+"""Attributes for handlers: feature switches, decisions on errors, retries, time limits and others.
 
 Imports: the top level of `pump`; no transport.
 Begin with: `dont_ack_on_error`, the shortest one.

@@ -14,11 +14,11 @@ Pass: TypeAlias = Literal["call", "trial"]
 
 
 class CircuitBreaker(Attribute):
-    """Opens after `failures` failures in a row within `window`: messages are then not acknowledged and not handled.
+    """Opens after `failures` failures in a row within `window`. While open, no message is handled or acknowledged.
 
     After `reset_after` one message at a time is handled as a trial: its success closes the breaker, its failure opens
     it again. Errors of the types `on` are failures. Decisions and cancellation are neither success nor failure; so put
-    this beneath attributes that turn errors into decisions.
+    this attribute beneath those that turn errors into decisions.
     """
 
     declares = frozenset({DontAckAction})
@@ -44,7 +44,7 @@ class CircuitBreaker(Attribute):
         self.on = on
 
     def acts_on(self) -> Errors:
-        """Those of the types `on`."""
+        """The errors of the types `on`."""
         return self.on
 
     def prepare(self, scope: Scope) -> Attribute:
@@ -85,7 +85,7 @@ class _Breaking(Attribute):
         self._scope.telemetry.tell("circuit_breaker", state=state, error=error, **where)
 
     def _admit(self, now: float) -> Pass | None:
-        """Whether a call may be made, and as what; the caller then reports how it ended."""
+        """Whether the handler may be called: as a normal call, as a trial, or not (None). Report how the call ended."""
         with self._lock:
             if self._opened_at is None:
                 return "call"

@@ -5,7 +5,7 @@ from pump.errors import DontAckAction
 
 
 class DontAckOnError(OnError):
-    """Any error leaves the message with the broker, and counts no attempt; where order is kept, later messages wait."""
+    """Any error leaves the message with the broker; no attempt is counted. If order is kept, later messages wait."""
 
     declares = frozenset({DontAckAction})
 

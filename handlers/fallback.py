@@ -12,8 +12,8 @@ from pump.errors import ConfigurationError
 class Fallback(Attribute):
     """Calls an alternative with the request when the rest fails with an error of the types `on`.
 
-    The alternative is the name of a method of the same handler, or a function; it is `async def` where the handler is,
-    and its outcome replaces the handler's. Decisions and cancellation pass. The error is logged. Where the handler
+    The alternative is the name of a method of the same handler, or a function. It is `async def` if the handler is, and
+    its outcome replaces the handler's. Decisions and cancellation do not call it. The error is logged. If the handler
     takes a Delivery, so does the alternative; if it returns without having settled, the message is acknowledged.
     """
 
@@ -25,7 +25,7 @@ class Fallback(Attribute):
             raise ConfigurationError(f"Fallback takes a method's name or a function, not {alternative!r}")
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same; a ConfigurationError if the handler has no such method, or a call of it would run nothing."""
+        """Return itself; ConfigurationError if the handler has no such method, or calling it would run nothing."""
         name, owner = self.alternative, scope.handler or "the handler"
         alternative = getattr(scope.owner, name, None) if isinstance(name, str) else name
         if not callable(alternative):
@@ -35,11 +35,11 @@ class Fallback(Attribute):
         return self
 
     def acts_on(self) -> Errors:
-        """Those of the types `on`."""
+        """The errors of the types `on`."""
         return self.on
 
     def around(self, request: object, rest: Rest) -> Steps:
-        """Run the rest; if it fails, the alternative."""
+        """Run the rest; if it fails, run the alternative."""
         try:
             return (yield from rest(request))
         except Exception as error:

@@ -12,10 +12,10 @@ from pump.errors import DontAckAction
 class FeatureSwitch(Attribute):
     """While the switch of this name is off, the handler does not run.
 
-    Its messages are then acknowledged without being handled; with `dont_ack=True` they stay with the broker until the
-    switch is on again, no attempt is counted, and a channel with nothing but this request receives nothing meanwhile. A
-    switch that is not set is as `default` says: on. `provider`, or else `Dispatcher(switches=…)`, says which switches
-    are on; while it fails, its last answer is used.
+    Its messages are then acknowledged without being handled. With `dont_ack=True` they stay with the broker until the
+    switch is on again; no attempt is counted, and a channel that has only this request receives nothing meanwhile. A
+    switch that is not set has the state `default`, which is on. `provider`, or else `Dispatcher(switches=…)`, says
+    which switches are on; while it fails, its last answer is used.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class FeatureSwitch(Attribute):
         self.declares = frozenset({DontAckAction}) if dont_ack else frozenset()
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same, with the provider to ask."""
+        """The switch for one pipeline, with the provider to ask."""
         return _Switched(self, scope)
 
 
@@ -69,7 +69,7 @@ class _Switched(Attribute):
         return on
 
     def _is_over(self) -> bool:
-        """Whether it is on, as far as that can be told without a message; else the next one shall tell."""
+        """Whether the switch is on again. If the provider fails, True: then the next message asks once more."""
         try:
             on = self._asked()
         except Exception:
@@ -82,7 +82,7 @@ class _Switched(Attribute):
         return self._options.default if answer is None else answer
 
     def _note(self, *, on: bool) -> None:
-        with self._lock:  # of several pumps that ask at once, one tells
+        with self._lock:  # when several pumps ask at once, only one reports the change
             before, self._on = self._on, on
         if on is not before and not (before is None and on):
             self._tell_change(on=on)

@@ -10,15 +10,15 @@ from pump.duration import Duration, seconds
 from pump.errors import DontAckAction
 
 LONGEST_WAIT: Final = 5.0
-"""For how many seconds a message waits in hand; a longer wait is the broker's."""
+"""The longest time that a message waits here for its turn, in seconds; for a longer wait it stays with the broker."""
 
 
 class RateLimit(Attribute):
     """Lets `rate` requests through every `per` seconds, and up to `burst` (by default `rate`) of them at once.
 
-    A message that comes too early waits in hand for its turn: put a Timeout beneath, not above. Where its turn is more
-    than 5 s away, or the pump stops, it is not acknowledged, counts no attempt, and comes again. The limit is shared by
-    the performers of one channel and handler, not by several processes.
+    A message that comes too early waits for its turn in this process: put a Timeout beneath this attribute, not above.
+    If its turn is more than 5 s away, or the pump stops, the message is not acknowledged, counts no attempt, and comes
+    again. The performers of one channel and handler share the limit; several processes do not.
     """
 
     declares = frozenset({DontAckAction})
@@ -40,7 +40,7 @@ class RateLimit(Attribute):
 
 
 class _Bucket(Attribute):
-    """Tokens that come at a steady rate, up to a limit; one still to come may be taken too. Threads may share it."""
+    """Tokens that come at a steady rate, up to a limit. A token may be taken before it comes. Threads may share it."""
 
     def __init__(self, options: RateLimit, clock: Clock) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class _Bucket(Attribute):
         return (yield from rest(request))
 
     def _take(self) -> float | None:
-        """Take a token; returns how long it is still to come, or None, without taking it, where that is too long."""
+        """Take a token; returns the seconds until it comes. If they are too many, takes none and returns None."""
         with self._lock:
             wait = self._wait()
             if wait > LONGEST_WAIT:

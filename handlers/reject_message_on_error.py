@@ -6,7 +6,7 @@ from pump.errors import RejectMessageAction
 
 
 class RejectMessageOnError(OnError):
-    """Any error makes the message a dead letter at once, with this reason, or else the name of the error's type."""
+    """Any error makes the message a dead letter at once. Its reason is `reason`, or else the error's type name."""
 
     declares = frozenset({RejectMessageAction})
 

@@ -1,4 +1,4 @@
-"""Log the begin and the end of each request."""
+"""Log the start and the end of each request."""
 
 import logging
 from typing import Final
@@ -10,7 +10,7 @@ LONGEST_BODY: Final = 1024
 
 
 class RequestLogging(Attribute):
-    """Logs begin and end of every request at `level`, failures at WARNING or above, with the time each took.
+    """Logs the start and the end of every request at `level`, failures at WARNING or above, with the time taken.
 
     Neither the request nor the text of an error is logged, since both may be confidential;
     `include_body=True` adds the request's `repr` to the first line, cut to 1024 characters.

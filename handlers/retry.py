@@ -13,12 +13,12 @@ _MOST_DOUBLINGS = 64
 
 
 class Retry(Attribute):
-    """Runs the rest up to `attempts` times, waiting twice as long before each: `first`, … up to `longest`.
+    """Runs the handler up to `attempts` times. The first wait is `first`, each next one twice as long, up to `longest`.
 
     Each wait is shortened by a random part of up to `jitter`. Errors of other types than `on`, decisions and
-    cancellation are never retried, nor is a handler that has settled its message itself. A pump that stops ends the
-    wait: the message goes back, and no attempt is counted. The subscription's `max_attempts` counts deliveries, each of
-    which is retried: 3 × 3 are nine runs.
+    cancellation are never retried, nor is a handler that has settled its message itself. When the pump stops, the wait
+    ends: the message goes back, and no attempt is counted. The subscription's `max_attempts` counts deliveries, and
+    each delivery is retried: 3 × 3 are nine runs.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Retry(Attribute):
             raise ConfigurationError(f"Retry: jitter must lie between 0 and 1, not {jitter}")
 
     def wait_after(self, attempt: int) -> float:
-        """How long to wait after a failed attempt, the first being 1, in seconds."""
+        """How many seconds to wait after a failed attempt; the first attempt is 1."""
         longest: float = min(self.longest, self.first * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
         return longest * (1 - self.jitter * self._chance())
 
     def acts_on(self) -> Errors:
-        """Those of the types `on`."""
+        """The errors of the types `on`."""
         return self.on
 
     def around(self, request: object, rest: Rest) -> Steps:
-        """Run the rest, again while it fails."""
+        """Run the rest; run it again when it fails."""
         for attempt in range(1, self.attempts):
             try:
                 return (yield from rest(request))
@@ -69,6 +69,6 @@ class Retry(Attribute):
                 delay = self.wait_after(attempt)
                 text = f"Handler's attempt {attempt} of {self.attempts} failed, next in {delay:.3g} s"
                 rest.scope.log(logging.INFO, text, error=error)
-                if (yield from rest.sleep(delay)) or is_decision(error):  # settled, or ended, in the meantime
+                if (yield from rest.sleep(delay)) or is_decision(error):  # meanwhile settled, or the handler is to end
                     raise
         return (yield from rest(request))

@@ -1,4 +1,4 @@
-"""Providers of feature switches: the program itself, the environment, a file. A plain function is one too."""
+"""Providers of feature switches: the program itself, the environment, a file. A plain function may be one too."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Switches(Mapping[str, bool]):
             self._switches = {**self._switches, name: on}
 
     def clear(self, name: str) -> None:
-        """Make a switch one that is not set."""
+        """Unset a switch."""
         with self._lock:
             self._switches = {other: on for other, on in self._switches.items() if other != name}
 
@@ -55,7 +55,7 @@ class EnvironmentSwitches:
         self._warned: set[tuple[str, str]] = set()
 
     def __call__(self, name: str) -> bool | None:
-        """Whether the switch is on; None if the variable is not there."""
+        """Whether the switch is on; None if the variable is not set, or has no such value."""
         variable = self._prefix + re.sub(r"\W", "_", name).upper()
         text = os.environ.get(variable, "").strip()
         if not text:
@@ -70,8 +70,9 @@ class EnvironmentSwitches:
 class FileSwitches:
     """Switches from a file, read again whenever it has changed.
 
-    It holds a JSON object of names and true or false, or lines like `orders.place=off`, with `#` for comments. Without
-    the file nothing is set. While it cannot be read or understood, its last content is used; that is logged once.
+    The file holds a JSON object of names and true or false, or lines like `orders.place=off`, with `#` for comments. If
+    there is no file, no switch is set. While it cannot be read or parsed, its last content is used, and this is logged
+    once.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

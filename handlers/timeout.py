@@ -1,4 +1,4 @@
-"""Limit how long a handler may take. A task can be cancelled, a thread cannot: here the colours differ."""
+"""Limit how long a handler may take. A task can be cancelled and a thread cannot, so here the colours differ."""
 
 import asyncio
 import logging
@@ -17,8 +17,8 @@ from pump.errors import HandlerTimeout, PumpError
 class Timeout(Attribute):
     """Sets `context.cancelled` when the rest takes longer than the duration.
 
-    An `async def` handler is then cancelled, and HandlerTimeout raised. A `def` handler goes on, since nothing can stop
-    a thread: a warning is logged, and its outcome counts. It may read `context.cancelled`.
+    An `async def` handler is then cancelled, and HandlerTimeout is raised. A `def` handler goes on, since nothing can
+    stop a thread: a warning is logged, and the handler's outcome counts. It may read `context.cancelled`.
     """
 
     def __init__(self, duration: Duration) -> None:
@@ -26,7 +26,7 @@ class Timeout(Attribute):
         self.duration = seconds(duration)
 
     def around(self, request: object, rest: Rest) -> Steps:
-        """Run the rest, for at most the duration where that is possible."""
+        """Run the rest; an awaiting one for at most the duration."""
         context = find_context()
         with nullcontext(Signal()) if context is None else context.narrowed() as signal:
             if rest.colour == "blocking":
@@ -43,7 +43,7 @@ class Timeout(Attribute):
 
 
 class _Deadline:
-    """Cancels the current task when the time is over; that cancellation, and no other, becomes a HandlerTimeout."""
+    """Cancels the current task when the time is over. Only that cancellation becomes a HandlerTimeout."""
 
     def __init__(self, signal: Signal, duration: float) -> None:
         self._signal = signal
@@ -55,8 +55,8 @@ class _Deadline:
         self._exited = False
 
     def expire(self) -> None:
-        """From any thread."""
-        with suppress(RuntimeError):  # the loop is closed: nothing runs there that could be cancelled
+        """Cancel the task. Called from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: there is no task to cancel
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -66,7 +66,7 @@ class _Deadline:
             self._task.cancel()
 
     def __enter__(self) -> None:
-        """Nothing: the time began when it was made."""
+        """Do nothing: the time runs since the object was made."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._exited = True

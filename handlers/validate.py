@@ -1,4 +1,4 @@
-"""Check a request before its handler runs, so that a wrong message is not taken for a failing handler."""
+"""Check a request before its handler runs, so that a wrong message does not look like a failing handler."""
 
 import inspect
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from pump.errors import ConfigurationError, InvalidMessageAction
 
 
 class Validate(Attribute):
-    """Checks the request first: by `check(request)`, or else by the request's own `validate()`.
+    """Checks the request first, with `check(request)`, or else with the request's own `validate()`.
 
-    A check that returns False, or raises an error of the types `on`, makes the message invalid, `from` that error. Any
-    other result lets the request pass; any other error, decision or cancellation is raised as it is.
+    A check that returns False, or raises an error of the types `on`, makes the message invalid; the error is its cause.
+    With any other result the request is handled. Any other error, decision or cancellation is raised unchanged.
     """
 
     declares = frozenset({InvalidMessageAction})
@@ -36,7 +36,7 @@ class Validate(Attribute):
             raise ConfigurationError(f"Validate: {check!r} has a `yield`: a call of it checks nothing")
 
     def prepare(self, scope: Scope) -> Attribute:
-        """The same; a ConfigurationError if there is no check and the request has no `validate`."""
+        """Return itself; ConfigurationError if there is no check and the request has no `validate`."""
         if self.check is None and scope.request is not None:
             _require_validate(scope.request)
         return self
@@ -62,7 +62,7 @@ class Validate(Attribute):
 
 
 def _require_validate(kind: type) -> None:
-    # With other parameters it would raise a TypeError, and every message would look invalid.
+    # A `validate` with other parameters would raise a TypeError, and every message would look invalid.
     method = getattr(kind, "validate", None)
     bound = isinstance(inspect.getattr_static(kind, "validate", None), classmethod | staticmethod)
     if method is None or not _takes(method, 0 if bound else 1):
@@ -74,6 +74,6 @@ def _takes(function: Callable[..., object], count: int) -> bool:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # a built-in that does not tell its signature
+    except ValueError:  # a built-in function without a signature
         return True
     return True

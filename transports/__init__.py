@@ -1,4 +1,4 @@
-"""Everything that knows one broker and its client: a file a transport, or a folder where one file is too little.
+"""The transports. Each knows one broker and its client library, and is one file, or one folder if a file is too small.
 
 Imports: the top level of `pump` and `pump.transport_kit`; no other transport, and no handler.
 Begin with: `memory`, the smallest one.

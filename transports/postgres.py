@@ -1,4 +1,4 @@
-"""PostgreSQL: the durable queue in a database, for many machines. docs/queue.md says what it keeps and how."""
+"""PostgreSQL: the durable queue in a database, for many machines. docs/queue.md describes it."""
 
 from dataclasses import replace
 from typing import Final, Self
@@ -18,9 +18,10 @@ _OPTIONS: Final[Options] = {"lease": float, "keep": float, "schema": str, "pool_
 
 
 class PostgresTransport(QueueTransport):
-    """The queue in a schema of a database, for any number of processes and machines. Making one opens nothing.
+    """The queue in a schema of a database, for any number of processes and machines. Making one opens no connection.
 
-    `url` is the database's as psycopg takes it. Behind a pooler that shares sessions, `listen_url` bypasses the pooler.
+    `url` is the database's URL for psycopg. If that leads to a pooler that shares sessions, give a `listen_url` that
+    leads to the database itself.
     """
 
     capabilities: Capabilities = replace(CAPABILITIES, system="postgresql")
@@ -45,7 +46,7 @@ class PostgresTransport(QueueTransport):
     def from_url(cls, url: str) -> Self:
         """The transport of postgres://user:password@host:port/database?schema=name; the constructor has the options.
 
-        Other options in the query are the database client's, such as sslmode.
+        Other options in the query, such as sslmode, are passed to psycopg.
         """
         found = read_url(url, _FORM, _OPTIONS, schemes=["postgres", "postgresql"], takes_others=True)
         query = urlencode(found.others)

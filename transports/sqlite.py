@@ -1,4 +1,4 @@
-"""SQLite: the durable queue in a file, for one machine. docs/queue.md says what it keeps and how."""
+"""SQLite: the durable queue in a file, for one machine. docs/queue.md describes it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,9 @@ _OPTIONS: Final[Options] = {"lease": float, "keep": float, "synchronous": str}
 
 
 class SqliteTransport(QueueTransport):
-    """The queue in one file, for any number of threads and processes of this machine. Making one opens nothing.
+    """The queue in one file, for any number of threads and processes of one machine. Making a transport opens no file.
 
-    `synchronous="NORMAL"` is faster, and may lose the last messages when the power fails, never otherwise.
+    `synchronous="NORMAL"` is faster, but may lose the last messages when the power fails; only then.
     """
 
     capabilities: Capabilities = replace(CAPABILITIES, system="sqlite")
@@ -39,7 +39,7 @@ class SqliteTransport(QueueTransport):
 
     @property
     def place(self) -> str:
-        """The file."""
+        """The path of the file."""
         return str(self.path.absolute())
 
     def _open(self) -> SqliteEngine:

@@ -1,4 +1,4 @@
-"""Orders for a product that the shop does not know become dead letters. Once it knows it, they are posted again."""
+"""Orders for an unknown product become dead letters. When the shop knows the product, they are posted again."""
 
 from dataclasses import dataclass
 from threading import Event
@@ -29,7 +29,7 @@ class PlaceOrderHandler(RequestHandler[PlaceOrder]):
 class DeadLetters(RequestHandler[PlaceOrder]):
     def handle(self, order: PlaceOrder) -> None:
         given_up.append((order.sku, self.context.headers["pump-reason"]))
-        products.add(order.sku)  # somebody has looked into it, and mended the cause
+        products.add(order.sku)  # somebody has found the cause, and removed it
         own = {name: text for name, text in self.context.headers.items() if not name.startswith("pump-")}
         self.context.processor.post(order, headers=own)
         dead.set()

@@ -1,4 +1,4 @@
-"""A feature is switched off. Its queue waits, nothing is lost, and all of it is handled once it is on again."""
+"""A feature is switched off. Its messages wait, none is lost, and all are handled when it is switched on again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """A transport on a folder of files: durable, for any number of processes on one machine.
 
-A channel is a folder. A message is a file in its `ready`, named by when it may be received. Whoever renames the file
-into `claimed` has the message, for as long as its new name says; of several who try, one succeeds. A topic is a folder
-with one empty file for each channel that gets a copy of its messages.
+A channel is a folder. A message is a file in its folder `ready`; the name begins with the time when it may be
+received. A consumer that renames the file into `claimed` has the message until the time in its new name; if several
+try, one succeeds. A topic is a folder with one empty file for each channel that gets a copy of its messages.
 """
 
 import json
@@ -32,17 +32,17 @@ log: Final = logging.getLogger("pump.transports.files")
 
 LEASE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.02
-"""How often an empty channel is looked at."""
+"""How many seconds to wait before an empty channel is looked at again."""
 LONGEST_DELAY_SECONDS: Final = 10 * 365 * 86400.0
 
 
 class FileName(NamedTuple):
-    """All that changes while a message waits and is received. In the order of these names messages are received."""
+    """Everything that changes while a message waits and is received. The order of these names is that of receiving."""
 
     due: int
-    """When it may be received, in nanoseconds since the epoch."""
+    """When the message may be received, in nanoseconds since the epoch."""
     file_id: str
-    """The same for as long as the message is in the channel."""
+    """It stays the same as long as the message is in the channel."""
     deliveries: int = 0
     attempts: int = 0
     crashes: int = 0
@@ -61,7 +61,7 @@ class FileName(NamedTuple):
 
 
 class Folder:
-    """The transport's folder, and how messages get into it."""
+    """The transport's folder: it makes channels and stores messages."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self.clock: Final = clock
@@ -69,11 +69,11 @@ class Folder:
         self._last_due = 0
 
     def channel(self, name: str) -> Path:
-        """Where the messages of a channel are."""
+        """The folder with the messages of a channel."""
         return self._root / "channels" / _file_name(name)
 
     def channels_of(self, topic: str) -> Sequence[Path]:
-        """The channels that get what is sent to a topic."""
+        """The channels that get a copy of the messages sent to a topic."""
         return [self._root / "channels" / file.name for file in (self._root / "topics" / _file_name(topic)).glob("*")]
 
     def create(self, topic: str, channel: str) -> None:
@@ -85,11 +85,11 @@ class Folder:
         binding.touch()
 
     def now(self) -> int:
-        """In nanoseconds since the epoch."""
+        """The time in nanoseconds since the epoch."""
         return int(self.clock.wall() * 1e9)
 
     def due_after(self, delay: float) -> int:
-        """When a message is due; never twice the same, so that messages of this process keep their order."""
+        """When a message is due. No two results are equal, so that messages of this process keep their order."""
         self._last_due = max(self.now(), self._last_due + 1)
         return self._last_due + int(min(delay, LONGEST_DELAY_SECONDS) * 1e9)
 
@@ -142,16 +142,16 @@ class FilesConsumer:
             file.unlink()
 
     def nack(self, message: Message) -> None:
-        """Rename it back. As it keeps its due time, it comes before all that were sent later.
+        """Rename the file back. It keeps its due time, so it comes before all messages that were sent later.
 
-        If it was run while it was held here, its attempts have risen, and go into its name.
+        If the message was run while it was held here, its new number of attempts goes into the name.
         """
         risen = {"attempts": message.attempts, "crashes": 0} if message.attempts > message.carried else {}
         with self._settling(message) as file:
             self._make_ready(file, **risen)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """Rename it back with a new due time. Its attempts are in its name, so they outlive this process."""
+        """Rename the file back with a new due time. The attempts are in its name, so they outlive this process."""
         with self._settling(message) as file:
             self._make_ready(file, due=self._folder.due_after(delay), attempts=attempts, crashes=0)
 
@@ -169,7 +169,7 @@ class FilesConsumer:
             report_gone(log, message, self._destinations.channel, rejection)
 
     def extend(self, message: Message) -> None:
-        """Rename it: the end of the claim is in the name."""
+        """Rename the file: the end of the claim is in its name."""
         with self._settling(message) as file:
             claim = FileName.of(file)._replace(expires=self._folder.now() + int(self._lease * 1e9))
             message.lease_expires = self._clock.monotonic() + self._lease
@@ -177,9 +177,9 @@ class FilesConsumer:
             self._claims[claim.file_id] = claim
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Return each to its old place."""
+        """Return each message to its old place."""
         for message in messages:
-            with suppress(LeaseLost):  # then it went back already
+            with suppress(LeaseLost):  # the message went back already
                 self.nack(message)
 
     def purge(self) -> int:
@@ -191,11 +191,11 @@ class FilesConsumer:
         return len(files)
 
     def interrupt(self) -> None:
-        """The signal stays set until a receive has seen it."""
+        """Make the current receive, or the next one, return: the signal stays set until a receive has seen it."""
         self._interrupted.set()
 
     def close(self) -> None:
-        """End all claims. A handler may have run: the next delivery has to know that nobody tells how that ended."""
+        """End all claims. A handler may have run, so each counts as a delivery that ended without a verdict."""
         self._closed = True
         for claim in list(self._claims.values()):
             with suppress(OSError):
@@ -203,7 +203,7 @@ class FilesConsumer:
         self._claims.clear()
 
     def _end_old_claims(self) -> None:
-        """Whoever comes first returns what a consumer did not settle in time, or held when it was killed."""
+        """Return messages whose claim has ended: a consumer did not settle them in time, or was killed."""
         if self._closed:
             raise TransportError("the consumer is closed")
         for file in list(self._claimed.iterdir()):
@@ -244,7 +244,7 @@ class FilesConsumer:
 
     @contextmanager
     def _settling(self, message: Message) -> Iterator[Path]:
-        """The file of a message, to be settled in the block. If it is not there any more, the lease was lost."""
+        """The file of a message, to be settled in the block; LeaseLost if the file is not there any more."""
         claim = self._claims.pop(str(message.receipt), None)
         lost = LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
         if claim is None:
@@ -262,7 +262,7 @@ class FilesConsumer:
 
 
 class FilesProducer:
-    """Sends to all channels of a topic."""
+    """Sends messages to all channels of their topics."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder: Final = folder
@@ -316,7 +316,7 @@ class FilesTransport:
         return cls(parts.name, **parts.options)
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what each one needs."""
+        """Create or validate the folders that each one needs."""
         with _outages():
             for subscription in subscriptions:
                 self._prepare_channel(subscription)
@@ -348,7 +348,7 @@ class FilesTransport:
             return
         if publication.missing == "validate":
             raise SetupError(f"no channel is bound to the topic {topic!r}")
-        self._folder.create(topic, topic)  # it keeps what is sent before there is a consumer
+        self._folder.create(topic, topic)  # keeps messages that are sent before there is a consumer
 
 
 def _encode(header: Header, body: bytes) -> bytes:
@@ -357,7 +357,7 @@ def _encode(header: Header, body: bytes) -> bytes:
 
 
 def _decode(content: bytes, topic: str) -> tuple[Header, bytes, str]:
-    """Header, body, and what is wrong with them. A message that cannot be read is kept whole, as a dead letter."""
+    """Header, body, and fault. A message that cannot be read is kept whole, as a dead letter."""
     line, _, body = content.partition(b"\n")
     try:
         return Header(**json.loads(line)), body, ""

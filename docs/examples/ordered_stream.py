@@ -1,4 +1,4 @@
-"""A stream whose order matters. A message that fails blocks those behind it, for as long as it takes, and no longer."""
+"""A stream whose order matters. A message that fails blocks those behind it until it succeeds, and no longer."""
 
 from dataclasses import dataclass
 from threading import Event

@@ -1,4 +1,4 @@
-"""Each message has a transaction of its own: committed before it is acknowledged, rolled back if its handler fails."""
+"""Each message has its own transaction: committed before the acknowledgement, rolled back if its handler fails."""
 
 import sqlite3
 from collections.abc import Iterator

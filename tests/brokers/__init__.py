@@ -1,1 +1,1 @@
-"""Private brokers for the tests, and a proxy that misbehaves between them and their clients."""
+"""Private brokers for the tests, and a proxy between them and their clients that injects network faults."""

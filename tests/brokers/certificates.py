@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, and a server's certificate that it signed, by the openssl command."""
+"""A private certificate authority, and a server's certificate that it signed, made with the openssl command."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ IS_SERVER = (
 
 
 class Certificates:
-    """The files' paths, as brokers and clients ask for them; for 127.0.0.1 and localhost."""
+    """The paths of the files that brokers and clients need; the certificate is for 127.0.0.1 and localhost."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = folder / "authority.pem"

@@ -1,8 +1,8 @@
-"""The fixtures, for every test to ask for by name.
+"""The fixtures of brokers, for every test to ask for by name.
 
-A broker is started once a run, when the first test asks for it, and shared. Who kills, stops, pauses or floods one
-asks for `own_…`: a second one, which is found running whatever the last test did to it. What the brokers hold is
-shared as well, so names of queues, streams and keys are best made for each test.
+A broker is started when the first test asks for it, and shared by all tests of the run. A test that kills, stops,
+pauses or floods a broker asks for `own_…`: a second broker, which is running again whatever the last test did to it.
+Their contents are shared too, so use new names of queues, streams and keys in each test.
 """
 
 from collections.abc import Callable, Iterator
@@ -98,6 +98,6 @@ def second_redis_server() -> Iterator[Redis]:
 
 @pytest.fixture
 def proxy_to() -> Iterator[ProxyTo]:
-    """Makes a proxy to a port; ended with the test."""
+    """A function that makes a proxy to a port; the proxy ends with the test."""
     with ExitStack() as proxies:
         yield lambda port: proxies.enter_context(Proxy(port))

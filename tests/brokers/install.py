@@ -1,6 +1,7 @@
-"""Finds the brokers' programs. As a program itself, it installs those that Debian has, and needs root.
+"""Finds the brokers' programs. Run as a program, it installs those that Debian has, and needs root.
 
-In CI the tests do that themselves, and fail if a broker is missing all the same; elsewhere they skip, and say how.
+In CI the tests install them by themselves, and fail if a broker is still missing. Elsewhere they skip, and say how to
+install it.
 """
 
 import fcntl
@@ -20,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn
 
 
 class Program(NamedTuple):
-    """What starts a broker, what does so as well, where else it may stand than on the path, and what brings it.
+    """The command that starts a broker, other names of it, a folder that may have it, and the package that installs it.
 
-    The folder may be a pattern; the last that it fits is the newest.
+    The folder may be a pattern; of the folders that match, the last one is the newest.
     """
 
     name: str
@@ -51,7 +52,7 @@ SECONDS = 1200.0
 
 
 def program(wanted: Program) -> Path:
-    """Where it is; if it is nowhere, the test is skipped, or fails in CI."""
+    """The path of a program; if there is none, the test is skipped, or fails in CI."""
     found = _find(wanted)
     if not found and wanted.debian and in_ci():
         failure = _install_for_ci()
@@ -81,15 +82,15 @@ def give_up(why: str) -> NoReturn:
 
 
 def in_ci() -> bool:
-    """Whether nothing may be missing."""
+    """Whether the tests run in CI, where no broker may be missing."""
     return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 
 @contextmanager
 def no_service_starts(policy: Path = POLICY) -> Iterator[None]:
-    """Debian's packages start no service meanwhile; a policy that was there is there again afterwards.
+    """Keep Debian's packages from starting services; afterwards restore the policy that was there before.
 
-    Killed in between, it leaves its own policy, which the next run takes for what it is.
+    If it is killed, its own policy stays there; the next run recognises that.
     """
     aside = policy.with_name(f"{policy.name}.message-pump")
     with _alone_in(policy.parent):
@@ -137,7 +138,7 @@ def _by_number(folder: str) -> list[int]:
 
 @functools.cache
 def _install_for_ci() -> str:
-    """Why it failed, if it did."""
+    """Install the brokers; returns why that failed, or an empty text."""
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     try:
         run = subprocess.run(
@@ -153,7 +154,7 @@ def _install_for_ci() -> str:
 
 
 def main() -> int:
-    """Install what is missing of what Debian has."""
+    """Install the missing brokers that Debian has."""
     with no_service_starts():
         missing = [each.debian for each in PROGRAMS if each.debian and not _find(each)]
         if not missing or _apt_get("install", *missing):

@@ -1,8 +1,9 @@
-"""Keeps the processes of one broker, and ends them when it is told to, or when the test run dies in whatever way.
+"""Keeps the processes of one broker, and ends them when it is told to, or when the test run dies in any way.
 
-`Keeper` is the test's end of it. The file is also the program at the other end, which is the parent of all that it
-starts, and adopts what loses its parent or goes into the background, so nothing escapes it. It watches the test run
-itself, not a pipe or the thread that started it: a test may fork, start brokers from threads, or be killed with -9.
+`Keeper` is the test's side. The file is also the program of the other side, which is the parent of all processes that
+it starts, and adopts those that lose their parent or go into the background: none escapes. It watches the process of
+the test run, not a pipe or the thread that started it: a test may fork, start brokers from threads, or be killed by
+kill -9.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-if __name__ == "__main__":  # as a program it runs isolated, and finds its neighbours by this alone
+if __name__ == "__main__":  # as a program it runs isolated, so this is how it finds the modules beside it
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from brokers.processes import Process, descendants, process_of, signal_all
@@ -30,7 +31,7 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Keeper:
-    """Starts processes whose folder it owns; `end` kills them all and removes the folder."""
+    """Starts processes in a folder that it owns; `end` kills them all and removes the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._owner = os.getpid()
@@ -45,19 +46,19 @@ class Keeper:
             )
 
     def start(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Process:
-        """Start a program; what it prints goes to the log."""
+        """Start a program; its output goes to the log."""
         reply = self._ask({"start": list(command), "environment": dict(environment), "log": str(log)})
         pid, started = json.loads(reply)
         return Process(pid, started)
 
     def processes(self) -> list[Process]:
-        """All that it started, and all that those started."""
+        """All processes that it started, and their descendants."""
         if self._process.poll() is not None:
-            return []  # and its pid may be another's by now
+            return []  # another process may have its pid by now
         return descendants(self._process.pid)
 
     def end(self) -> None:
-        """Kill everything, and remove the folder; a forked copy of the test run has no say in it."""
+        """Kill all processes, and remove the folder; in a forked copy of the test run, do nothing."""
         if os.getpid() != self._owner:
             return
         try:
@@ -69,7 +70,7 @@ class Keeper:
                 if pipe is not None:
                     with contextlib.suppress(BrokenPipeError):
                         pipe.close()
-            shutil.rmtree(self._folder, ignore_errors=True)  # should somebody have killed the keeper
+            shutil.rmtree(self._folder, ignore_errors=True)  # if the keeper was killed
 
     def _ask(self, request: Mapping[str, object]) -> bytes:
         self._tell(request)
@@ -85,7 +86,7 @@ class Keeper:
 
 
 def main(owner: int, folder: Path) -> None:
-    """Serve the test run until it says so or dies; then end everything."""
+    """Serve the test run until it asks for the end, or dies; then end everything."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in ENDING:
         signal.signal(number, lambda *_: sys.exit())
@@ -124,9 +125,9 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: str) -> 
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
-    """In the child: turn into the program, or die of the reason, which the log then tells."""
+    """In the child: become the program, or write the reason into the log and die."""
     try:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # should somebody kill the keeper itself
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # if the keeper itself is killed
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)

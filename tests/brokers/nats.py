@@ -12,7 +12,7 @@ from brokers.processes import Process
 
 
 class Nats(Peer):
-    """Anybody may connect, or, when users are named with their passwords, only they; the URL is then the first's."""
+    """Anybody may connect. If users are given with their passwords, only they may; the URL is for the first of them."""
 
     name: ClassVar[str] = "nats"
 
@@ -27,15 +27,15 @@ class Nats(Peer):
 
     @property
     def url(self) -> str:
-        """With the first user's name and password, if there are users."""
+        """The URL, with the first user's name and password if there are users."""
         return self.url_for(*next(iter(self.users.items()), ("", "")))
 
     def url_for(self, user: str, password: str) -> str:
-        """With this name and password."""
+        """The URL with this name and password."""
         return f"nats://{f'{user}:{password}@' if user else ''}127.0.0.1:{self.port}"
 
     async def connect(self, url: str = "", **options: Any) -> Any:
-        """A connection of the nats library that gives up at once when the server is not there."""
+        """A connection of the nats library that gives up at once if the server is not there."""
         once = {"allow_reconnect": False, "connect_timeout": 5, "error_cb": _ignore}
         connection = self._client.NATS()
         try:
@@ -53,7 +53,7 @@ class Nats(Peer):
             "jetstream": {"store_dir": str(self.folder / "jetstream"), "max_mem": 2**28, "max_file": 2**31},
             **({"authorization": {"users": users}} if users else {}),
         }
-        return json.dumps(settings, indent=1)  # which its own format includes
+        return json.dumps(settings, indent=1)  # the format of its configuration includes JSON
 
     def _launch(self) -> Process:
         return self._run(self._program, "--config", self._configuration)
@@ -70,10 +70,10 @@ class Nats(Peer):
 
 
 async def _ignore(error: Exception) -> None:
-    """The caller is told by an exception."""
+    """Do nothing: the caller gets an exception."""
 
 
 def _run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end on a loop of its own, also where one runs already."""
+    """Run a coroutine to its end on a new loop, even if another loop runs in this thread."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, coroutine).result()

@@ -1,4 +1,4 @@
-"""A private broker's life: started, killed, restarted, paused, and ended whatever happens."""
+"""A private broker: a test starts, kills, restarts and pauses it, and it is always ended."""
 
 import signal
 import tempfile
@@ -18,19 +18,19 @@ TAIL_LINES = 40
 
 
 class BrokerFailed(Exception):  # noqa: N818 - it says what happened
-    """A broker did not do what it was told; its message ends with the end of the broker's log."""
+    """A broker did not do what a test asked for; the text of the error ends with the end of the broker's log."""
 
 
 class Peer(ABC):
-    """A broker of one's own on loopback ports, its data in a temporary folder.
+    """A private broker on loopback ports, with its data in a temporary folder.
 
-    Use it as a context manager. It is running on entry, and gone on exit with all of its processes and files; the
-    same happens when the test run ends in any other way, kill -9 included.
+    Use it as a context manager. It is running on entry; on exit all of its processes and files are removed. They are
+    also removed if the test run ends in any other way, including kill -9.
     """
 
     name: ClassVar[str]
     stop_signal: ClassVar[int] = signal.SIGTERM
-    """What asks it to end gracefully."""
+    """The signal that asks it to end gracefully."""
     port: int
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Peer(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where clients connect to."""
+        """The URL that clients connect to."""
 
     @abstractmethod
     def _launch(self) -> Process:
-        """Start the processes; give the one whose end is the broker's."""
+        """Start the processes; returns the main one, whose end is the end of the broker."""
 
     @abstractmethod
     def _greet(self) -> None:
-        """Be served as a client is; any exception says that it is not ready."""
+        """Connect as a client; any exception means that the broker is not ready."""
 
     def __enter__(self) -> Self:
         try:
@@ -75,7 +75,7 @@ class Peer(ABC):
         """Start it, on the ports and the data it had before, and return when it serves clients."""
         if self.is_running:
             raise BrokerFailed(f"{self.name} runs already")
-        self.kill()  # what an earlier life may have left
+        self.kill()  # processes that an earlier start may have left
         self._main = self._launch()
         self._wait(self._is_ready, "ready")
 
@@ -106,7 +106,7 @@ class Peer(ABC):
         processes.signal_all(self.processes(), signal.SIGCONT)
 
     def revive(self) -> None:
-        """Have it running, whatever was done to it before."""
+        """Make it run, whatever was done to it before."""
         self.unpause()
         if not self.is_running:
             self.start()
@@ -144,7 +144,7 @@ class Peer(ABC):
     def _is_ready(self) -> bool:
         if not self.is_running:
             self.fail("it ended while it started")
-        if not ports.is_open(self.port):  # clients take their time over a refusal
+        if not ports.is_open(self.port):  # clients would try a refused connection for long
             return False
         try:
             self._greet()

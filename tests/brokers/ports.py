@@ -1,4 +1,4 @@
-"""Loopback ports that stay one's own, also while nothing listens on them."""
+"""Loopback ports that stay reserved, even while nothing listens on them."""
 
 import contextlib
 import random
@@ -13,9 +13,9 @@ LOWEST = 20_000
 class Port:
     """A free port, reserved until it is released or the process ends.
 
-    The kernel hands out the ports of its local range to outgoing connections. One of those would take the port of a
-    broker that is down, or, trying to reach it, even connect to itself; so ours lie outside that range. Other test
-    runs are kept away by a name that only one process can hold.
+    The kernel gives the ports of its local range to outgoing connections. Such a connection could take the port of a
+    broker that is down, or, trying to reach it, even connect to itself; so our ports lie outside that range. A name
+    that only one process can hold keeps other test runs away.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Port:
         raise OSError("no port is free")
 
     def release(self) -> None:
-        """Others may have it."""
+        """Let others use the port."""
         self._holder.close()
 
 
@@ -46,7 +46,7 @@ def _candidates() -> Iterator[int]:
 
 
 def _hold(number: int) -> socket.socket | None:
-    """What keeps this port ours, or None if it is taken; an abstract name needs no cleaning up."""
+    """A socket whose name reserves this port; None if it is taken. The abstract name needs no cleaning up."""
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with contextlib.suppress(OSError), socket.socket() as probe:
         holder.bind(f"\0message-pump-port-{number}")

@@ -13,11 +13,11 @@ from brokers.processes import Process
 from brokers.waiting import wait_until
 
 USERS = ("postgres", "nobody")
-"""Who runs it where the tests are root, which it refuses to be."""
+"""The users that may run it if the tests run as root: PostgreSQL refuses to run as root."""
 
 
 class Postgres(Peer):
-    """Anybody on this machine may connect as `test`, with any password. What it confirmed survives kill -9."""
+    """Anybody on this machine may connect as `test`, with any password. Confirmed data survive kill -9."""
 
     name: ClassVar[str] = "postgres"
     stop_signal: ClassVar[int] = signal.SIGINT  # SIGTERM would wait until every client has gone
@@ -39,11 +39,11 @@ class Postgres(Peer):
 
     @property
     def url(self) -> str:
-        """Of the default database."""
+        """The URL of the default database."""
         return self.url_for()
 
     def url_for(self, user: str = "test", password: str = "", database: str = "postgres") -> str:
-        """Of a database, as a user."""
+        """The URL of a database, for a user."""
         return f"postgresql://{user}{f':{password}' if password else ''}@127.0.0.1:{self.port}/{database}"
 
     def connect(self, **options: Any) -> Any:
@@ -51,7 +51,7 @@ class Postgres(Peer):
         return self._client.connect(self.url, **{"autocommit": True, "connect_timeout": 5, **options})
 
     def kill_backends(self, application: str = "%") -> int:
-        """End the connections of the clients that call themselves so, as an administrator may; says how many ended."""
+        """End the connections of clients with this application name, as an administrator may; returns how many."""
         kill = (
             "select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity"
             " where backend_type = 'client backend' and pid <> pg_backend_pid() and application_name like %s"
@@ -89,7 +89,7 @@ def _somebody() -> pwd.struct_passwd:
 
 
 def _as_somebody() -> list[str | Path]:
-    """What starts a program as another user than root, and ends it with its keeper, which such a change forgets."""
+    """The command before a program that starts it as a user other than root, and ends it when its keeper ends."""
     if os.geteuid() != 0:
         return []
     user = _somebody()

@@ -1,4 +1,4 @@
-"""Processes, by a number that nobody else gets: the pid and when it started. For Linux."""
+"""Processes, each known by its pid and its start time, which no other process has. For Linux."""
 
 import contextlib
 import ipaddress
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
-"""The state of a socket that waits for anybody, by its table in /proc/net."""
+"""The state of a socket that listens, by its table in /proc/net."""
 
 
 class Process(NamedTuple):
@@ -21,17 +21,17 @@ class Process(NamedTuple):
 
     @property
     def state(self) -> str:
-        """As in /proc: R, S, D, T, Z; or nothing when it has gone."""
+        """The state as in /proc: R, S, D, T, Z; empty if the process is gone."""
         seen = _read(self.pid)
         return seen.state if seen and seen.process == self else ""
 
     @property
     def is_alive(self) -> bool:
-        """Until it has been waited for; before that, the last of its threads may still hold its sockets."""
+        """Whether it was not waited for yet; until then, one of its threads may still hold its sockets."""
         return self.state != ""
 
     def signal(self, number: int) -> None:
-        """Send it a signal, and to no other process; nothing when it has gone."""
+        """Send a signal to this process, never to another one; do nothing if it is gone."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -64,13 +64,13 @@ def descendants(pid: int) -> list[Process]:
 
 
 def signal_all(processes: Iterable[Process], number: int) -> None:
-    """Send each the signal."""
+    """Send the signal to each process."""
     for process in processes:
         process.signal(number)
 
 
 def process_of(pid: int) -> Process | None:
-    """The one that has this pid now."""
+    """The process that has this pid now."""
     seen = _read(pid)
     return seen.process if seen else None
 
@@ -82,7 +82,7 @@ def listening(processes: Iterable[Process]) -> set[tuple[str, int]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the address."""
     parsed = ipaddress.ip_address(address)
     mapped = getattr(parsed, "ipv4_mapped", None)
     return bool((mapped or parsed).is_loopback)

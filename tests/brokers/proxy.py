@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and its broker, which is the network, and misbehaves as networks do."""
+"""A TCP proxy between a client and its broker. It plays the network, and fails as networks do."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ STEPS_A_SECOND = 20
 
 
 class Proxy:
-    """Passes all on until it is told otherwise; what a call says has happened when it returns.
+    """Passes everything on until a method changes that; the change is complete when the method returns.
 
-    It has a thread of its own, so it may be told from any thread, and from within an event loop.
+    It has a thread of its own, so its methods may be called from any thread, and in an event loop.
     """
 
     def __init__(self, to_port: int) -> None:
@@ -47,11 +47,11 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many are open now; `accepted` is how many there ever were."""
+        """How many connections are open now; `accepted` counts all that were ever made."""
         return len(self._wires)
 
     def url(self, url: str) -> str:
-        """The broker's URL, as it is for a client who takes this way."""
+        """The broker's URL, changed to lead through this proxy."""
         parts = urlsplit(url)
         user, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{self.port}"))
@@ -61,13 +61,13 @@ class Proxy:
         self._tell(self._cut)
 
     def reset(self) -> None:
-        """Break all connections with a reset, at both ends; new ones are welcome."""
+        """Break all connections with a reset, at both ends; new ones are accepted."""
         self._tell(self._reset)
 
     def stall(self, *directions: Direction) -> None:
-        """Accept, and keep, connections, but pass nothing on, or nothing in one direction; nobody is told.
+        """Accept and keep connections, but pass nothing on, or nothing in one direction; neither end notices.
 
-        What was sent before may still arrive; what is sent from now on arrives when it is healed.
+        Bytes that were sent before may still arrive; bytes that are sent from now on arrive after `heal`.
         """
         self._tell(lambda: self._hold(directions or DIRECTIONS))
 
@@ -76,11 +76,11 @@ class Proxy:
         self._tell(lambda: self._limit(bytes_per_second))
 
     def heal(self) -> None:
-        """Behave again: accept, and pass on all that was held."""
+        """Work again: accept connections, and pass on all bytes that were held."""
         self._tell(self._open)
 
     def close(self) -> None:
-        """End it, and all connections."""
+        """End the proxy and all its connections."""
         if not self._loop.is_closed():
             self._tell(self._cut)
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -111,7 +111,7 @@ class Proxy:
 
     async def _reset(self) -> None:
         if self._listener is not None:
-            self._accept(self._listener)  # those that the kernel has accepted already
+            self._accept(self._listener)  # connections that the kernel has accepted already
         for wire in self._wires.values():
             wire.breaks()
         await _ended(*self._wires)
@@ -143,7 +143,7 @@ class Proxy:
                 both.create_task(self._pass(wire.client, wire.broker, "to_broker"))
                 both.create_task(self._pass(wire.broker, wire.client, "to_client"))
         except* OSError:
-            wire.breaks()  # one end has, so the other is told
+            wire.breaks()  # one end was reset, so reset the other
 
     async def _pass(self, source: socket.socket, target: socket.socket, direction: Direction) -> None:
         while data := await self._loop.sock_recv(source, CHUNK):
@@ -173,12 +173,12 @@ class _Wire:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
-        """Both ends see its end."""
+        """Close both ends."""
         self.client.close()
         self.broker.close()
 
     def breaks(self) -> None:
-        """When it is closed now, both ends see a reset."""
+        """Make the next close a reset at both ends."""
         for end in (self.client, self.broker):
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)

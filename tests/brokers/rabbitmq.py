@@ -1,4 +1,4 @@
-"""A private RabbitMQ node, with an epmd of its own; nothing of the system's RabbitMQ is read or touched."""
+"""A private RabbitMQ node, with an epmd of its own; no file of the system's RabbitMQ is read or changed."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from brokers.processes import Process
 GUEST = "guest"
 CONSUMER_TIMEOUT_SECONDS = 1800.0
 LOOPBACK = "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false"
-IDLE = "+sbwt none +sbwtdcpu none +sbwtdio none"  # or its threads spin, to the cost of the tests
-ADVANCED = "[{rabbit, [{channel_tick_interval, 1000}]}].\n"  # how often consumers' time-outs are looked at
+IDLE = "+sbwt none +sbwtdcpu none +sbwtdio none"  # otherwise its idle threads spin, and slow the tests down
+ADVANCED = "[{rabbit, [{channel_tick_interval, 1000}]}].\n"  # the interval of checks for consumers' time-outs, in ms
 CONFIGURATION = """\
 listeners.tcp.1 = 127.0.0.1:{port}
 listeners.ssl.1 = 127.0.0.1:{tls_port}
@@ -48,11 +48,11 @@ class RabbitMQ(Peer):
 
     @property
     def url(self) -> str:
-        """Of the default virtual host, as guest."""
+        """The URL of the default virtual host, for guest."""
         return self.url_for()
 
     def url_for(self, virtual_host: str = "/", *, user: str = GUEST, password: str = GUEST, tls: bool = False) -> str:
-        """Of a virtual host, as a user."""
+        """The URL of a virtual host, for a user."""
         scheme, port = ("amqps", self.tls_port) if tls else ("amqp", self.port)
         return f"{scheme}://{quote(user, '')}:{quote(password, '')}@127.0.0.1:{port}/{quote(virtual_host, '')}"
 
@@ -65,53 +65,53 @@ class RabbitMQ(Peer):
         return self._pika.BlockingConnection(parameters)
 
     def add_vhost(self, name: str) -> str:
-        """Add a virtual host that guest may use; its URL."""
+        """Add a virtual host that guest may use; returns its URL."""
         self.control("add_vhost", name)
         self.permit(GUEST, name)
         return self.url_for(name)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host and all that is in it."""
+        """Delete a virtual host and everything in it."""
         self.control("delete_vhost", name)
 
     def add_user(self, name: str, password: str) -> None:
-        """Add a user who may do nothing yet."""
+        """Add a user without any permission."""
         self.control("add_user", name, password)
 
     def permit(
         self, user: str, virtual_host: str = "/", *, configure: str = ".*", write: str = ".*", read: str = ".*"
     ) -> None:
-        """Let a user do these things to what matches the patterns."""
+        """Permit a user to configure, write and read the names that match these patterns."""
         self.control("set_permissions", "-p", virtual_host, user, configure, write, read)
 
     def list_queues(self, virtual_host: str = "/") -> dict[str, int]:
-        """How many messages each queue holds, those in the hands of consumers included."""
+        """How many messages each queue holds, including those that consumers have in hand."""
         options = ("--formatter", "json", "--silent", "-p", virtual_host)
         rows = json.loads(self.control("list_queues", *options, "name", "messages"))
         return {row["name"]: int(row["messages"]) for row in rows}
 
     def delete_queue(self, name: str, virtual_host: str = "/") -> None:
-        """Delete a queue and its messages, under its consumers."""
+        """Delete a queue and its messages, even while it has consumers."""
         with self.connect(self.url_for(virtual_host)) as connection:
             connection.channel().queue_delete(name)
 
     def close_connections(self, reason: str = "closed by a test") -> None:
-        """Close every connection, as an operator may; clients are told 320."""
+        """Close every connection, as an operator may; clients get the code 320."""
         self.control("close_all_connections", reason)
 
     @contextmanager
     def consumer_timeout(self, seconds: float) -> Iterator[None]:
-        """Meanwhile, consumers on new channels may hold a message for no longer; that is looked at each second."""
+        """Inside the block, consumers on new channels may hold a message for so many seconds; checked every second."""
         self._set_consumer_timeout(seconds)
         yield
-        if self.is_running:  # a new start would have forgotten it
+        if self.is_running:  # otherwise the next start forgets it anyway
             self._set_consumer_timeout(CONSUMER_TIMEOUT_SECONDS)
 
     def _set_consumer_timeout(self, seconds: float) -> None:
         self.control("eval", f"application:set_env(rabbit, consumer_timeout, {round(seconds * 1000)}).")
 
     def control(self, *arguments: str) -> str:
-        """What rabbitmqctl says."""
+        """Run rabbitmqctl; returns its output."""
         done = subprocess.run(
             [self._server.with_name("rabbitmqctl"), "-n", self._environment["RABBITMQ_NODENAME"], *arguments],
             check=False,
@@ -125,7 +125,7 @@ class RabbitMQ(Peer):
         return done.stdout
 
     def _configure(self) -> dict[str, str]:
-        """Write the files; the environment that names them all, or the system's would be read."""
+        """Write the configuration; returns the environment that names all its files, so that no system file is read."""
         certificates = vars(self._certificates)
         configuration = CONFIGURATION.format(port=self.port, tls_port=self.tls_port, **certificates)
         files = {
@@ -142,7 +142,7 @@ class RabbitMQ(Peer):
             "RABBITMQ_GENERATED_CONFIG_DIR": "generated",
             "RABBITMQ_FEATURE_FLAGS_FILE": "feature_flags",
             "ERL_CRASH_DUMP": "crash",
-            "HOME": ".",  # the secret that its tools share with it is made there
+            "HOME": ".",  # the secret that it shares with its tools is written there
         }
         return {
             **{variable: str(self.folder / name) for variable, (name, _) in files.items()},

@@ -1,4 +1,4 @@
-"""A private Redis, or its fork Valkey where that is what the machine has."""
+"""A private Redis, or its fork Valkey if the machine has that instead."""
 
 from typing import Any, ClassVar, Literal
 
@@ -8,7 +8,7 @@ from brokers.processes import Process
 
 
 class Redis(Peer):
-    """Keeps its data over kill -9: appended to a file, flushed to the disk every second, or with `always` each time."""
+    """Keeps its data after kill -9: it appends them to a file, flushed every second, or each time with `always`."""
 
     name: ClassVar[str] = "redis"
 
@@ -35,15 +35,15 @@ class Redis(Peer):
 
     @property
     def url(self) -> str:
-        """With the password, if there is one."""
+        """The URL, with the password if there is one."""
         return self.url_for(self.password)
 
     def url_for(self, password: str) -> str:
-        """With this password."""
+        """The URL with this password."""
         return f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0"
 
     def client(self, **options: Any) -> Any:
-        """A client of the redis library, which closes itself as a context manager and never tries twice."""
+        """A client of the redis library; a context manager that closes it. It never tries twice."""
         once = self._client.retry.Retry(self._client.backoff.NoBackoff(), 0)
         return self._client.Redis.from_url(self.url, **{"socket_timeout": 5, "retry": once, **options})
 

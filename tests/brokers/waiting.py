@@ -1,14 +1,14 @@
-"""Waiting for what must come, with a deadline."""
+"""Waiting for a condition, with a deadline."""
 
 import time
 from collections.abc import Callable
 
 LONG = 60.0
-"""Seconds; generous, since only a failing test waits that long, and machines are shared."""
+"""Seconds. It is generous: only a failing test waits that long, and other programs may load the machine."""
 
 
 def wait_until(condition: Callable[[], object], what: str, *, deadline_seconds: float = LONG) -> None:
-    """Return as soon as the condition holds; after the deadline, an error that says what did not happen."""
+    """Return when the condition is true; after the deadline, raise an error that says what did not happen."""
     deadline = time.monotonic() + deadline_seconds
     pause = 0.001
     while not condition():

@@ -1,7 +1,7 @@
-"""Consumers killed, the broker restarted, the network cut while messages fail, come again and are given up.
+"""Kill consumers, restart the broker, cut the network, while messages fail, come again and are given up.
 
-The same on every transport: nothing is lost, nothing is given up that did not ask for it, and little is done twice.
-`pytest -m long tests/chaos -s` prints the table in docs/transports.md.
+On every transport: no message is lost, none is given up unless its job asks for it, and few run twice.
+`pytest -m long tests/chaos -s` prints a table of the results.
 """
 
 import json
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 PATIENCE = 90.0
 TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres"]
 LARGEST_BUFFER = 10 + 64
-"""What one kill may let run twice: what is in hand or buffered, and acknowledgements that were not sent yet."""
+"""The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
 
 @dataclass
 class Place:
-    """A broker, and what can be done to it."""
+    """A broker, and the faults that a test can cause there."""
 
     url: str
     restart: Callable[[], object] | None = None
@@ -72,7 +72,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 class Line:
-    """One channel of jobs, and the program that does them."""
+    """One channel of jobs, and the program that handles them."""
 
     def __init__(self, place: Place, colour: str, folder: Path) -> None:
         self.place, self.channel = place, f"chaos-{uuid4().hex[:12]}"
@@ -93,7 +93,7 @@ class Line:
         self._programs.close()
 
     def post(self, jobs: Sequence[Job]) -> None:
-        """Everything is there before the program is, its dead letters too."""
+        """Make the channel and its dead-letter channel, and post all jobs, before the program starts."""
         rules = chaos_worker.dispatcher(self._settings).subscriptions
         with closing(TransportDriver(transport_from(self.place.url), "blocking", SystemClock())) as driver:
             driver.prepare(*rules, self._dead_letters)
@@ -114,7 +114,7 @@ class Line:
         return Counter(line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} "))
 
     def dead_letters(self, expected: int) -> Counter[str]:
-        """Every dead letter, by the name of its job; takes them away."""
+        """Receive and count all dead letters, by the names of their jobs."""
         found: Counter[str] = Counter()
         with closing(TransportDriver(transport_from(self.place.url), "blocking", SystemClock())) as driver:
             channel = driver.open(self._dead_letters)
@@ -130,7 +130,7 @@ def jobs(count: int) -> Sequence[Job]:
 
 
 def blows(place: Place, kills: int, restarts: int, cuts: int) -> Iterator[str]:
-    """What happens, well mixed: every kind as often as it is asked for and as the place allows."""
+    """The faults, mixed: each kind as often as asked for, if the place allows it."""
     rest = {"kill": kills, "restart": restarts if place.restart else 0, "cut": cuts if place.cut else 0}
     while any(rest.values()):
         for kind, left in rest.items():
@@ -146,7 +146,7 @@ def test_nothing_is_lost_whatever_breaks(place: Place, colour: str, tmp_path: Pa
 
 
 def scores(place: Place, colour: str, folder: Path, *, count: int, kills: int, restarts: int, cuts: int) -> str:
-    """Run it all, check what must hold, and return the row of the table."""
+    """Run everything, check the results, and return the row of the table."""
     posted = jobs(count)
     rejected = {job.name for job in posted if job.fate == "rejected"}
     planned = list(blows(place, kills, restarts, cuts))

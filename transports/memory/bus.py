@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BusMessage:
-    """One message of one channel, as the bus keeps it. Each delivery is a copy."""
+    """One message of one channel, as the bus stores it. Each delivery is a copy of it."""
 
     __slots__ = ("attempts", "body", "deliveries", "expires", "header", "identity", "place", "unexplained")
 
@@ -33,12 +33,12 @@ class BusMessage:
         self.expires = inf
 
     def learn(self, attempts: int) -> None:
-        """It has so many attempts behind it now; its deliveries so far are among them."""
+        """Record how many attempts were counted; they explain all deliveries so far."""
         if attempts > self.attempts:
             self.attempts, self.unexplained = attempts, 0
 
     def copy(self, receipt: object = None, generation: int = 0, lease_expires: float | None = None) -> Message:
-        """A delivery of it; without a receipt, a copy to look at."""
+        """A delivery of the message; without a receipt, a copy that only shows it."""
         return Message(
             self.header,
             self.body,
@@ -54,16 +54,16 @@ class BusMessage:
 
 
 class BusChannel:
-    """The messages that wait or are due later, and the consumers. Everything here happens under the bus's lock."""
+    """The messages that wait or are due later, and the consumers. Every method is called with the bus's lock held."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.consumers: set[MemoryConsumer] = set()
         self.waiting: dict[MemoryConsumer, None] = {}
         self.next_due = inf
-        """When time alone makes a message receivable, or earlier: waits end then."""
+        """When the next delay or lease ends, or earlier. A consumer waits no longer than until then."""
         self.returned: list[tuple[int, BusMessage]] = []
-        """Messages given back, by place. They come before the new ones, since each was once the first of those."""
+        """Messages given back, by place. They come before the new ones, since they were received before those."""
         self.new: deque[BusMessage] = deque()
         self.scheduled: list[tuple[float, int, BusMessage]] = []
         self._places = count(1)
@@ -74,7 +74,7 @@ class BusChannel:
         return len(self.returned) + len(self.new)
 
     def add(self, header: Header, body: bytes, due: float | None = None, *, identity: str = "") -> None:
-        """Add a new message at the tail, now or when it is due. A copy of another has the identity of that."""
+        """Add a new message at the tail, now or when it is due. A copy of a message gets the original's identity."""
         place = next(self._places)
         entry = BusMessage(header, body, identity or f"{self.name}/{place}", place)
         if due is None:
@@ -84,16 +84,16 @@ class BusChannel:
             self.schedule(entry, due)
 
     def append(self, entry: BusMessage) -> None:
-        """Move it to the tail."""
+        """Move a message to the tail."""
         entry.place = next(self._places)
         self.new.append(entry)
 
     def put_back(self, entry: BusMessage) -> None:
-        """Put it back at its old place, before all that was not received yet."""
+        """Put a message back at its old place, before all messages that were not received yet."""
         heappush(self.returned, (entry.place, entry))
 
     def schedule(self, entry: BusMessage, due: float) -> None:
-        """Move it to the tail when it is due."""
+        """Move a message to the tail when it is due."""
         heappush(self.scheduled, (due, next(self._places), entry))
         self.expect(due)
 
@@ -102,7 +102,7 @@ class BusChannel:
         return heappop(self.returned)[1] if self.returned else self.new.popleft()
 
     def expect(self, due: float) -> None:
-        """Something happens at that time: wake the consumers that wait for a later time."""
+        """Note when the next delay or lease ends; wake the consumers that would wait longer than that."""
         if due < self.next_due:
             self.next_due = due
             self.wake(len(self.waiting))
@@ -115,7 +115,7 @@ class BusChannel:
                 consumer.woken.set()
 
     def pass_time(self, now: float) -> None:
-        """Make receivable what is due and what has expired by now."""
+        """Make the messages receivable that are due, or whose lease has expired, by now."""
         if now < self.next_due:
             return
         while self.scheduled and self.scheduled[0][0] <= now:
@@ -124,7 +124,7 @@ class BusChannel:
         self.next_due = min([self.scheduled[0][0] if self.scheduled else inf, *expiries])
 
     def purge(self) -> int:
-        """Remove what waits and what is due later; returns how many messages that were."""
+        """Remove the messages that wait or are due later; returns how many they were."""
         number = self.pending + len(self.scheduled)
         self.returned.clear()
         self.new.clear()
@@ -133,7 +133,7 @@ class BusChannel:
 
 
 class MemoryBus:
-    """What memory transports share: the channels, the topics they are bound to, one clock and one lock.
+    """The channels, the topics that they are bound to, one clock and one lock: memory transports may share a bus.
 
     A message sent to a topic goes to every channel bound to it. Tests may ask for the messages of a channel by its
     name; a channel that does not exist has none. The methods that take or return a channel are for transports.
@@ -142,14 +142,14 @@ class MemoryBus:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Final[Clock] = SystemClock() if clock is None else clock
         self.lock = Lock()
-        """Held while a channel is used."""
+        """To be held while a channel is used."""
         self._process = 0
-        """Which process uses it; 0 before the first does."""
+        """The id of the process that uses the bus; 0 before the first use."""
         self._channels: Final[dict[str, BusChannel]] = {}
         self._topics: Final[dict[str, tuple[BusChannel, ...]]] = {}
 
     def claim(self) -> None:
-        """Use it in this process. A forked child starts with an empty one: what it was born with is its parent's."""
+        """Use the bus in this process. A forked child empties its copy, since the messages in it are the parent's."""
         if self._process not in {0, os.getpid()}:
             self.lock = Lock()
             self._channels.clear()
@@ -157,7 +157,7 @@ class MemoryBus:
         self._process = os.getpid()
 
     def channels(self) -> Sequence[str]:
-        """The names of all channels there are."""
+        """The names of all channels."""
         with self.lock:
             return tuple(self._channels)
 
@@ -177,22 +177,22 @@ class MemoryBus:
             return len(self._at_present(channel).scheduled)
 
     def messages(self, channel: str) -> Sequence[Message]:
-        """Copies of what can be received from the channel now, in order."""
+        """Copies of the messages that can be received from the channel now, in order."""
         with self.lock:
             found = self._at_present(channel)
             entries = [entry for _, entry in sorted(found.returned)] + list(found.new)
             return tuple(entry.copy() for entry in entries)
 
     def find(self, name: str) -> BusChannel | None:
-        """The channel; with the lock held."""
+        """The channel, or None. Call it with the lock held."""
         return self._channels.get(name)
 
     def bound(self, topic: str) -> Sequence[BusChannel]:
-        """The channels that get what is sent to the topic; with the lock held."""
+        """The channels that are bound to the topic. Call it with the lock held."""
         return self._topics.get(topic, ())
 
     def declare(self, name: str, topic: str | None = None) -> BusChannel:
-        """The channel, created if it does not exist, and bound to the topic if one is given; with the lock held."""
+        """The channel, created if missing, and bound to the topic if one is given. Call it with the lock held."""
         channel = self._channels.get(name)
         if channel is None:
             channel = self._channels[name] = BusChannel(name)
@@ -202,7 +202,7 @@ class MemoryBus:
 
     def publish(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Send each message to every channel bound to its topic: all of them, or none and a PublishError."""
-        if self._process not in {0, os.getpid()}:  # before the lock, which somebody may have held at the fork
+        if self._process not in {0, os.getpid()}:  # before the lock: at the fork a thread may have held it
             raise PublishError(
                 f"nothing was sent: the memory bus is in the process {self._process}, and this is a child of it: post "
                 "there, or use a transport that other processes reach, such as sqlite:///shop.db",
@@ -222,7 +222,7 @@ class MemoryBus:
             now = self.clock.monotonic()
             due = now + delay if delay > 0 else None
             for channel in {channel for route in routes for channel in route}:
-                channel.pass_time(now)  # what is due already comes before what is sent now
+                channel.pass_time(now)  # messages that are due already come before these
             for message, route in zip(messages, routes, strict=True):
                 for channel in route:
                     channel.add(message.header, message.body, due)

@@ -31,11 +31,11 @@ log: Final = logging.getLogger("pump.transports.memory")
 ACK_TIMEOUT: Final = 30.0
 """Seconds for which a delivery belongs to its consumer, unless it is extended."""
 LONGEST_TURN: Final = 0.002
-"""Seconds after which an awaiting consumer lets the loop's other tasks run, while there are always messages."""
+"""Seconds after which an awaiting consumer lets the loop's other tasks run, even if there are always messages."""
 
 _receipts: Final = count(1)
 _buses: Final[dict[str, MemoryBus]] = {}
-"""Kept until the process ends: what was sent to memory://name waits for the next consumer."""
+"""By name. Kept until the process ends: messages sent to memory://name wait for the next consumer."""
 _buses_lock: Final = Lock()
 
 
@@ -49,24 +49,24 @@ class MemoryConsumer:
         self.woken: Final = Signal()
         """Set when there may be something to receive, or a reason to stop waiting."""
         self.longest_wait = 0.0
-        """How many seconds a receive waits at most before it looks again."""
+        """The longest time that a receive waits before it looks again, in seconds."""
         self._bus: Final = bus
         self._destinations: Final = Destinations.of(subscription)
         self._creates: Final = subscription.missing == "create"
         self._lease: Final = ack_timeout if subscription.lease is None else seconds(subscription.lease)
         self._locked: Final[dict[object, BusMessage]] = {}
-        """By receipt. The first expires first, since an extended one goes to the end."""
+        """The messages in hand, by receipt. The first one expires first: an extended message moves to the end."""
         self._channel: BusChannel | None = None
         self._interrupted = False
         self._closed = False
 
     @property
     def in_hand(self) -> int:
-        """How many messages it has received and not settled."""
+        """How many messages the consumer has received and not settled."""
         return len(self._locked)
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        """Up to `limit` messages. If none is there, waits up to `timeout` seconds for the first one."""
         clock = self._bus.clock
         deadline = clock.monotonic() + timeout
         try:
@@ -78,7 +78,7 @@ class MemoryConsumer:
         return messages
 
     def take(self, limit: int, deadline: float) -> Sequence[Message] | None:
-        """What a receive returns now; None if it has to wait until woken, for `longest_wait` at most."""
+        """The messages that a receive returns now; None if it must wait until `woken`, for `longest_wait` at most."""
         with self._bus.lock:
             channel = self._open_channel()
             channel.waiting.pop(self, None)
@@ -86,7 +86,7 @@ class MemoryConsumer:
             channel.pass_time(now)
             batch = self._lock(channel, min(limit, channel.pending), now + self._lease)
             if not batch and now < deadline:
-                self.woken.clear()  # before the look at _interrupted, which is set before woken is
+                self.woken.clear()  # before _interrupted is read: `interrupt` sets that first, then woken
                 if not self._interrupted:
                     channel.waiting[self] = None
                     self.longest_wait = min(deadline, channel.next_due) - now
@@ -95,7 +95,7 @@ class MemoryConsumer:
             return batch
 
     def stop_waiting(self) -> None:
-        """End a receive without a result; a wake-up that came too late for it goes to another consumer."""
+        """End a receive without a result. If it was just woken for a message, wake another consumer instead."""
         with self._bus.lock:
             channel = self._channel
             if channel is not None and channel.pending and self not in channel.waiting:
@@ -106,14 +106,14 @@ class MemoryConsumer:
     def acknowledge(self, message: Message) -> None:
         """The message is done."""
         bus = self._bus
-        with bus.lock:  # as `_release`, without a call more for every message
+        with bus.lock:  # the same as `_release`, but one call less for every message
             entry = self._locked.get(message.receipt)
             if entry is None or entry.expires <= bus.clock.monotonic():
                 raise self._lease_lost(message)
             del self._locked[message.receipt]
 
     def nack(self, message: Message) -> None:
-        """Put it back at its old place, where any consumer may have it at once."""
+        """Put the message back at its old place; any consumer may receive it at once."""
         with self._bus.lock:
             channel = self._open_channel()
             entry = self._release(message)
@@ -122,7 +122,7 @@ class MemoryConsumer:
             channel.wake(1)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """The same message comes again, at the tail, after `delay` seconds, with that number of attempts."""
+        """Move the message to the tail after `delay` seconds, with that number of attempts."""
         with self._bus.lock:
             channel = self._open_channel()
             entry = self._release(message)
@@ -135,9 +135,9 @@ class MemoryConsumer:
                 channel.wake(1)
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """Move it to the dead letters; without a channel for them it is removed, which is logged."""
+        """Move the message to its dead-letter channel; if there is no such channel, remove and log it."""
         name = self._destinations.for_rejected(rejection.kind)
-        header = dead_letter(message, rejection)  # made first: what goes wrong here must not cost the message
+        header = dead_letter(message, rejection)  # made first: if this fails, the message must not be lost
         with self._bus.lock:
             channel = None
             if name is not None:
@@ -151,14 +151,14 @@ class MemoryConsumer:
             report_gone(log, message, self._destinations.channel, rejection)
 
     def extend(self, message: Message) -> None:
-        """Renew its lease."""
+        """Renew the message's lease."""
         with self._bus.lock:
             entry = self._release(message)
             entry.expires = message.lease_expires = self._bus.clock.monotonic() + self._lease
             self._locked[message.receipt] = entry
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Put messages back at their old places; those that have expired are there already."""
+        """Put messages back at their old places. Messages whose lease has expired are there already."""
         with self._bus.lock:
             channel = self._open_channel()
             channel.pass_time(self._bus.clock.monotonic())
@@ -169,7 +169,7 @@ class MemoryConsumer:
             channel.wake(self._give_back(channel, receipts, unexplained=0))
 
     def purge(self) -> int:
-        """Remove everything that waits in the channel or is due later; returns how many messages that were."""
+        """Remove all messages that wait in the channel or are due later; returns how many they were."""
         with self._bus.lock:
             return self._open_channel().purge()
 
@@ -179,7 +179,7 @@ class MemoryConsumer:
         self.woken.set()
 
     def close(self) -> None:
-        """Close it: what it has not settled can be received at once, in the old order."""
+        """Close the consumer: the messages that it has not settled can be received at once, in the old order."""
         with self._bus.lock:
             self._closed = True
             self.woken.set()
@@ -188,7 +188,7 @@ class MemoryConsumer:
                 self._channel.wake(self._give_back(self._channel, list(self._locked), unexplained=1))
 
     def expire(self, channel: BusChannel, now: float) -> float:
-        """Give back what has expired by now; returns when the next one expires. With the bus's lock held."""
+        """Give back messages whose lease has expired; returns when the next one expires. Call it with the lock held."""
         expired = takewhile(lambda receipt: self._locked[receipt].expires <= now, self._locked)
         self._give_back(channel, list(expired), unexplained=1)
         return next((entry.expires for entry in self._locked.values()), inf)
@@ -237,7 +237,7 @@ class MemoryConsumer:
 def _awaitable(
     method: Callable[Concatenate[MemoryConsumer, Arguments], Result],
 ) -> Callable[Concatenate["AsyncMemoryConsumer", Arguments], Coroutine[Any, Any, Result]]:
-    """A method of MemoryConsumer for awaiting callers. None of them waits."""
+    """A method of MemoryConsumer for awaiting callers. Only for methods that do not wait."""
 
     @wraps(method)
     async def call(self: "AsyncMemoryConsumer", /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -258,7 +258,7 @@ class AsyncMemoryConsumer:
         self._turn_ends = 0.0
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """As MemoryConsumer's; the loop's other tasks run even while there are always messages."""
+        """As in MemoryConsumer. The loop's other tasks run too, even if there are always messages."""
         consumer, deadline = self._consumer, self._clock.monotonic() + timeout
         loop = asyncio.get_running_loop()
         if loop.time() >= self._turn_ends:
@@ -273,11 +273,11 @@ class AsyncMemoryConsumer:
         return messages
 
     async def acknowledge(self, message: Message) -> None:
-        """As MemoryConsumer's."""
+        """As in MemoryConsumer."""
         self._consumer.acknowledge(message)
 
     def extend_from_thread(self, message: Message) -> None:
-        """As MemoryConsumer's `extend`."""
+        """As `extend` in MemoryConsumer."""
         self._consumer.extend(message)
 
     nack = _awaitable(MemoryConsumer.nack)
@@ -289,7 +289,7 @@ class AsyncMemoryConsumer:
     close = _awaitable(MemoryConsumer.close)
 
     def interrupt(self) -> None:
-        """As MemoryConsumer's."""
+        """As in MemoryConsumer."""
         self._consumer.interrupt()
 
 
@@ -301,7 +301,7 @@ class MemoryProducer:
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Store every message, receivable after the delay; PublishError if none was stored."""
+        """Store every message; it can be received after the delay. PublishError: none was stored."""
         if self._closed:
             raise not_sent("the producer is closed", retriable=True)
         self._bus.publish(messages, delay)
@@ -318,16 +318,16 @@ class AsyncMemoryProducer:
         self._producer: Final = MemoryProducer(bus)
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As MemoryProducer's."""
+        """As in MemoryProducer."""
         self._producer.send(messages, delay)
 
     async def close(self) -> None:
-        """As MemoryProducer's."""
+        """As in MemoryProducer."""
         self._producer.close()
 
 
 class MemoryTransport:
-    """Messages inside this process. Without a name it has a bus of its own; those of one name share one."""
+    """Messages inside this process. Transports with the same name share one bus; one without a name has its own."""
 
     capabilities: Capabilities = Capabilities(
         system="memory",
@@ -349,7 +349,7 @@ class MemoryTransport:
             raise ConfigurationError(f"memory: ack_timeout must be longer than 0 s, not {ack_timeout}")
         with _buses_lock:
             self.bus: Final = _buses.setdefault(name, MemoryBus(clock)) if name else MemoryBus(clock)
-        """Where the messages are, for tests to look at."""
+        """The bus that holds the messages; tests may look at it."""
         if clock not in {None, self.bus.clock}:
             raise ConfigurationError(f"memory://{name} is in use already, with another clock")
 
@@ -360,9 +360,9 @@ class MemoryTransport:
         return cls(read.name, **read.options)
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what each one needs on the bus; SetupError names what is missing.
+        """Create or validate channels and bindings; SetupError names what is missing.
 
-        A publication makes nothing: what nobody consumes is a PublishError when it is posted.
+        A publication creates nothing: posting to a topic without a channel is a PublishError.
         """
         channels = [(subscription.missing, Destinations.of(subscription)) for subscription in subscriptions]
         self.bus.claim()

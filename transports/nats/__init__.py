@@ -1,6 +1,6 @@
 """NATS JetStream: durable pull consumers, confirmed posting, dead letters in streams of their own.
 
-Imports: the top level of `pump`, `pump.transport_kit`, and `pump.handling` for handlers that settle by themselves.
+Imports: the top level of `pump`, `pump.transport_kit`, and `pump.handling` for handlers that settle messages.
 Begin with: `transport`, then `consumer`.
 """
 

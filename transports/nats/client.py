@@ -1,6 +1,6 @@
-"""nats-py's client, except that it reads every value of a header that stands several times: nats-py keeps the last.
+"""nats-py's client, changed to read all values of a repeated header: nats-py itself keeps only the last one.
 
-It overrides a private method, tried on nats-py 2.16. Where nats-py does not call that, the last value is all there is.
+It overrides a private method, tried on nats-py 2.16. If nats-py does not call that method, only the last value is read.
 """
 
 from nats.aio.client import Client
@@ -8,11 +8,11 @@ from nats.aio.client import Client
 from pump.transports.nats.headers import RepeatedHeader
 
 _AROUND = 2
-"""Ends of lines beside those of the headers: of the first line, and of the empty last one."""
+"""The line ends that belong to no header: those of the first line and of the empty last line."""
 
 
 class PumpClient(Client):
-    """A client whose messages have a RepeatedHeader where a header stands several times."""
+    """A client whose messages have a RepeatedHeader for each header that stands several times."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         found = await super()._process_headers(headers)

@@ -1,8 +1,8 @@
-"""Everything that depends on how nats-py is made inside: publishing writes to its socket, and reads its own answers.
+"""Everything that depends on nats-py's internals: publishing writes to the socket and reads the answers itself.
 
-nats-py publishes by one task and reads an answer by another, with a queue and an object for each message, which takes
-longer than all else that is done with it. Tried with nats-py 2.16.0; with one that is made in another way, and over
-websockets, its public methods are used, which is slower.
+nats-py publishes in one task and reads an answer in another, with a queue and an object for each message. That takes
+longer than all other work on the message. Tried with nats-py 2.16.0. If its internals are different, and over
+websockets, its public methods are used, which are slower.
 """
 
 import inspect
@@ -27,14 +27,14 @@ def _is_plain(subject: str) -> bool:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """The headers as they travel; empty if nats-py has to look at them."""
+    """The headers as bytes of the protocol; empty if nats-py must check and encode them."""
     lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
     block = "".join(lines).encode()
     return b"%b%b\r\n" % (_HEAD, block) if block.count(b"\n") == block.count(b"\r") == len(lines) else b""
 
 
 def publish_frame(subject: str, inbox: str, block: bytes, body: bytes) -> bytes:
-    """What is written to publish a message with these headers; empty if nats-py has to look at it."""
+    """The bytes that publish a message with these headers; empty if nats-py must publish it."""
     if not block or not _is_plain(subject):
         return b""
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
@@ -48,14 +48,14 @@ def publish_frame(subject: str, inbox: str, block: bytes, body: bytes) -> bytes:
 
 
 def writer_of(client: Client) -> Callable[[bytes], object] | None:
-    """What writes to the socket at once; None if the client has to do it."""
+    """The function that writes to the client's socket at once; None if the client must publish by itself."""
     transport: Any = getattr(client, "_transport", None)
     is_as_known = type(client).publish is Client.publish and getattr(transport, "_io_writer", None) is not None
     return transport.write if is_as_known else None
 
 
 def read_answers(client: Client, subscription: Subscription, take: Take) -> bool:
-    """Have `take` called for what comes to the subscription; False if nats-py is made in another way."""
+    """Have `take` called for each message of the subscription; False if nats-py's internals do not allow this."""
     process = getattr(client, "_process_msg", None)
     number = getattr(subscription, "_id", None)
     if number is None or not inspect.iscoroutinefunction(process) or len(inspect.signature(process).parameters) != 5:  # noqa: PLR2004 - as below

@@ -1,7 +1,7 @@
 """One connection to NATS: opened within a time limit, kept through outages, closed within a time limit.
 
 nats-py reconnects by itself, and a delivery of an earlier connection can still be settled on the next one, because an
-acknowledgement is a publish. So a `NatsConnection` outlives its sockets. What cannot be sent at once is not sent later.
+acknowledgement is a publish. So a `NatsConnection` outlives its sockets. If it cannot send at once, it fails.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ CONNECT_SECONDS: Final = 2.0
 OPEN_SECONDS: Final = 3.0
 """How long to wait for any server."""
 ANSWER_SECONDS: Final = 2.0
-"""How long to wait for the answer to a request; after this the server counts as unreachable."""
+"""How long to wait for the answer to a request; after this time the server is taken for unreachable."""
 RECONNECT_SECONDS: Final = 0.25
-"""Between two attempts to reconnect."""
+"""The time between two attempts to reconnect."""
 PING_SECONDS: Final = 4
-"""Between two pings. A connection is given up when three of them had no answer."""
+"""The time between two pings. A connection is given up when three pings had no answer."""
 CLOSE_SECONDS: Final = 1.0
 
 
@@ -41,7 +41,7 @@ class ServerAddress:
     """Which servers to connect to, and as whom. Its text and repr show no secret."""
 
     servers: Sequence[str] = ("nats://127.0.0.1:4222",)
-    """URLs without user and password."""
+    """The servers' URLs, without user and password."""
     name: str = "message-pump"
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -49,7 +49,7 @@ class ServerAddress:
     credentials: str | None = None
     """The path of a credentials file."""
     tls: SSLContext | None = None
-    """When given, nothing is sent to a server that does not encrypt."""
+    """If given, no password or token, and no message, is sent to a server that does not encrypt."""
     domain: str | None = None
     client: Callable[[], Client] = PumpClient
 
@@ -65,9 +65,9 @@ class NatsConnection:
         self.loop: Final = asyncio.get_running_loop()
         self.client: Final = address.client()
         self.on_change: Callable[[], None] = ignore
-        """Called on the loop when the connection was lost, has come back, or is closed for good."""
+        """Called on the loop when the connection is lost, has come back, or is closed for good."""
         self.on_refusal: Callable[[str], None] = ignore
-        """Called on the loop with the server's text when it does not permit something."""
+        """Called on the loop with the server's text when the server does not permit a request."""
         self.reconnects = 0
         """How often nats-py has reconnected."""
         self._purpose: Final = purpose
@@ -76,13 +76,13 @@ class NatsConnection:
 
     @classmethod
     async def open(cls, address: ServerAddress, purpose: str) -> Self:
-        """Connect; SetupError where the server refuses us, TransportError where it cannot be reached."""
+        """Connect; SetupError if the server refuses the login, TransportError if it cannot be reached."""
         connection = cls(address, purpose)
         try:
             await asyncio.wait_for(connection._connect(), OPEN_SECONDS)
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             await connection.close()
-            raise connection._explain(error) from None  # the client's own frames tell the user nothing
+            raise connection._explain(error) from None  # nats-py's traceback would not help the user
         except BaseException:
             await connection.close()
             raise
@@ -90,36 +90,36 @@ class NatsConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether what is published now is sent now."""
+        """Whether there is a connection now, so that a message is sent at once."""
         return bool(self.client.is_connected)
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed for good."""
+        """Whether the connection is closed for good."""
         return bool(self.client.is_closed)
 
     @property
     def lost_seconds(self) -> float:
-        """For how long there has been no connection."""
+        """For how many seconds there has been no connection."""
         return 0.0 if self._lost_at is None else self.loop.time() - self._lost_at
 
     @property
     def js(self) -> JetStreamContext:
-        """nats-py's management of streams and consumers."""
+        """nats-py's API for streams and consumers."""
         return self.client.jetstream(domain=self.address.domain, timeout=ANSWER_SECONDS)
 
     @property
     def api_prefix(self) -> str:
-        """What the subjects of JetStream's requests begin with."""
+        """The subjects of requests to JetStream begin with this."""
         return "$JS.API" if self.address.domain is None else f"$JS.{self.address.domain}.API"
 
     def check_alive(self, action: str) -> None:
-        """Raise a TransportError where nothing can be sent at present."""
+        """Raise a TransportError if nothing can be sent now."""
         if not self.client.is_connected:
             raise TransportError(f"{action} failed: not connected to {self.address}")
 
     async def request(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
-        """JetStream's answer to a request; its errors are nats-py's."""
+        """JetStream's answer to a request; raises nats-py's errors."""
         data = json.dumps(request).encode()
         answer = await self.client.request(f"{self.api_prefix}.{subject}", data, timeout=ANSWER_SECONDS)
         fields: dict[str, Any] = json.loads(answer.data)
@@ -128,7 +128,7 @@ class NatsConnection:
         return fields
 
     async def confirm(self, subject: str, body: bytes, timeout: float = ANSWER_SECONDS) -> Msg:
-        """Settle a delivery, and wait until the server has confirmed that."""
+        """Settle a delivery, and wait until the server has confirmed it."""
         self.check_alive("settling")
         try:
             return await self.client.request(subject, body, timeout=timeout)
@@ -136,7 +136,7 @@ class NatsConnection:
             raise TransportError(f"settling failed: {error_text(error)}") from error
 
     async def close(self) -> None:
-        """Send what is still buffered, if that goes quickly, and close."""
+        """Send what is still buffered, for up to CLOSE_SECONDS, and close."""
         try:
             await asyncio.wait_for(self.client.close(), CLOSE_SECONDS)
         except Exception as error:
@@ -161,7 +161,7 @@ class NatsConnection:
             reconnect_time_wait=0,
             ping_interval=PING_SECONDS,
             max_outstanding_pings=2,
-            # Without a connection, publishing fails at once. Buffered, it would be sent after the reconnect: an
+            # Without a connection, publishing fails at once. With a buffer, it would be sent after the reconnect: an
             # acknowledgement perhaps after its lease has lapsed, a message after its posting was reported as failed.
             pending_size=0,
             error_cb=self._on_error,
@@ -175,7 +175,7 @@ class NatsConnection:
         client.options.update(max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_SECONDS)
 
     def _secret(self) -> str:
-        """nats-py asks for the password or token just before it sends it."""
+        """The password or token. nats-py calls this just before it sends the login, so check the encryption first."""
         self._check_encrypted()
         return self.address.password or self.address.token or ""
 
@@ -223,11 +223,11 @@ class NatsConnection:
 
 
 def error_text(error: BaseException) -> str:
-    """The message of an error, or else the name of its class."""
+    """The text of an error, or else the name of its class."""
     if isinstance(error, nats.js.errors.APIError) and error.description:
         return str(error.description)
     return str(error).removeprefix("nats: ") or type(error).__name__
 
 
 def ignore(*_: object) -> None:
-    """Do nothing: nobody listens."""
+    """The callback that does nothing."""

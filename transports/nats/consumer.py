@@ -1,4 +1,4 @@
-"""A consumer of one durable: receives, settles by JetStream's acknowledgements, and hands back."""
+"""A consumer of one durable: receives, settles with JetStream's acknowledgements, and hands back."""
 
 import asyncio
 import contextlib
@@ -31,17 +31,17 @@ TERM: Final = b"+TERM"
 IN_PROGRESS: Final = b"+WPI"
 
 LATE_SECONDS: Final = 0.2
-"""How long a message that arrives after an interrupted receive waits for the next receive, before it is handed back."""
+"""How long a message that arrives after an interrupted receive waits for the next one, before it is handed back."""
 PURGE_BATCH: Final = 250
 PURGE_SECONDS: Final = 0.1
-"""How long to wait for what is to be purged: while max_ack_pending is reached, the server does not answer at once."""
+"""How long a purge waits for messages: while max_ack_pending is reached, the server does not answer at once."""
 UNFLUSHED: Final = 64
-"""At most so many acknowledgements wait for the loop to send them: the most that a kill makes come again."""
+"""The most acknowledgements that wait for the loop to send them, and so the most that a kill makes come again."""
 _SHORT_REPLY: Final = 9
 
 
 class NatsReceipt:
-    """One delivery as nats-py has it, its consumer, and whether it was settled."""
+    """One delivery: nats-py's message, its consumer, and whether it was settled."""
 
     __slots__ = ("consumer", "nak_verdict", "raw", "settled")
 
@@ -49,9 +49,9 @@ class NatsReceipt:
         self.raw: Final = raw
         self.consumer: Final = consumer
         self.settled = False
-        """The server accepts a second acknowledgement of a delivery, so only this prevents one."""
+        """Only this prevents a second acknowledgement of a delivery: the server would accept it."""
         self.nak_verdict: Verdict | None = None
-        """What a handler's nak means. It is kept, so that a nak that failed and is tried again is counted once."""
+        """The verdict for a handler's nak. It is kept, so that a nak that failed and is tried again is counted once."""
 
 
 class NatsConsumer:
@@ -75,7 +75,7 @@ class NatsConsumer:
         self.durable: Final = durable
         self.broker_limit: Final = durable.max_deliver
         self.loop: Final = connection.loop
-        """Everything is sent from there."""
+        """The loop of the connection; everything is sent from there."""
         self.max_attempts: Final = max_attempts
         self.on_uncounted: Callable[[Message], None] = ignore_uncounted
         """As ReceivesAhead's."""
@@ -100,17 +100,17 @@ class NatsConsumer:
         self._closed = False
         self._handing_back: asyncio.Task[None] | None = None
         self._acknowledged: Final[deque[tuple[Message, str]]] = deque()
-        """Messages and where to acknowledge them: appended by any thread, sent by the loop. A deque needs no lock."""
+        """Messages and their reply subjects. Any thread appends, the loop sends the acks. A deque needs no lock."""
         self._unflushed = 0
         self._sending = False
-        """Whether the loop was asked to send. Written by both sides without a lock: see `acknowledge_soon`."""
+        """Whether the loop was asked to send. Any thread and the loop write it, without a lock: `acknowledge_soon`."""
         self._sender: asyncio.Task[None] | None = None
         connection.on_change = self._changed.set
 
     # -- receiving
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
+        """Up to `limit` messages. If none is there, waits up to `timeout` seconds for the first one."""
         self._receiving = True
         self._next_receive.set()
         try:
@@ -129,7 +129,7 @@ class NatsConsumer:
                 return self._take(limit)
             now = self._clock.monotonic()
             if puller.pending:
-                if now >= deadline and not requested:  # an earlier receive's request, which may last longer
+                if now >= deadline and not requested:  # the request is an earlier receive's, and may last longer
                     return self._take(limit)
                 until = puller.deadline if requested else min(deadline, puller.deadline)
             elif now >= deadline and (requested or not connection.alive):
@@ -152,14 +152,14 @@ class NatsConsumer:
             timer.cancel()
 
     def _check(self) -> None:
-        """Raise where this consumer receives nothing more and a new one has to be opened."""
+        """Raise a TransportError if this consumer can receive no more, so that a new one must be opened."""
         if self._closed:
             raise TransportError(f"the consumer {self.durable.name!r} is closed")
         self._puller.check()
         if self._connection.closed:
             raise TransportError(f"the connection to {self._connection.address} is closed")
         if self._connection.lost_seconds > self.durable.lease(1):
-            # All leases have lapsed by now, and a new consumer also checks that stream and durable still exist.
+            # By now all leases have lapsed. A new consumer also checks that the stream and the durable still exist.
             raise TransportError(f"there is no connection to {self._connection.address}")
 
     def _take(self, limit: int) -> Sequence[Message]:
@@ -191,7 +191,7 @@ class NatsConsumer:
     # -- settling
 
     async def acknowledge(self, message: Message) -> None:
-        """The message is done. Sent, and not confirmed: if it is lost on the way, the message comes again."""
+        """The message is done. The server does not confirm the ack; if it is lost, the message comes again."""
         receipt = _unsettled(message)
         self._connection.check_alive("acknowledging")
         if self._acknowledges:
@@ -206,9 +206,9 @@ class NatsConsumer:
             await asyncio.sleep(0)  # nats-py writes to the socket when the loop has a turn
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """The same, from any thread: the loop sends it, together with others.
+        """As `acknowledge`, from any thread: the loop sends the ack, together with others.
 
-        `_sending` is cleared before the deque is read, so a message appended meanwhile is sent too.
+        `_sending` is cleared before the deque is read, so a message appended meanwhile is acknowledged too.
         """
         receipt = _unsettled(message)
         self._connection.check_alive("acknowledging")
@@ -234,25 +234,25 @@ class NatsConsumer:
                 self._telemetry.tell("settle_failed", channel=message.origin, message=message, error=error, cause=None)
 
     async def nack(self, message: Message) -> None:
-        """Give it back: the next consumer that asks gets it at once."""
+        """Give the message back: the next consumer that asks gets it at once."""
         await self._settle(message, NAK)
 
     async def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """The server itself delivers it again, after `delay` seconds."""
+        """Have the server deliver the message again after `delay` seconds."""
         await self._settle(message, NAK if delay <= 0 else b'%b {"delay": %d}' % (NAK, int(delay * 1e9)))
 
     async def reject(self, message: Message, rejection: Rejection) -> None:
-        """Publish its dead letter and, once that is confirmed, end it; with no dead letter wanted, log and end it."""
+        """Publish the dead letter, wait for its confirmation, and end the message. If none is wanted, log and end."""
         _, _, _, stored = parse_reply(_unsettled(message).raw.reply)
         token = f"{message.position}:{stored}:{self.durable.name}"
         await self._dead_letters.publish(message, rejection, token)
         await self._settle(message, TERM)
 
     async def extend(self, message: Message) -> None:
-        """Renew its lease: counted from before the request, and only once the server has confirmed it.
+        """Renew the message's lease, from before the request on, but only if the server confirms the request.
 
-        Unconfirmed, nothing is known. And the server renews whichever delivery of the message is out, so after the
-        lease has lapsed this would renew another consumer's.
+        Without a confirmation nothing is known. And the server renews any delivery of the message that is out: after
+        the lease has lapsed, this would renew the lease of another consumer.
         """
         if not self._acknowledges:
             return
@@ -264,7 +264,7 @@ class NatsConsumer:
         message.lease_expires = now + self.durable.lease(message.deliveries)
 
     async def hand_back(self, messages: Sequence[Message]) -> None:
-        """Hand back messages nobody has begun to handle, in ascending order; lapsed ones are back already."""
+        """Hand back messages in ascending order. Messages whose lease has lapsed are with the server already."""
         await self._drain()
         now = self._clock.monotonic()
         ours = [each for each in messages if each.lease_expires is not None and each.lease_expires > now]
@@ -274,7 +274,7 @@ class NatsConsumer:
             each.settled = True
 
     async def _settle(self, message: Message, word: bytes) -> None:
-        """Send an acknowledgement of some kind, and wait until the server has confirmed it."""
+        """Send an acknowledgement (ack, nak or term), and wait until the server has confirmed it."""
         receipt = _unsettled(message)
         if self._acknowledges:
             await self._connection.confirm(receipt.raw.reply, word, self._answer_seconds(message))
@@ -286,7 +286,7 @@ class NatsConsumer:
         return max(0.01, min(ANSWER_SECONDS, left))
 
     async def _settle_all(self, replies: Sequence[str], word: bytes, action: str) -> None:
-        """Settle in order. The last one is confirmed, and with it those before it."""
+        """Settle deliveries in order. The server confirms the last one; then it has received the others too."""
         if not replies:
             return
         self._connection.check_alive(action)
@@ -298,7 +298,7 @@ class NatsConsumer:
         await self._connection.confirm(replies[-1], word)
 
     async def purge(self) -> int:
-        """Acknowledge everything that waits. Other consumers of the stream still get their messages."""
+        """Acknowledge all messages that wait. Other consumers of the stream still get their messages."""
         durable, limit = self.durable, self.durable.max_ack_pending
         purged = await self._purge(min(PURGE_BATCH, limit) if limit > 0 else PURGE_BATCH)
         if limit <= 0:
@@ -326,7 +326,7 @@ class NatsConsumer:
         await self._connection.request(f"CONSUMER.DURABLE.CREATE.{durable.stream}.{durable.name}", request)
 
     async def _purge(self, batch: int) -> int:
-        """Acknowledge what the server gives, so many at a time."""
+        """Pull up to `batch` messages at a time and acknowledge them, until the server gives no more."""
         purged = 0
         await self._drain()
         while True:
@@ -342,17 +342,17 @@ class NatsConsumer:
             await self._settle_all(replies, ACK, "purging")
             purged += len(replies)
 
-    # -- for handlers that settle by nats-py itself
+    # -- for handlers that settle messages with nats-py's own methods
 
     def check_connected(self) -> None:
-        """Raise nats-py's own error where nothing can be sent at present."""
+        """Raise nats-py's own error if nothing can be sent now."""
         if self._connection.closed or self._closed:
             raise nats.errors.ConnectionClosedError
         if not self._connection.alive:
             raise nats.errors.ConnectionReconnectingError
 
     def check_ours(self, message: Message) -> None:
-        """Raise LeaseLost where an acknowledgement would hit another delivery of the message."""
+        """Raise LeaseLost if an acknowledgement would settle another delivery of the message."""
         expires = message.lease_expires
         lapsed = expires is not None and expires <= self._clock.monotonic()
         if message.lost or lapsed or receipt_of(message).settled:
@@ -361,13 +361,13 @@ class NatsConsumer:
     # -- closing
 
     def interrupt(self) -> None:
-        """Make a receive that is under way, or else the next one, return early with what it has. From any thread."""
+        """Make the current receive, or else the next one, return early with what it has. From any thread."""
         self._interrupted = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: no receive is under way
             self.loop.call_soon_threadsafe(self._changed.set)
 
     async def close(self) -> None:
-        """Wait for the end of the pull request, hand back what it brought, and close the connection."""
+        """Wait for the end of the pull request, hand back its messages, and close the connection."""
         if self._closed:
             return
         self._closed = True
@@ -385,7 +385,7 @@ class NatsConsumer:
             await self._dead_letters.close()
 
     async def _drain(self) -> None:
-        """Wait until nothing more can come of the pull request."""
+        """Wait until the pull request can bring no more messages."""
         puller = self._puller
         while puller.pending:
             self._changed.clear()
@@ -394,7 +394,7 @@ class NatsConsumer:
                 await self._wait_for_change(puller.deadline - self._clock.monotonic())
 
     def _take_replies(self) -> Sequence[str]:
-        """Remove what has arrived, and return where to acknowledge it."""
+        """Remove the messages that have arrived; returns their reply subjects, where they are acknowledged."""
         arrived = self._puller.arrived
         replies = [raw.reply for raw, _ in arrived]
         arrived.clear()
@@ -407,7 +407,7 @@ class NatsConsumer:
         await self._settle_all(self._take_replies(), NAK, "handing back")
 
     async def _hand_back_late(self) -> None:
-        """After an interrupted receive there may be no other for long: what arrives late waits, but not for ever."""
+        """Hand back what arrives late, unless a receive begins soon: after an interrupt there may be none for long."""
         try:
             self._next_receive.clear()
             if not await self._clock.wait_async(self._next_receive, LATE_SECONDS):
@@ -432,10 +432,10 @@ def receipt_of(message: Message) -> NatsReceipt:
 
 
 def parse_reply(reply: str) -> tuple[str, int, int, str]:
-    """Stream, number of deliveries, sequence and time of storing, from the subject that acknowledgements go to.
+    """Stream, number of deliveries, sequence and time of storing, read from the reply subject of a message.
 
-    `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`, where newer servers may
-    put the domain and the account before the stream.
+    `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`; newer servers may put the
+    domain and the account before the stream.
     """
     tokens = reply.split(".")
     if tokens[:2] != ["$JS", "ACK"]:

@@ -1,9 +1,9 @@
-"""Dead letters on NATS: a copy in another stream, confirmed, and stored once however often it is published.
+"""Dead letters on NATS: a confirmed copy in another stream, stored only once even if it is published several times.
 
-One that is too large for the server is made smaller until it fits.
+A dead letter that is too large for the server is made smaller until it fits.
 
-A durable with a limit of its own (max_deliver) makes the server itself give messages up: it leaves such a message in
-its stream, delivers it no more, and publishes one advisory. Its dead letter is made from that.
+If a durable has a limit of its own (max_deliver), the server itself gives messages up: it leaves such a message in its
+stream, delivers it no more, and publishes one advisory. The dead letter is made from that.
 """
 
 import json
@@ -28,19 +28,19 @@ from pump.transports.nats.streams import Durable, StreamSetup, destinations_of
 from pump.verdict import UNREADABLE
 
 UNDECODABLE: Final = frozenset({UNREADABLE, UNMAPPABLE})
-"""The reasons for which `on_undecodable="term"` makes no dead letter."""
+"""With `on_undecodable="term"`, messages rejected for these reasons get no dead letter."""
 GIVEN_UP: Final = "given up by the server"
 RESERVE: Final = 1024
-"""Bytes of the server's limit that a dead letter leaves free, for what travels around headers and body."""
+"""Bytes of the server's limit that a dead letter leaves free, for the parts of the protocol beside headers and body."""
 FRAME: Final = len(b"NATS/1.0\r\n\r\n")
-"""What stands around headers, if there are any."""
+"""The length of the lines around the headers, if there are headers."""
 TOO_LARGE: Final = 10054
 """The server's error for a message that is larger than its stream takes."""
 _NO_STREAM: Final = (nats.js.errors.NoStreamResponseError, nats.errors.NoRespondersError)
 
 
 class NatsDeadLetters:
-    """Publishes the dead letters of one channel: of messages that the pump rejects, or that the server gives up."""
+    """Publishes the dead letters of one channel, for messages that the pump rejects or that the server gives up."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class NatsDeadLetters:
         self._clock: Final = clock
 
     async def publish(self, message: Message, rejection: Rejection, token: str) -> None:
-        """Publish a dead letter, or log that none is wanted. The server stores the same token only once."""
+        """Publish a dead letter, or log that none is wanted. The server stores only one message with the same token."""
         subject = self._destinations.for_rejected(rejection.kind, message.header.topic)
         ends = self._ends_undecodable and rejection.reason in UNDECODABLE
         if subject is None or ends:
@@ -85,7 +85,7 @@ class NatsDeadLetters:
             return
 
     async def _store(self, letter: OutgoingMessage) -> None:
-        """Publish it. A stream for dead letters that was deleted is created again, where the subscription says so."""
+        """Publish a dead letter. If its stream was deleted, create it again, if the subscription allows that."""
         try:
             await self._producer.publish([letter])
         except PublishError as error:
@@ -102,10 +102,10 @@ class NatsDeadLetters:
     # -- messages that the server gives up
 
     async def listen(self, *, creates: bool) -> None:
-        """Listen for what the server gives up from now on, and to what a small stream has kept of it.
+        """Listen for the server's advisories about messages that it gives up; a small stream has kept earlier ones.
 
-        Of several pumps, one gets each advisory. The stream keeps it until the dead letter is stored. Where the stream
-        cannot be created, only advisories published while a pump is connected are heard.
+        Of several pumps, one gets each advisory. The stream keeps it until the dead letter is stored. If the stream
+        cannot be created, a pump receives only advisories that are published while it is connected.
         """
         durable, connection = self._durable, self._connection
         subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{durable.stream}.{durable.name}"
@@ -123,7 +123,7 @@ class NatsDeadLetters:
             await connection.client.subscribe(subject, queue=group, cb=self._on_advisory)
 
     async def _on_advisory(self, advisory: Msg) -> None:
-        """Cancelled when the connection closes; an advisory that is not acknowledged is delivered again."""
+        """Store a dead letter. May be cancelled when the connection closes: the advisory is then delivered again."""
         durable, js = self._durable, self._connection.js
         try:
             fields = json.loads(advisory.data)
@@ -159,9 +159,9 @@ class NatsDeadLetters:
 def _letters(
     subject: str, message: Message, rejection: Rejection, token: str, largest: int
 ) -> Iterator[tuple[OutgoingMessage, str]]:
-    """A dead letter and what is left out of it; then smaller ones, for when the server cannot take the last one.
+    """A dead letter and what was left out of it; then smaller and smaller ones, as long as the server refuses them.
 
-    A body is cut only where the message would not fit as its sender made it either.
+    The body is cut only if the message with only its own headers would not fit either.
     """
 
     def letter(header: Header, body: bytes = message.body) -> OutgoingMessage:

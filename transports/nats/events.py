@@ -1,4 +1,4 @@
-"""The events about redeliveries that a router's metrics are made of; their labels take few values."""
+"""The events about redeliveries from which a router makes its metrics. Their labels have few different values."""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "nats_disconnect": "nats_disconnect",
     "maxdeliver_exhausted": "maxdeliver_exhausted",
 }
-"""Where the cause of a redelivery lies, by its reason; for any other reason it is the handler."""
+"""The source of a redelivery for each reason; for any other reason the source is the handler."""
 
 _REASONS: Final[tuple[tuple[tuple[type[BaseException], ...], str], ...]] = (
     ((DeferMessageAction,), "backoff"),
@@ -37,17 +37,17 @@ _REASONS: Final[tuple[tuple[tuple[type[BaseException], ...], str], ...]] = (
     ((TimeoutError, asyncio.TimeoutError), "processing_timeout"),
 )
 _EXHAUSTED: Final = {EXHAUSTED: "maxdeliver_exhausted", TENANT_REFUSED: TENANT_REFUSED, PROCESS_DIED: "process_died"}
-"""The rejections that end a message's attempts, by the name that the metric has for them."""
+"""The reasons for a rejection that end a message's attempts, and their names in the metric."""
 
 
 class NatsEvents:
-    """Listens to the events of the pumps, and tells the same listeners more about messages from NATS."""
+    """Listens to the pumps' events, and sends the same listeners further events about messages from NATS."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry: Final = telemetry
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
-        """Hear one event."""
+        """Receive one event."""
         message = fields.get("message")
         if not isinstance(message, Message) or not isinstance(message.receipt, NatsReceipt):
             return
@@ -94,7 +94,7 @@ class NatsEvents:
 
 
 def reason_for(error: BaseException | None) -> str:
-    """Why a message comes again: one of a few words, fit for a label."""
+    """Why a message comes again: one of a few words, for a metric's label."""
     if error is None:
         return "requested"
     if isinstance(error, MessageRefused):
@@ -103,5 +103,5 @@ def reason_for(error: BaseException | None) -> str:
 
 
 def source_of(reason: str) -> str:
-    """Where the cause lies."""
+    """The source of a redelivery with this reason."""
     return SOURCES.get(reason, "handler")

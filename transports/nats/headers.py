@@ -1,4 +1,4 @@
-"""How the pump's message header travels as NATS headers, and how headers of other senders are read."""
+"""How the pump's message header is written as NATS headers, and how headers of other senders are read."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any, Final, Self, cast, get_args
 from pump.message import NO_HEADERS, Header, Kind
 
 MSG_ID: Final = "Nats-Msg-Id"
-"""The server recognises a repetition by it. New for each posting: two messages of one id are two messages."""
+"""By this header the server recognises a repetition. Each posting has a new one, even for the same message id."""
 ID: Final = "pump-id"
 TYPE: Final = "pump-type"
 VERSION: Final = "pump-version"
@@ -21,7 +21,7 @@ REPLY_TO: Final = "pump-reply-to"
 TIMESTAMP: Final = "pump-time"
 CONTENT_TYPE: Final = "Content-Type"
 ESCAPED: Final = "pump-headers"
-"""Fields and headers that would not arrive unchanged as headers of their own, as JSON: [ours, the sender's]."""
+"""Holds fields and headers that would not arrive unchanged as NATS headers, as JSON: [the pump's, the sender's]."""
 
 JSON_TYPE: Final = "application/json"
 KINDS: Final = frozenset(get_args(Kind))
@@ -35,13 +35,13 @@ _FIELDS: Final = (
     (CORRELATION, None),
     (REPLY_TO, None),
 )
-"""The fields of a Header from the third on, with their defaults, which are not sent."""
+"""The fields of a Header from the third one on, with their defaults. A default value is not sent."""
 _OURS: Final = frozenset((MSG_ID, ID, *(name for name, _ in _FIELDS), TIMESTAMP, ESCAPED))
 _OURS_IN_LOWER_CASE: Final = frozenset(name.lower() for name in _OURS)
 _CORRELATION: Final = ("assignment_id", "request_id")
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SERVER_PREFIX: Final = "Nats-"
-"""Of the headers that the server itself acts on."""
+"""The beginning of the names of headers that the server itself acts on."""
 
 
 class RepeatedHeader(str):
@@ -50,7 +50,7 @@ class RepeatedHeader(str):
     __slots__ = ("values",)
 
     def __new__(cls, values: Sequence[str]) -> Self:
-        """Of one value at least."""
+        """Made of one value or more."""
         made = super().__new__(cls, values[0])
         made.values = tuple(values)
         return made
@@ -59,13 +59,13 @@ class RepeatedHeader(str):
 
 
 def sendable(raw: Mapping[str, object]) -> dict[str, str]:
-    """Those headers, as they came, that are the sender's own and can be sent again as they are."""
+    """Of the headers as they came, those that are the sender's own and can be sent again unchanged."""
     own = {name: text for name, text in raw.items() if isinstance(text, str) and not name.startswith(_SERVER_PREFIX)}
     return _spread({name: text for name, text in own.items() if _NAME.fullmatch(name) and _are_safe(text)})
 
 
 def _spread(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers as nats-py sends them: it strips names, so that one of them can stand there several times."""
+    """The headers in the form for nats-py. A repeated name gets spaces at its end, which nats-py strips."""
     found = dict(headers)
     for name, value in headers.items():
         if isinstance(value, RepeatedHeader):
@@ -100,12 +100,12 @@ def _are_safe(value: str) -> bool:
 
 
 def _is_safe(value: str) -> bool:
-    """Whether the value arrives unchanged: nats-py and the server strip it, and end it at the end of a line."""
+    """Whether the value arrives unchanged: nats-py and the server strip spaces, and cut it at the end of a line."""
     return value.isprintable() and value == value.strip()
 
 
 def from_nats(headers: Mapping[str, Any] | None, subject: str, position: str) -> tuple[Header, str]:
-    """The header of a message and what is wrong with it. A message without an id is identified by its position."""
+    """The header of a message, and its fault, if any. The id of a message without one is its position."""
     if not headers:
         return Header(position, subject), ""
     fault = ""
@@ -149,12 +149,12 @@ def _unescape(text: object) -> tuple[Mapping[str, str], Mapping[str, str], str]:
         if all(isinstance(value, str) for value in (*ours.values(), *theirs.values())):
             return ours, theirs, ""
     except (TypeError, ValueError, AttributeError, RecursionError):
-        pass  # the message becomes a dead letter with its raw headers, and this fault is the reason
+        pass  # the message becomes a dead letter with its raw headers; the reason is the fault below
     return {}, {}, f"the header {ESCAPED} is not what a pump writes"
 
 
 def find(headers: Mapping[str, object], name: str) -> str | None:
-    """The value of a header, whether written with - or _, with or without x-, in any case; None if there is none."""
+    """The value of a header, or None. In its name, case, - or _, and a leading x- make no difference."""
     return next((str(value) for each, value in headers.items() if _plain(each) == name), None)
 
 

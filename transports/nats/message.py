@@ -1,4 +1,4 @@
-"""What a NATS handler that settles its messages itself receives: one JetStream message, with its request decoded."""
+"""The parameter of a NATS handler that settles its messages itself: one JetStream message, with its request decoded."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -25,14 +25,14 @@ from pump.verdict import Judge, may_requeue
 T = TypeVar("T")
 Done = TypeVar("Done")
 Acknowledgement: TypeAlias = Callable[[Msg], Coroutine[Any, Any, None]]
-"""One of nats-py's own: ack, nak or term."""
+"""A method of nats-py's message: ack, nak or term."""
 
 SETTLE_SECONDS: Final = 5.0
-"""How long a thread waits until the connection's loop has sent its acknowledgement."""
+"""How long a thread waits for the connection's loop to send its acknowledgement."""
 
 
 class Headers(Mapping[str, str]):
-    """The headers as they came, `ce-…` and `Nats-…` included; they cannot be changed."""
+    """The headers as they came, including `ce-…` and `Nats-…`. They cannot be changed."""
 
     __slots__ = ("_raw",)
 
@@ -49,7 +49,7 @@ class Headers(Mapping[str, str]):
         return len(self._raw)
 
     def getall(self, name: str) -> tuple[str, ...]:
-        """Every value of a header that may be repeated; KeyError where there is none."""
+        """All values of a header, which may be repeated; KeyError if there is none."""
         value = self._raw[name]
         if isinstance(value, RepeatedHeader):
             return value.values
@@ -64,29 +64,29 @@ class Headers(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class NatsMetadata:
-    """What JetStream says about one delivery."""
+    """JetStream's data about one delivery."""
 
     stream: str
     consumer: str
     stream_sequence: int
     consumer_sequence: int
     timestamp: datetime
-    """When it was stored, with its time zone."""
+    """When the message was stored, with a time zone."""
     pending: int
     """How many messages the consumer still had to deliver when it delivered this one."""
     redelivery_count: int
-    """How often it was delivered before."""
+    """How often the message was delivered before."""
     domain: str | None = None
 
     @property
     def num_delivered(self) -> int:
-        """How often it was delivered, this time included."""
+        """How often the message was delivered, including this time."""
         return self.redelivery_count + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NativeAcknowledge(Acknowledge):
-    """Sent by nats-py: an ack, or a term."""
+    """An ack or a term that nats-py sends."""
 
     send: Callable[[], Any]
 
@@ -96,7 +96,7 @@ class _NativeAcknowledge(Acknowledge):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NativeRequeue(Requeue):
-    """Sent by nats-py: a nak."""
+    """A nak that nats-py sends."""
 
     send: Callable[[], Any]
 
@@ -105,14 +105,14 @@ class _NativeRequeue(Requeue):
 
 
 class _JetStreamMessage(Generic[T, Done]):
-    """What both colours show and decide alike. Done is what settling returns: None, or what has to be awaited."""
+    """The common part of both colours. `Done` is what settling returns: None, or an awaitable."""
 
     __slots__ = ()
 
     may_nack: ClassVar[bool] = False
     system: ClassVar[str] = "nats"
 
-    if TYPE_CHECKING:  # a delivery has these
+    if TYPE_CHECKING:  # these are defined in Delivery and AsyncDelivery
         _judge: Judge
 
         @property
@@ -123,7 +123,7 @@ class _JetStreamMessage(Generic[T, Done]):
         def _release_after(self, send: Acknowledgement) -> Done: ...
 
     def __init__(self, message: Message, payload: T, channel: Channel | AsyncChannel) -> None:
-        super().__init__(message, payload, channel)  # type: ignore[call-arg]  # a delivery takes them
+        super().__init__(message, payload, channel)  # type: ignore[call-arg]  # the parameters of a delivery
         try:
             parse_reply(self._receipt.raw.reply)
         except (ValueError, IndexError):
@@ -131,27 +131,27 @@ class _JetStreamMessage(Generic[T, Done]):
 
     @property
     def raw(self) -> Msg:
-        """The message as nats-py has it."""
+        """nats-py's message."""
         return self._receipt.raw
 
     @property
     def headers(self) -> Headers:
-        """The headers as they came; empty where there are none."""
+        """The headers as they came; empty if there are none."""
         return Headers(self.raw.headers)
 
     @property
     def subject(self) -> str:
-        """The subject it was posted to."""
+        """The subject that the message was posted to."""
         return self.raw.subject
 
     @property
     def data(self) -> bytes:
-        """The body, byte for byte."""
+        """The body, unchanged."""
         return self.raw.data
 
     @property
     def metadata(self) -> NatsMetadata:
-        """What JetStream says about this delivery."""
+        """JetStream's data about this delivery."""
         known = self.raw.metadata
         return NatsMetadata(
             known.stream,
@@ -166,19 +166,19 @@ class _JetStreamMessage(Generic[T, Done]):
 
     @property
     def trace_id(self) -> str | None:
-        """The trace it belongs to: from its headers, else from its payload."""
+        """The id of the message's trace: from the headers, else from the payload."""
         parent = find(self.headers, "traceparent")
         by_parent = parent.split("-")[1] if parent is not None and parent.count("-") >= 3 else None  # noqa: PLR2004 - W3C's format
         return find(self.headers, "trace_id") or by_parent or self._in_payload("trace_id")
 
     @property
     def tenant_id(self) -> str | None:
-        """Its tenant: from its headers, else from its payload."""
+        """The message's tenant: from the headers, else from the payload."""
         return find(self.headers, "tenant_id") or self._in_payload("tenant_id")
 
     @property
     def version(self) -> str | None:
-        """The version of its schema: from its headers, else from its payload."""
+        """The version of the message's schema: from the headers, else from the payload."""
         return find(self.headers, "version") or self.message.header.version or self._in_payload("version")
 
     def _in_payload(self, name: str) -> str | None:
@@ -198,16 +198,16 @@ class _JetStreamMessage(Generic[T, Done]):
         return self._settle(lambda: _NativeAcknowledge(send=partial(self._release_after, Msg.ack)))
 
     def nak(self, delay: Duration | None = None) -> Done:
-        """Have it again, at once or after the server's delay. On the last attempt it becomes a dead letter."""
+        """Have the message delivered again, at once or after a delay. On the last attempt it becomes a dead letter."""
         wait = None if delay is None else delay_seconds(delay)
         return self._settle(lambda: self._nak(wait))
 
     def term(self) -> Done:
-        """It is never delivered again, and does not become a dead letter."""
+        """The message is never delivered again, and does not become a dead letter."""
         return self._settle(lambda: _NativeAcknowledge(send=partial(self._release_after, Msg.term)))
 
     def _nak(self, delay: float | None) -> Verdict:
-        """By nats-py, unless the attempts are used up, or the server would give the message up before they are."""
+        """The verdict for a nak: nats-py sends it, unless the attempts, or the server's deliveries, are used up."""
         receipt, message = self._receipt, self.message
         consumer = receipt.consumer
         verdict = receipt.nak_verdict = receipt.nak_verdict or self._judge.asked_again(message, delay)
@@ -242,8 +242,8 @@ class _JetStreamMessage(Generic[T, Done]):
 class NatsMessage(_JetStreamMessage[T, None], Delivery[T]):
     """One JetStream message, settled by its handler. The first of ack, nak and term wins; later ones do nothing.
 
-    They go straight to the server, from any thread, and raise nats-py's own errors; one that failed may be tried
-    again. After the lease has lapsed nothing is sent, since it would hit another delivery: that raises LeaseLost.
+    They are sent straight to the server, from any thread, and raise nats-py's own errors. One that failed may be tried
+    again. After the lease has lapsed they raise LeaseLost and send nothing: it would settle another delivery.
     """
 
     __slots__ = ()
@@ -277,7 +277,7 @@ class NatsMessage(_JetStreamMessage[T, None], Delivery[T]):
 
 
 class AsyncNatsMessage(_JetStreamMessage[T, Coroutine[Any, Any, None]], AsyncDelivery[T]):
-    """The same for async handlers, awaited on any loop."""
+    """A NatsMessage for async handlers; its methods are awaited, on any loop."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Publishing to streams: confirmed, or reported as failed; retried where that may help, and stored once."""
+"""Publishing to streams. Each message is confirmed, or reported as failed; retries do not store it twice."""
 
 import asyncio
 import random
@@ -26,10 +26,10 @@ from pump.transports.nats.headers import correlation_ids, to_nats
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 * 2**20
-"""So much is sent before its confirmations are awaited."""
+"""A batch has at most so many messages and bytes; their confirmations are awaited before the next batch."""
 JITTER: Final = 0.1
 GIVE_UP_SECONDS: Final = 5.0
-"""A connection that was lost so long ago is replaced by a new one."""
+"""A connection that has been lost for so long is replaced by a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class PublishRetries:
     """How often a message is published, and how long each confirmation may take."""
 
     max_retries: int = 3
-    """All tries together, the first included."""
+    """The number of tries, including the first."""
     retry_base_ms: float = 100.0
-    """Before the second try; doubled before each further one, plus up to a tenth."""
+    """The wait before the second try. It doubles before each further one; up to a tenth is added at random."""
     timeout: float = 5.0
-    """For the confirmation of one try, in seconds."""
+    """How many seconds to wait for the confirmation of one try."""
 
     def delay(self, tries: int, chance: float) -> float:
-        """How long to wait after so many tries, in seconds."""
+        """How many seconds to wait after `tries` tries."""
         return float(self.retry_base_ms / 1000 * 2 ** (tries - 1) * (1 + JITTER * chance))
 
 
@@ -56,11 +56,11 @@ class OutgoingMessage(NamedTuple):
     headers: Mapping[str, str]
     id: str
     encoded_headers: bytes = b""
-    """As they travel; empty if they are to be encoded by nats-py."""
+    """The headers as bytes of the protocol; empty if nats-py must encode them."""
 
     @property
     def header_size(self) -> int:
-        """The size of its headers in bytes."""
+        """The size of the headers in bytes."""
         return len(self.encoded_headers) or sum(
             len(name) + len(value.encode()) + 4 for name, value in self.headers.items()
         )
@@ -71,7 +71,7 @@ class OutgoingMessage(NamedTuple):
         return len(self.body) + self.header_size
 
     def weigh(self) -> int:
-        """The same."""
+        """As `size`, as a method."""
         return self.size
 
 
@@ -96,7 +96,7 @@ _KINDS: Final[Sequence[tuple[tuple[type[BaseException], ...], str, bool, bool | 
     ((nats.js.errors.NoStreamResponseError, nats.errors.NoRespondersError), "no_stream", False, False),
     ((*_INVALID, nats.errors.BadHeaderError, UnicodeError), "invalid_format", False, False),
     ((nats.js.errors.ServiceUnavailableError, nats.js.errors.ServerError), "nats_unavailable", True, False),
-    # The server recognises a repetition, so trying again does no harm, and giving up might.
+    # The server recognises a repetition, so trying again is safe; giving up might lose the message.
     ((BaseException,), "unknown", True, None),
 )
 
@@ -107,20 +107,20 @@ class PublishFailure(NamedTuple):
     message: OutgoingMessage
     error: BaseException
     kind: str
-    """One of a few words, fit for a metric's label."""
+    """One of a few words, for a metric's label."""
     retriable: bool
     sent: bool | None
-    """False: it is not stored. None: unknown."""
+    """False: the message is not stored. None: unknown."""
 
     @classmethod
     def of(cls, message: OutgoingMessage, error: BaseException) -> "PublishFailure":
-        """What kind of failure an error is, and whether another try may help."""
+        """The failure for an error: its kind, and whether another try may help."""
         _, kind, retriable, sent = next(each for each in _KINDS if isinstance(error, each[0]))
         return cls(message, error, kind, retriable, sent)
 
 
 class _Answer(msgspec.Struct):
-    """What a stream answers to a message."""
+    """A stream's answer to a message."""
 
     stream: str = ""
     seq: int = 0
@@ -132,23 +132,23 @@ _UNAVAILABLE: Final = f"NATS/1.0 {api.StatusCode.SERVICE_UNAVAILABLE.value}".enc
 
 
 class _Unanswered:
-    """Messages that were published together: one wait for all of them."""
+    """Messages that were published together. One `wait` waits for all their answers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
         self.errors: Final[list[BaseException | None]] = [nats.errors.TimeoutError()] * number
-        """What is known of each; at first, that nothing was answered."""
+        """The error of each message, None if it is confirmed; a time-out until it is answered."""
         self._number = number
         self._loop: Final = loop
         self._done: Final = loop.create_future()
 
     def end_one(self) -> None:
-        """One of them is answered."""
+        """Note that one message is answered."""
         self._number -= 1
         if not self._number:
             self._end()
 
     async def wait(self, timeout: float) -> Sequence[BaseException | None]:
-        """Their errors, None where one is confirmed, once all are answered or the time is over."""
+        """Wait until all are answered or the time is over; returns their errors, None for a confirmed message."""
         if self._number:
             late = self._loop.call_later(timeout, self._end)
             try:
@@ -163,7 +163,7 @@ class _Unanswered:
 
 
 class _Awaited:
-    """One of them: its first answer counts."""
+    """One of the messages that were published together. Its first answer counts."""
 
     __slots__ = ("_place", "_unanswered", "subject")
 
@@ -173,7 +173,7 @@ class _Awaited:
         self._place: Final = place
 
     def end(self, error: BaseException | None) -> None:
-        """It is confirmed, or has failed."""
+        """Note that the message is confirmed (None), or has failed."""
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
             unanswered.errors[self._place] = error
@@ -181,7 +181,7 @@ class _Awaited:
 
 
 class NatsProducer:
-    """Posts messages on a connection of its own, opened by the first one and again after it broke."""
+    """Posts messages on a connection of its own, which the first message opens, and the next one after it broke."""
 
     def __init__(
         self,
@@ -206,28 +206,28 @@ class NatsProducer:
         self._numbers: Final = count(1)
         self._token: Final = secrets.token_hex(6)
         self._unconfirmed: Final[dict[str, _Awaited]] = {}
-        """By the inbox that its confirmation comes to."""
+        """The unconfirmed messages, by the inbox to which the confirmation comes."""
         self._connection: NatsConnection | None = None
         self._inbox = ""
         self._reads_answers = False
         self._last_answer = 0.0
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Store every message; tried again where that may help, and stored once."""
+        """Store every message, once. A try that failed is repeated if that may help."""
         if delay > 0:
             raise not_sent("NATS delivers no message later")
         await self.publish([self._outgoing(message) for message in messages])
 
     def _outgoing(self, message: Message) -> OutgoingMessage:
         header = message.header
-        token = f"{header.id}.{self._token}{next(self._numbers)}"  # of this posting, the same for all its tries
+        token = f"{header.id}.{self._token}{next(self._numbers)}"  # the same for all tries of this posting
         headers = to_nats(header, token)
         outgoing = OutgoingMessage(header.topic, message.body, headers, header.id, header_block(headers))
         check_sizes(message, self._capabilities, outgoing.header_size)
         return outgoing
 
     async def publish(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Return when all are confirmed; PublishExhausted after the last try, PublishError where no try would help."""
+        """Return when all are confirmed. PublishExhausted after the last try; PublishError if no other try can help."""
         places: Sequence[int] = range(len(messages))
         unknown = set[int]()
         for tries in count(1):
@@ -248,7 +248,7 @@ class NatsProducer:
             await self._clock.wait_async(self._closing, delay)
 
     async def close(self) -> None:
-        """Close the connection; what is not confirmed yet is reported as unknown."""
+        """Close the connection. Messages that are not confirmed yet are reported as unknown."""
         self._closing.set()
         await self._disconnect()
         self._fail_unconfirmed(nats.errors.ConnectionClosedError())
@@ -256,7 +256,7 @@ class NatsProducer:
     # -- one try
 
     async def _try(self, messages: Sequence[OutgoingMessage], places: Sequence[int]) -> Mapping[int, PublishFailure]:
-        """Publish those in these places, and return those that failed."""
+        """Publish the messages in these places; returns the failures, by place."""
         messages = [messages[place] for place in places]
         began, errors = self._clock.monotonic(), list[BaseException | None]()
         for batch in portions(messages, OutgoingMessage.weigh, BATCH_MESSAGES, BATCH_BYTES):
@@ -276,13 +276,13 @@ class NatsProducer:
             if failure is not None
         }
         if self._last_answer < began and any(each.kind == "timeout" for each in failed.values()):
-            await self._disconnect()  # it may be half open: the next try opens a new one
+            await self._disconnect()  # the connection may be half open: the next try opens a new one
         return failed
 
     async def _send_batch(
         self, connection: NatsConnection, batch: Sequence[OutgoingMessage]
     ) -> Sequence[BaseException | None]:
-        """Publish these, and wait until all are confirmed or have failed; None is confirmed."""
+        """Publish a batch, and wait until all are confirmed or have failed; returns an error or None for each."""
         unanswered = _Unanswered(connection.loop, len(batch))
         write, largest = self._writer_of(connection), connection.client.max_payload
         inboxes, frames = list[str](), list[bytes]()
@@ -306,7 +306,7 @@ class NatsProducer:
                 self._unconfirmed.pop(inbox, None)
 
     def _writer_of(self, connection: NatsConnection) -> Callable[[bytes], object] | None:
-        """What writes several messages at once; None where they are published one by one."""
+        """The function that writes several messages at once; None if they must be published one by one."""
         return writer_of(connection.client) if connection.alive and self._reads_answers else None
 
     async def _publish_one(
@@ -320,7 +320,7 @@ class NatsProducer:
             awaited.end(error)
 
     async def _on_message(self, answer: Msg) -> None:
-        """An answer as nats-py reads it, where it cannot be read at once."""
+        """Take an answer that nats-py has read; only if `read_answers` could not be used."""
         status = (answer.headers or {}).get(api.Header.STATUS, "")
         self._on_answer(answer.subject, answer.data, b"NATS/1.0 " + status.encode())
 
@@ -331,7 +331,7 @@ class NatsProducer:
             awaited.end(_error_in(data, headers))
 
     async def _explained(self, failure: PublishFailure) -> PublishFailure:
-        """Nobody answers where there is no stream, nor where JetStream is not ready yet: ask which it is."""
+        """If nobody answered, find out why: there is no stream, or JetStream is not ready yet."""
         if failure.kind != "no_stream" or self._connection is None:
             return failure
         try:
@@ -364,7 +364,7 @@ class NatsProducer:
             return self._connection
 
     async def _flush(self, connection: NatsConnection) -> None:
-        """Wait until the server has the subscription: what is published is written past nats-py's own buffer."""
+        """Wait until the server has the subscription, since messages are written past nats-py's own buffer."""
         try:
             await connection.client.flush(int(OPEN_SECONDS))
         except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -378,7 +378,7 @@ class NatsProducer:
             await connection.close()
 
     def _on_change(self) -> None:
-        """Confirmations on their way are lost with the connection; their messages may be stored."""
+        """When the connection is lost, end the wait for confirmations. Their messages may be stored."""
         if self._connection is not None and not self._connection.alive:
             self._fail_unconfirmed(nats.errors.StaleConnectionError())
 
@@ -406,7 +406,7 @@ class NatsProducer:
         unknown: Container[int],
         number: int,
     ) -> PublishError:
-        """The error for `number` messages of which these failed in the last try, and of some of which nobody knows."""
+        """The error for `number` messages: `failed` failed in the last try; the places `unknown` may be stored."""
         for message, _, kind, *_ in failed.values():
             self._tell("router_assignment_publish_failures_total", message, error_kind=kind, subject=message.subject)
             if final is None:
@@ -427,7 +427,7 @@ class NatsProducer:
 
 
 def _error_in(data: bytes, headers: bytes) -> Exception | None:
-    """What a stream answers instead of a confirmation."""
+    """The error in an answer; None if it is a confirmation."""
     if headers.startswith(_UNAVAILABLE):
         return nats.js.errors.NoStreamResponseError()
     try:

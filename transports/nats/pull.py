@@ -1,9 +1,9 @@
-"""Pulling messages of a durable consumer: one request at a time, ended by the server's own status message.
+"""Pulling messages of a durable consumer: one request at a time, ended by a status message of the server.
 
-A pull request has both `no_wait` and `expires`: the server sends what it has and then says that there is no more, or,
-having nothing, waits that long for the first message. Either way it says when the request is over. So no request
-outlives the receive that needed it, and none is cancelled, which would leave a message with nobody until its lease
-ends. The status is the heartbeat too: a server that does not send it in time does not work.
+A pull request has both `no_wait` and `expires`: the server sends the messages that it has and then says that there is
+no more. If it has none, it waits for the first one, until the request expires. Either way it says when the request is
+over. So no request outlives the receive that needed it, and none is cancelled, which could leave a message unhandled
+until its lease ends. The status is the heartbeat too: a server that does not send it in time does not work.
 """
 
 import json
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
 STALL_SECONDS: Final = 2.0
-"""How late the server may say that a request is over."""
+"""By how many seconds the server may be late to say that a request is over."""
 LONGEST_SECONDS: Final = 1.0
-"""A request lasts no longer, whatever the timeout of the receive: closing a consumer waits for its end."""
+"""The longest request, whatever the timeout of the receive is: closing a consumer waits for its end."""
 PAUSE_SECONDS: Final = 0.1
-"""Before the next request to a server that was too busy for the last one."""
+"""The pause before the next request, if the server was too busy for the last one."""
 BUSY_SECONDS: Final = 10.0
-"""A server that refuses every request for so long is not just busy."""
+"""If the server refuses every request for so long, that is an error."""
 
 _NO_MESSAGES: Final = frozenset({"404", "408"})
 _NO_RESPONDERS: Final = "503"
 _HEARTBEAT: Final = "100"
 _CONFLICT: Final = "409"
 _FINAL_CONFLICTS: Final = frozenset({"Consumer Deleted", "Consumer is push based"})
-"""After these nothing more comes from this consumer; after most other conflicts, the next request may work."""
+"""After these conflicts the consumer gets no more messages; after most others, the next request may work."""
 _OVER_LIMIT: Final = "Exceeded MaxRequest"
-"""The consumer's settings were changed: they have to be read again."""
+"""The consumer's settings were changed, and must be read again."""
 
 
 @dataclass(slots=True)
@@ -46,13 +46,13 @@ class _PullRequest:
     left: int
     """How many messages may still come."""
     sent_at: float
-    """None of its messages was sent before this, so their leases are counted from it."""
+    """The server sent its messages after this time, so their leases are counted from it."""
     ends_at: float
-    """When the server ends it at the latest."""
+    """When the server ends the request at the latest."""
 
 
 class Puller:
-    """The pull requests of one consumer and the messages they bring, on the loop of its connection."""
+    """The pull requests of one consumer, and the messages that they bring, on the loop of its connection."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Puller:
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
-        """No request is for longer than `longest` seconds, or for more than `largest` messages."""
+        """No request lasts longer than `longest` seconds, or asks for more than `largest` messages."""
         self.arrived: Final[deque[tuple[Msg, float]]] = deque()
-        """Messages not taken yet, each with the time from which its lease is counted."""
+        """Messages that were not taken yet, each with the time from which its lease is counted."""
         self.busy_until = 0.0
-        """When the next request may be sent to a server that was too busy for the last one."""
+        """Not before this time may the next request be sent; set when the server was too busy for the last one."""
         self._connection: Final = connection
         self._subject: Final = f"{connection.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._name: Final = f"the consumer {durable!r} of the stream {stream!r}"
@@ -91,11 +91,11 @@ class Puller:
 
     @property
     def deadline(self) -> float:
-        """By when a working server has ended the request."""
+        """The time by which a working server has ended the request."""
         return 0.0 if self._request is None else self._request.ends_at + STALL_SECONDS
 
     async def request(self, limit: int, timeout: float) -> None:
-        """Ask for up to `limit` messages: what is there, or what comes within `timeout` seconds."""
+        """Ask for up to `limit` messages. If it has none, the server waits up to `timeout` seconds for the first."""
         if self._subscription is None or self._reconnects != self._connection.reconnects:
             await self._subscribe()
         limit = limit if self._largest is None else min(limit, self._largest)
@@ -108,7 +108,7 @@ class Puller:
         await self._connection.client.publish(self._subject, json.dumps(options).encode(), self._inbox)
 
     def check(self) -> None:
-        """Raise what the server reported, or that it is silent. Forget a request that ended with its connection."""
+        """Raise the error that the server reported, or that it is silent. Forget a request whose connection is lost."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -121,12 +121,12 @@ class Puller:
             raise TransportError(f"the NATS server is silent about {self._name}")
 
     async def _subscribe(self) -> None:
-        """Subscribe to a new inbox: an older one may still receive what was requested on an earlier connection."""
+        """Subscribe to a new inbox: the old one may still receive messages requested on an earlier connection."""
         previous, self._reconnects = self._subscription, self._connection.reconnects
         self._inbox = self._connection.client.new_inbox()
         self._subscription = await self._connection.client.subscribe(
             self._inbox, cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
-        )  # the request is the limit
+        )  # no limits here: the request limits the messages
         if previous is not None:
             await previous.unsubscribe()
 
@@ -158,7 +158,7 @@ class Puller:
             self._error = TransportError(f"{self._name}: {text or status}")
 
     def _on_refusal(self, now: float, patience: float, error: str) -> None:
-        """Pause, and ask again; an error if all was refused for so many seconds."""
+        """Note that the next request must wait; or the error, if the server has refused for `patience` seconds."""
         since = self._refused_since or now
         if now - since < patience:
             self._refused_since = since

@@ -1,4 +1,4 @@
-"""The streams and durable consumers that subscriptions and publications need: found, created where allowed, checked."""
+"""Find, create if allowed, and check the streams and durable consumers that subscriptions and publications need."""
 
 import asyncio
 import random
@@ -26,16 +26,16 @@ from pump.transports.nats.subjects import (
 from pump.transports.nats.subscription import NatsSubscription
 
 LEASE_SECONDS: Final = 30.0
-"""The lease where neither subscription nor durable says otherwise."""
+"""The lease if neither the subscription nor the durable has one."""
 UNLIMITED: Final = -1
 UPDATES: Final = 20
 UPDATE_PAUSE_SECONDS: Final = 0.1
-"""Much longer than another process needs from reading a stream's configuration to writing it."""
+"""Much longer than the time that another process needs between reading and writing a stream's configuration."""
 NAME_IN_USE: Final = 10058
 
 
 def destinations_of(subscription: Subscription) -> Destinations:
-    """Its names. They may be patterns with a subject, so that `StreamSetup` checks who receives dead letters."""
+    """The subscription's names, unchecked: they may be patterns, so `StreamSetup` checks who receives dead letters."""
     return Destinations.of(subscription, DEFAULT_DEAD_LETTER_SUBJECT, checked=False)
 
 
@@ -47,12 +47,12 @@ class DurableSpec:
     destinations: Destinations
     """`dead_letter` and `invalid` may be patterns with the rejected message's subject in them."""
     subject: str
-    """"" where the subscription is bound to a stream and a consumer that somebody else made."""
+    """"" if the subscription is bound to a stream and a consumer that somebody else made."""
     stream: str
-    """"" where the subject decides."""
+    """"" if the subject decides which stream it is."""
     name: str
     missing: Missing
-    """What to do where it does not exist."""
+    """What to do if the durable does not exist."""
 
     @classmethod
     def of(cls, subscription: Subscription, stream: str = "") -> "DurableSpec":
@@ -77,7 +77,7 @@ class Durable:
     stream: str
     name: str
     subjects: tuple[str, ...]
-    """What it receives."""
+    """The subjects that it receives."""
     policy: str
     ack_wait: float
     backoff: tuple[float, ...]
@@ -87,17 +87,17 @@ class Durable:
     keeps_all: bool
     """Whether the stream keeps settled messages."""
     longest_request: float | None = None
-    """In seconds; a longer pull request is refused."""
+    """In seconds; the server refuses a longer pull request."""
     largest_request: int | None = None
-    """In messages; a larger pull request is refused."""
+    """In messages; the server refuses a larger pull request."""
     is_ours: bool = False
-    """Whether its subscription may create it, and change it."""
+    """Whether its subscription may create and change it."""
 
     @classmethod
     def of(
         cls, info: api.ConsumerInfo, stream: api.StreamConfig, settings: Mapping[str, Any], *, is_ours: bool
     ) -> "Durable":
-        """Read what the server says of a consumer and of its stream. `settings` has what nats-py leaves out."""
+        """Read the server's data of a consumer and of its stream. `settings` has those that nats-py leaves out."""
         config = info.config
         filters = tuple(config.filter_subjects or ()) or tuple(filter(None, [config.filter_subject]))
         return cls(
@@ -121,7 +121,7 @@ class Durable:
         return self.policy != "none"
 
     def lease(self, deliveries: int) -> float:
-        """How long a delivery is ours, in seconds; a back-off overrides ack_wait."""
+        """The lease of a delivery in seconds; a back-off overrides ack_wait."""
         return self.backoff[min(deliveries, len(self.backoff)) - 1] if self.backoff else self.ack_wait
 
 
@@ -134,11 +134,11 @@ class StreamSetup:
         self._connection: Final = connection
         self._js: Final = connection.js
         self._stream: Final = stream
-        """The stream for every subject that no stream takes yet; "" is a new stream for each."""
+        """The stream for all subjects that no stream takes yet; "": a new stream for each of them."""
         self._template: Final = template or api.StreamConfig()
 
     async def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says."""
+        """Create or validate the streams and durables, as each subscription and publication says."""
         try:
             await self._check_jetstream()
             for subscription in subscriptions:
@@ -152,7 +152,7 @@ class StreamSetup:
             raise TransportError(f"preparing {self._connection.address} failed: {error_text(error)}") from error
 
     async def bind(self, subscription: Subscription, *, warn: bool = False) -> Durable:
-        """The subscription's durable, created if it may be; SetupError where it is missing."""
+        """The subscription's durable, created if that is allowed; SetupError if it is missing."""
         spec = DurableSpec.of(subscription, self._stream)
         stream = await self._stream_of(spec)
         info = await self._info(stream, spec.name)
@@ -167,7 +167,7 @@ class StreamSetup:
         return durable
 
     async def make_dead_letters_again(self, subscription: Subscription, durable: Durable) -> None:
-        """Create the streams for dead letters that were deleted; SetupError where that is not possible."""
+        """Create the streams for dead letters again that were deleted; SetupError if that is not possible."""
         try:
             await self._prepare_dead_letters(DurableSpec.of(subscription, self._stream), durable)
         except (nats.errors.Error, OSError) as error:
@@ -211,23 +211,23 @@ class StreamSetup:
         return list(answer.get("streams") or ())
 
     async def _streams_for(self, subject: str, missing: Missing, why: str = "", *, own: bool = False) -> list[str]:
-        """The streams that take a subject; if none does, one is created where that is allowed."""
+        """The streams that take a subject. If there is none, create one if that is allowed; else SetupError."""
         found = await self._streams_taking(subject)
         if not found and missing != "create":
             raise SetupError(f"no stream takes {subject!r}{why}, and missing={missing!r} creates none")
         return found or [await self._create(subject, own=own)]
 
     async def _create(self, subject: str, *, own: bool = False) -> str:
-        """Create a stream for a subject, or have the transport's one stream take it too, unless it needs its `own`."""
+        """Create a stream for a subject, or add the subject to the transport's one stream, unless `own` is true."""
         name = escape_name(subject) if own or not self._stream else self._stream
         template = self._template
-        if own:  # dead letters stay until somebody removes them: no limit and no other retention is theirs too
+        if own:  # dead letters stay until somebody removes them, so the template's limits and retention are left out
             template = api.StreamConfig(num_replicas=template.num_replicas, placement=template.placement)
         config = replace(template, name=name, subjects=[subject])
         try:
             await self._js.add_stream(config)
         except nats.js.errors.APIError as error:
-            for taken in await self._streams_taking(subject):  # another process has created one meanwhile
+            for taken in await self._streams_taking(subject):  # another process has created a stream meanwhile
                 return taken
             if error.err_code == NAME_IN_USE and name == self._stream:
                 return await self._add_subject(name, subject)
@@ -237,7 +237,7 @@ class StreamSetup:
     async def _add_subject(self, name: str, subject: str) -> str:
         """Have an existing stream take one more subject.
 
-        Another process that does the same may overwrite it, having read the configuration before. So look again.
+        Another process that does the same at the same time may overwrite this change. So look again afterwards.
         """
         for _ in range(UPDATES):
             config = (await self._js.stream_info(name)).config
@@ -271,10 +271,10 @@ class StreamSetup:
             durable_name=spec.name,
             ack_policy=api.AckPolicy.EXPLICIT,
             ack_wait=spec.lease or LEASE_SECONDS,
-            # The pump counts attempts: at a limit of its own, the server would deliver the message no more.
+            # The pump counts attempts. With a limit of its own, the server would stop delivering the message.
             max_deliver=UNLIMITED,
-            # Pull requests already limit what is out. A limit here would count deferred messages too, and they would
-            # stop all others. An ordered channel wants that: it may have only one message out.
+            # Pull requests already limit the messages in hand. A limit here would count deferred messages too, and they
+            # would stop all others. An ordered channel needs that: it may have only one message in hand.
             max_ack_pending=1 if spec.subscription.ordered else UNLIMITED,
             filter_subject=spec.subject,
         )
@@ -324,7 +324,7 @@ class StreamSetup:
 
 
 def _raise_not_created(what: str, error: nats.js.errors.APIError) -> NoReturn:
-    """TransportError where the server could not create it at present, SetupError where it will not."""
+    """Raise TransportError if the server cannot create it now, SetupError if it refuses to."""
     if error.code is not None and error.code >= 500:  # noqa: PLR2004 - as in HTTP
         raise TransportError(f"{what} could not be created: {error_text(error)}") from error
     raise SetupError(f"{what} cannot be created: {error_text(error)}") from None

@@ -1,4 +1,4 @@
-"""Subjects and names as NATS has them. Pure."""
+"""The rules of NATS for subjects and names, without input or output."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,18 +8,18 @@ from pump.errors import ConfigurationError
 from pump.transport_kit.destinations import SUBJECT
 
 _SPECIAL: Final = re.compile(r"[^A-Za-z0-9_-]")
-"""NATS allows more in names, but which characters work has differed from release to release."""
+"""NATS allows more characters in names, but which of them work has differed between its releases."""
 
 DEFAULT_DEAD_LETTER_SUBJECT: Final = f"{SUBJECT}.dlq"
 
 
 def escape_name(text: str) -> str:
-    """The name of a stream or durable: the text, where all but letters, digits, - and _ is written like =2E."""
+    """The text as the name of a stream or durable: all but letters, digits, - and _ are written in the form =2E."""
     return _SPECIAL.sub(lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), text)
 
 
 def check_subject(subject: str, *, wildcards: bool = False) -> str:
-    """The subject; ConfigurationError where NATS would not take it."""
+    """Return the subject; ConfigurationError if NATS would not take it."""
     tokens = subject.split(".")
     wrong = not subject.isprintable() or " " in subject or not all(tokens)
     if wrong or (not wildcards and not {"*", ">"}.isdisjoint(tokens)) or ">" in tokens[:-1]:
@@ -29,7 +29,7 @@ def check_subject(subject: str, *, wildcards: bool = False) -> str:
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether some subject matches both."""
+    """Whether there is a subject that matches both patterns."""
     ours, theirs = first.split("."), second.split(".")
     for one, other in zip(ours, theirs, strict=False):
         if ">" in {one, other}:
@@ -40,7 +40,7 @@ def overlap(first: str, second: str) -> bool:
 
 
 def covers(wide: str, subject: str) -> bool:
-    """Whether the first matches everything that the second matches."""
+    """Whether the first pattern matches everything that the second one matches."""
     words, patterns = subject.split("."), wide.split(".")
     for place, pattern in enumerate(patterns):
         if pattern == ">":
@@ -51,7 +51,7 @@ def covers(wide: str, subject: str) -> bool:
 
 
 def dead_letter_subjects(patterns: Iterable[str], subjects: Sequence[str]) -> Sequence[str]:
-    """The subjects, perhaps with wildcards, that the dead letters of messages of these subjects go to."""
+    """The subjects, perhaps with wildcards, to which the dead letters of messages with these subjects go."""
     found: dict[str, None] = {}
     for pattern in patterns:
         if SUBJECT not in pattern:

@@ -1,4 +1,4 @@
-"""A subscription with the options that only NATS has: a subject or an existing consumer, and tenants."""
+"""A subscription with the options of NATS alone: a subject or an existing consumer, and tenants."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ class NatsSubscription(Subscription):
     """
 
     subject: str = ""
-    """Consumed by a durable consumer named as the channel, which by default is named as the subject."""
+    """A durable consumer with the name of the channel consumes it; by default the channel has the subject's name."""
     stream: str = ""
     consumer: str = ""
-    """It must exist when the pump starts."""
+    """The name of a consumer that exists when the pump starts."""
     on_unhandled: OnUnhandled = "nak"
     on_undecodable: OnUndecodable = "dlq"
     """What becomes of a message that cannot be decoded: "dlq" makes it a dead letter; "nak" has it delivered again
-    until its attempts are used up; "term" ends it, with an ERROR in the log."""
+    until its attempts are used up; "term" ends it without a dead letter, with an ERROR in the log."""
     tenants: Collection[str] | None = None
-    """Only messages with one of these in the header `tenant_id` are handled; None is all messages."""
+    """Only messages with one of these values in the header `tenant_id` are handled. None: all messages are."""
 
     def __post_init__(self) -> None:
         bound = bool(self.stream and self.consumer)
@@ -56,12 +56,12 @@ class NatsSubscription(Subscription):
 
     @property
     def reads(self) -> str | None:
-        """As Subscription's; None where it is bound to a consumer: that one's filter is the broker's."""
+        """As in Subscription; None if it is bound to an existing consumer, whose filter is set on the server."""
         return None if self.stream else super().reads
 
     @property
     def refusal(self) -> Callable[[Message], str] | None:
-        """Says why a message is refused: its tenant is not among those allowed, or it names none."""
+        """A function that says why a message is refused: its tenant is not allowed, or it has none."""
         tenants = self.tenants
         if tenants is None:
             return None

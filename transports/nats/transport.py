@@ -23,10 +23,10 @@ from pump.transports.nats.streams import StreamSetup
 from pump.transports.nats.subjects import DEFAULT_DEAD_LETTER_SUBJECT
 
 MAX_PAYLOAD: Final = 2**20
-"""Headers and body together; the server's own default."""
+"""The largest message, headers and body together; the server's own default."""
 HEADER_ROOM: Final = 48 * 2**10
 PROVENANCE_ROOM: Final = 16 * 2**10
-"""For what a dead letter has beyond its message, and for the pump's own headers."""
+"""Bytes for the headers that a dead letter has in addition to its message's, and for the pump's own headers."""
 PORT: Final = 4222
 ENCRYPTED: Final = "tls+nats"
 FILES: Final = ("tls_ca", "tls_cert", "tls_key")
@@ -45,10 +45,10 @@ OPTIONS: Final[Options] = {
 
 
 class NatsTransport:
-    """A NATS server or cluster with JetStream. Making one opens nothing.
+    """A NATS server or cluster with JetStream. Making a transport opens no connection.
 
-    A topic is a subject, a channel a durable consumer. A topic that no stream takes gets one of its own, or goes into
-    `stream`. New streams are made like `stream_config`: replicas, limits, retention.
+    A topic is a subject, a channel is a durable consumer. A topic that no stream takes gets a stream of its own, or is
+    added to `stream`. New streams have the replicas, limits and retention of `stream_config`.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -122,8 +122,8 @@ class NatsTransport:
         return cls(**options)
 
     def observe(self, telemetry: Telemetry) -> None:
-        """Tell these listeners too about redeliveries, used-up attempts and postings."""
-        if telemetry:  # else every posting would be told to nobody
+        """Send these listeners events about redeliveries, used-up attempts and postings too."""
+        if telemetry:  # without listeners, postings make no events
             self._telemetry.listen(lambda event, fields: telemetry.tell(event, **fields))
         telemetry.listen(NatsEvents(telemetry))
 
@@ -136,7 +136,7 @@ class NatsTransport:
         return f"NatsTransport({str(self._address)!r})"
 
     async def async_prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what is missing, as each one says; SetupError names what is not there."""
+        """Create or validate streams and durables, as each one says; SetupError names what is missing."""
         connection = await NatsConnection.open(self._address, "preparing")
         try:
             await self._setup(connection).prepare(subscriptions, publications)
@@ -166,7 +166,7 @@ class NatsTransport:
         )
 
     async def async_producer(self) -> NatsProducer:
-        """A producer; it connects with the first posting."""
+        """A producer, which connects when it first sends."""
         return self._producer("posting", self._telemetry)
 
     def _setup(self, connection: NatsConnection) -> StreamSetup:
@@ -184,7 +184,7 @@ class NatsTransport:
 
 
 def url_options(url: str) -> dict[str, Any]:
-    """The options in `nats://user:password@host:port,host:port/?name=…` or `tls+nats://…`; a lone user is a token."""
+    """The options in `nats://user:password@host:port,host:port/?name=…` or `tls+nats://…`; a user alone is a token."""
     read = read_url(url, "nats://user:password@host:port,host:port/?option=value", OPTIONS, schemes=("nats", ENCRYPTED))
     if read.path:
         raise read.error("it has a path; streams and consumers are named by subscriptions")

@@ -1,7 +1,7 @@
-"""One AMQP connection and the thread that does its input and output: heartbeats go on whatever handlers do.
+"""One AMQP connection and the thread that does its input and output, so that heartbeats go on whatever handlers do.
 
-Only that thread touches pika's objects. Other threads ask for it by `call`, and wait for an Operation where they have
-to; several operations in a row are a conversation, blocking or awaiting.
+Only that thread uses pika's objects. Other threads have it do something with `call`, and wait for an Operation if they
+need a result; several operations one after another are a conversation, blocking or awaiting.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from pump.transports.rabbitmq.settings import RabbitMQSettings
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 pikas_log: Final = logging.getLogger("pika")
-if pikas_log.level == logging.NOTSET:  # it logs one lost connection up to five times, with tracebacks; we do once
+if pikas_log.level == logging.NOTSET:  # pika logs one lost connection up to five times, with tracebacks; we do once
     pikas_log.setLevel(logging.CRITICAL)
 
 Result = TypeVar("Result")
@@ -45,33 +45,33 @@ NOT_ALLOWED: Final = 530
 
 CHECKS_PER_HEARTBEAT: Final = 8
 LEAST_MARGIN_SECONDS: Final = 2.0
-"""A heartbeat comes late by as much at least before its absence means anything; or by a quarter of its time."""
+"""A heartbeat may be late by so much, or by a quarter of its interval if that is longer, before it is missed."""
 
 
 @dataclass(slots=True)
 class SignalWait(Effect[bool]):
-    """Wait until the signal is set, or `timeout` seconds are over; whether it is set."""
+    """Wait until the signal is set, or for `timeout` seconds; the result is whether it is set."""
 
     signal: Signal
     timeout: float
 
 
 Steps: TypeAlias = Conversation[SignalWait, Result]
-"""What is done step by step, blocking or awaiting between the steps."""
+"""A function that runs step by step; between the steps it blocks or awaits."""
 
 
 def run(steps: Steps[Result]) -> Result:
-    """Do all steps, blocking."""
+    """Run all steps, blocking in between."""
     return conversation.run(steps, lambda wait: CLOCK.wait(wait.signal, wait.timeout))
 
 
 async def run_async(steps: Steps[Result]) -> Result:
-    """The same, awaiting."""
+    """Run all steps, awaiting in between."""
     return await conversation.run_async(steps, lambda wait: CLOCK.wait_async(wait.signal, wait.timeout))
 
 
 def blocking(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Result]:
-    """The method that does the steps of this one, blocking."""
+    """Make a blocking method of one that returns steps."""
 
     @wraps(method)
     def done(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -81,7 +81,7 @@ def blocking(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, 
 
 
 def awaiting(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Coroutine[Any, Any, Result]]:
-    """The same, awaiting."""
+    """Make an `async def` method of one that returns steps."""
 
     @wraps(method)
     async def done(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -91,7 +91,7 @@ def awaiting(method: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, 
 
 
 class Operation(Generic[Result]):
-    """Something that a connection's thread does for another thread. It ends once: the first result or error counts."""
+    """Work that a connection's thread does for another thread. It ends once: the first result or error counts."""
 
     def __init__(self, timeout: float, late: Callable[[], Exception]) -> None:
         """`late` makes the error for an operation that has not ended within `timeout` seconds."""
@@ -108,14 +108,14 @@ class Operation(Generic[Result]):
             self.fail(self._late())
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[return-value]  # it was succeed that set it
+        return self._value  # type: ignore[return-value]  # `succeed` has set it
 
     def succeed(self, value: Result) -> None:
-        """End it with this result."""
+        """End the operation with this result."""
         self._end(value, None)
 
     def fail(self, error: Exception) -> None:
-        """End it with this error."""
+        """End the operation with this error."""
         self._end(None, error)
 
     def _end(self, value: Result | None, error: Exception | None) -> None:
@@ -135,7 +135,7 @@ class ChannelRefused(Exception):  # noqa: N818 - it never leaves the transport
 
 
 class AmqpConnection:
-    """One connection. Once lost it stays lost."""
+    """One connection. Once it is lost, it stays lost."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class AmqpConnection:
         opened: Callable[[], None] = lambda: None,
         lost: Callable[[PumpError], None] = lambda _: None,
     ) -> None:
-        """`opened` and `lost`, which ends its AMQP channels as well, are called in the connection's thread."""
+        """`opened` and `lost` are called in the connection's thread; with the connection its AMQP channels end too."""
         self._settings: Final = settings
         self._name: Final = name
         self._on_open: Final = opened
@@ -152,13 +152,13 @@ class AmqpConnection:
         self._timeout: Final = seconds(settings.timeout)
         self._heartbeat: Final = seconds(settings.heartbeat)
         self._received = 0
-        """How many bytes had come when it was checked last,"""
+        """How many bytes had been received at the last check."""
         self._silent_checks = 0
-        """and in how many checks since then there were no more."""
+        """How many checks since then have found no more bytes."""
         self._lock: Final = threading.Lock()
         self._waiting: Final[set[Operation[Any]]] = set()
         self._error: PumpError | None = None
-        """Why it is lost."""
+        """Why the connection is lost; None while it is not."""
         self._loop: Final = IOLoop()
         self._connection: pika.SelectConnection | None = None
         self._ended: Final = Operation[None](self._timeout, self._is_stuck)
@@ -167,12 +167,12 @@ class AmqpConnection:
     # -- from any thread
 
     def open(self) -> Operation[None]:
-        """Connect; fails with a SetupError where trying again cannot help."""
+        """Connect; fails with a SetupError if trying again cannot help."""
         threading.Thread(target=self._run, name=f"pump-amqp-{self._name}", daemon=True).start()
         return self._opened
 
     def call(self, act: Callable[Arguments, object], *args: Arguments.args, **options: Arguments.kwargs) -> None:
-        """Do something in the connection's thread, soon, if it still runs."""
+        """Have the connection's thread call a function soon, if the thread still runs."""
         self._loop.add_callback_threadsafe(partial(self.guard, act, *args, **options))
 
     def begin(self, timeout: float | None = None) -> Operation[Any]:
@@ -188,13 +188,13 @@ class AmqpConnection:
         return operation
 
     def ask(self, act: Callable[[Operation[Any]], object]) -> Operation[Any]:
-        """Do something in the connection's thread that ends the operation, then or later."""
+        """Have the connection's thread call a function, which ends the returned operation at once or later."""
         operation = self.begin()
         self.call(act, operation)
         return operation
 
     def close(self) -> Operation[None]:
-        """Close it in order: the broker receives what was sent before."""
+        """Close the connection in order: the broker receives everything that was sent before."""
         self.call(self._close)
         return self._ended
 
@@ -211,14 +211,14 @@ class AmqpConnection:
 
     @property
     def connection(self) -> pika.SelectConnection:
-        """Pika's connection, which is open."""
+        """The connection of pika; raises if it is not open."""
         connection = self._connection
         if connection is None or not connection.is_open:
             raise self._error or TransportError(f"{self._settings} is not connected")
         return connection
 
     def guard(self, act: Callable[Arguments, object], *args: Arguments.args, **options: Arguments.kwargs) -> None:
-        """Do something; if it raises, the connection is dropped, but its thread goes on."""
+        """Call a function; if it raises, the connection is dropped, but its thread goes on."""
         try:
             act(*args, **options)
         except PumpError as error:
@@ -229,15 +229,15 @@ class AmqpConnection:
             self.drop(TransportError(f"{self._settings}: {type(error).__name__}: {error}"))
 
     def guarded(self, act: Callable[Arguments, object]) -> Callable[Arguments, None]:
-        """The same, as a callback."""
+        """As `guard`, as a callback for pika."""
         return partial(self.guard, act)
 
     def explained(self, error: BaseException) -> PumpError:
-        """One of our errors for whatever pika raised, saying what to do about it where that is known."""
+        """The error of ours for an error of pika; it says what to do, if that is known."""
         if isinstance(error, PumpError):
             return error
         causes, settings = list(_causes(error)), self._settings
-        for cause in causes:  # only by what the broker itself says: pika guesses it of any connection that breaks early
+        for cause in causes:  # only the broker's own words count: pika guesses for a connection that breaks early
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return SetupError(f"{settings}: its certificate is not to be trusted: {cause.verify_message}")
             text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
@@ -249,12 +249,12 @@ class AmqpConnection:
         return TransportError(f"{settings}: {_innermost_text(causes)}")
 
     def open_channel(self, opened: Callable[[Channel], None], closed: Callable[[Exception], None]) -> None:
-        """Open an AMQP channel; `closed` is called with the reason when it is closed, by either side."""
+        """Open an AMQP channel; `closed` is called with the reason when either side closes it."""
         channel = self.connection.channel(on_open_callback=self.guarded(opened))
         channel.add_on_close_callback(lambda _, reason: self.guard(closed, reason))
 
     def drop(self, error: PumpError) -> None:
-        """Close the connection because of an error; at once, if the broker does not answer in time."""
+        """Close the connection because of an error. If the broker does not answer in time, abort it."""
         self._fail(error)
         self._close()
         self._loop.call_later(self._timeout, self._abort)
@@ -277,7 +277,7 @@ class AmqpConnection:
         finally:
             self._fail(self._closed_error())
             with contextlib.suppress(Exception):
-                for _ in range(4):  # an aborted connection closes its socket in one of them
+                for _ in range(4):  # an aborted connection closes its socket in one of these rounds
                     self._loop.process_timeouts()
             with contextlib.suppress(Exception):
                 self._loop.close()
@@ -293,9 +293,9 @@ class AmqpConnection:
         self._loop.call_later(self._heartbeat / CHECKS_PER_HEARTBEAT, self.guarded(self._check_silence))
 
     def _check_silence(self) -> None:
-        """Give up a connection whose peer sends nothing, not even heartbeats: pika itself takes up to 15 s longer.
+        """Give up a connection whose peer sends nothing, not even heartbeats. pika itself would take up to 15 s longer.
 
-        Checks are counted, not seconds: before each of them this thread has read what is there, however late it is.
+        Checks are counted, not seconds: even if the thread is late, it reads all waiting bytes before each check.
         """
         connection = self._connection
         if connection is None or not connection.is_open:
@@ -338,7 +338,7 @@ class AmqpConnection:
             operation.fail(error)
         try:
             self._on_lost(error)
-        except Exception:  # the connection is lost all the same, and nobody else can be told
+        except Exception:  # the connection is lost anyway; all that is left is to log the error
             log.exception("%s: reporting the end of the connection %s failed", self._settings, self._name)
 
 
@@ -350,7 +350,7 @@ def refusal(reason: Exception) -> Exception:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it wraps, in pika's way and Python's, the outermost first."""
+    """The error and all errors that it wraps, in pika's way or Python's; the outermost first."""
     yield error
     inner = [*getattr(error, "exceptions", ()), getattr(error, "exception", None), error.__cause__, *error.args]
     for each in inner:

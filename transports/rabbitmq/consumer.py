@@ -1,4 +1,4 @@
-"""Consumers of RabbitMQ queues, blocking and awaiting: how messages are received, and each verdict carried out."""
+"""Consumers of RabbitMQ queues, blocking and awaiting: they receive messages and carry out each verdict."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ log: Final = logging.getLogger("pump.transports.rabbitmq")
 
 
 class ConsumerBase:
-    """What a consumer does in either colour: without waiting, or in steps that are waited for or awaited."""
+    """The common part of both colours. Its methods do not wait, or return steps, which a colour blocks on or awaits."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class ConsumerBase:
 
     @property
     def generation(self) -> int:
-        """The number of the AMQP channel that deliveries come by."""
+        """The generation of the AMQP channel by which deliveries come."""
         return self._deliveries.generation
 
     @property
     def broker_limit(self) -> int | None:
-        """As Consumer's. A queue that counts deliveries is a quorum queue, whatever the settings say."""
+        """As in Consumer. A queue that counts deliveries is a quorum queue, whatever the settings say."""
         return ASSUMED_LIMIT if self._broker_limit is None and self._deliveries.counts else self._broker_limit
 
     @property
@@ -88,14 +88,14 @@ class ConsumerBase:
         deliveries.prefetch.want(limit, len(deliveries.in_hand))
 
     def _take(self, limit: int, deadline: float) -> list[Message] | None:
-        """Up to `limit` messages. None: nothing is here yet, and there is time left to wait until `arrived`."""
+        """Up to `limit` messages. None: there are none yet, and there is time left to wait until `arrived`."""
         deliveries, channel = self._deliveries, self._channel
         failure, prefetch = deliveries.failure, deliveries.prefetch
         if failure is not None:
             raise TransportError(str(failure)) from failure
         batch = deliveries.take(deliveries.inbox, limit)
         if batch:
-            if batch[0].unexplained:  # it may crash the process: send the acknowledgements before
+            if batch[0].unexplained:  # it may crash the process: send the acknowledgements first
                 self._flush()
             if prefetch.wanted != prefetch.size and (
                 deliveries.acks or prefetch.wanted < prefetch.size or prefetch.is_used_up()
@@ -120,7 +120,7 @@ class ConsumerBase:
         self._channel.watch_idle()
 
     def _delay_early(self) -> Steps[None]:
-        """Put messages that came back before they are due into delay queues again."""
+        """Put messages that came from a delay queue before they are due into delay queues again."""
         deliveries = self._deliveries
         for message in deliveries.take(deliveries.early, len(deliveries.early)):
             when = receipt_of(message).due
@@ -134,17 +134,17 @@ class ConsumerBase:
     # -- settling
 
     def settle_soon(self, message: Message) -> None:
-        """Acknowledge it, together with others within 20 ms."""
+        """Acknowledge the message within 20 ms, together with others."""
         deliveries = self._deliveries
         deliveries.claim(message, self._clock)
         deliveries.acks.append(message)
         if len(deliveries.acks) >= deliveries.prefetch.ack_batch and (deliveries.in_hand or deliveries.inbox):
             self._flush()
-        elif not deliveries.flush_timed:  # an empty receive flushes sooner, if one comes
+        elif not deliveries.flush_timed:  # a receive that finds no message flushes sooner
             self._channel.flush_later()
 
     def _settle(self, message: Message) -> None:
-        """Acknowledge it at once."""
+        """Acknowledge the message at once."""
         self._deliveries.claim(message, self._clock)
         self._deliveries.acks.append(message)
         self._flush()
@@ -155,15 +155,15 @@ class ConsumerBase:
             self._call(self._channel.flush)
 
     def give_back(self, message: Message) -> None:
-        """Return it to the queue, for any consumer."""
+        """Return the message to the queue, for any consumer."""
         self._call(self._channel.nack, self._deliveries.claim(message, self._clock), message.generation)
 
     def check(self, message: Message) -> None:
-        """There is no lease to extend: a delivery is this consumer's for as long as its AMQP channel is open."""
+        """Raise LeaseLost if the delivery is void. It has no lease: it is ours as long as the AMQP channel is open."""
         self._deliveries.check(message)
 
     def requeue_steps(self, message: Message, delay: float, attempts: int) -> Steps[None]:
-        """Store a copy that comes back to this queue only, after the delay; then acknowledge the original."""
+        """Store a copy that comes to this queue only, after the delay; then acknowledge the original."""
         self._deliveries.check(message)
         header = identified(message)
         headers = {**header.headers, **copy_headers(message, attempts, self._clock.wall())}
@@ -196,7 +196,7 @@ class ConsumerBase:
         except PublishError as error:
             if error.retriable or error.sent is not False:
                 raise
-            properties = write_properties(minimal, topic=minimal.topic)  # without those that others gave the message
+            properties = write_properties(minimal, topic=minimal.topic)  # leaves out the properties that others gave
             yield from self._store(to, minimal, properties, message)
 
     def _park(self, message: Message, rejection: Rejection) -> Steps[None]:
@@ -213,19 +213,19 @@ class ConsumerBase:
     # -- everything at once
 
     def hand_back_steps(self, messages: Sequence[Message]) -> Steps[None]:
-        """Return everything that this consumer has, in its old order."""
+        """Return all messages that this consumer has to the queue, in their old order."""
         yield from self._channel.connection.ask(self._channel.hand_back)
 
     def purge_steps(self) -> Steps[int]:
-        """Remove what waits here, in the queue, and in the delay queues that lead to it; returns how much that was."""
+        """Remove the messages that wait here, in the queue, and in its delay queues; returns how many they were."""
         number: int = yield from self._channel.connection.ask(self._channel.purge)
         queue = self._names.channel
         return number + (yield from with_topology(self._publisher.settings, lambda topology: topology.purge(queue)))
 
     def close_steps(self) -> Steps[None]:
-        """Tell the broker what is settled, return the rest, and disconnect."""
+        """Send the pending acknowledgements, return the other messages, and disconnect."""
         try:
-            with suppress(PumpError):  # the connection is lost: there is nothing to hand back any more
+            with suppress(PumpError):  # the connection is lost, and the broker already has the messages
                 yield from self.hand_back_steps(())
             yield from self._channel.connection.close()
         finally:
@@ -238,7 +238,7 @@ class RabbitMQConsumer(ConsumerBase):
     """One consumer of one queue, blocking."""
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        """Up to `limit` messages. If none is there, waits up to `timeout` seconds for the first one."""
         clock, deliveries = self._clock, self._deliveries
         deadline = clock.monotonic() + timeout
         self._begin_to_receive(limit)
@@ -262,10 +262,10 @@ class RabbitMQConsumer(ConsumerBase):
 
 
 class AsyncRabbitMQConsumer(ConsumerBase):
-    """The same, awaiting, on any loop."""
+    """One consumer of one queue, awaiting, on any loop."""
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """As RabbitMQConsumer's; other tasks of the loop run in between even when messages never run out."""
+        """As in RabbitMQConsumer. The loop's other tasks run too, even if there are always messages."""
         clock, deliveries = self._clock, self._deliveries
         deadline = clock.monotonic() + timeout
         self._begin_to_receive(limit)
@@ -280,15 +280,15 @@ class AsyncRabbitMQConsumer(ConsumerBase):
         return messages
 
     async def acknowledge(self, message: Message) -> None:
-        """As RabbitMQConsumer's; nothing is waited for."""
+        """As in RabbitMQConsumer; it does not wait."""
         self.settle_soon(message)
 
     async def nack(self, message: Message) -> None:
-        """As RabbitMQConsumer's."""
+        """As in RabbitMQConsumer."""
         self.give_back(message)
 
     async def extend(self, message: Message) -> None:
-        """As RabbitMQConsumer's."""
+        """As in RabbitMQConsumer."""
         self.check(message)
 
     requeue = awaiting(ConsumerBase.requeue_steps)

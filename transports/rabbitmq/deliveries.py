@@ -14,55 +14,55 @@ from pump.transports.rabbitmq.headers import Receipt
 
 
 def receipt_of(message: Message) -> Receipt:
-    """The receipt of a message that came by this transport."""
+    """The receipt of a message that this transport received."""
     receipt = message.receipt
-    assert isinstance(receipt, Receipt)  # noqa: S101 - nobody else makes receipts for it
+    assert isinstance(receipt, Receipt)  # noqa: S101 - its messages have no other receipts
     return receipt
 
 
 class Deliveries:
-    """All that a consumer's two threads share, without a lock.
+    """The state that the connection's thread and the pump's threads share, without a lock.
 
-    The connection's thread adds what arrives, takes the acknowledgements to send them, and ends a generation; the
-    pump's threads take messages, and add acknowledgements. Each of these is one atomic operation on a deque, on a dict,
-    or on a single value; so never read a field twice and expect the same value. A generation may end at any moment:
-    what was just taken from it is void then, as `check` says.
+    The connection's thread adds messages that arrive, takes acknowledgements to send them, and ends a generation. The
+    pump's threads take messages and add acknowledgements. Each of these is one atomic operation on a deque, a dict, or
+    a single value; so never read a field twice and expect the same value. A generation may end at any moment: then the
+    messages just taken from it are void, and `check` raises.
     """
 
     def __init__(self, channel: str, prefetch: Prefetch, now: float) -> None:
         self.channel: Final = channel
         self.prefetch: Final = prefetch
-        """The receiver sets `wanted` and reads the sizes; all else of it is the connection's."""
+        """The receiver sets `wanted` and reads the sizes; only the connection's thread uses the rest."""
         self.generation = new_generation()
-        """Of the AMQP channel; earlier deliveries are void."""
+        """The generation of the AMQP channel. Deliveries of earlier ones are void."""
         self.inbox: Final = deque[Message]()
         self.early: Final = deque[Message]()
-        """Came back before they are due: the longest delay queue was too short."""
+        """Messages that came before they are due, because the longest delay queue was too short."""
         self.in_hand: Final[dict[int, Message]] = {}
-        """Handed out and not settled, by delivery tag."""
+        """Messages that were handed out and are not settled, by delivery tag."""
         self.acks: Final = deque[Message]()
-        """Settled, and the broker does not know yet."""
+        """Messages whose acknowledgement was not sent yet."""
         self.arrived: Final = Signal()
-        """Set when there may be something to take, or a reason not to wait for it any longer."""
+        """Set when there may be a message to take, or a reason to stop waiting."""
         self.on_uncounted: Callable[[Message], None] = ignore_uncounted
         """As ReceivesAhead's."""
         self.failure: PumpError | None = None
-        """Why nothing comes any more."""
+        """Why no more messages can come; None while they can."""
         self.may_count = True
-        """Whether the queue is not known to be a classic one: there a count is the sender's, who may say anything."""
+        """False if the queue is known to be classic: there the sender may have written the header with the count."""
         self.counts = False
-        """Whether the broker was seen to count deliveries."""
+        """Whether the broker has sent a count of deliveries."""
         self.receiving = False
-        """Whether a receive is under way,"""
+        """Whether a receive is under way."""
         self.waiting = False
-        """and waits for `arrived`."""
+        """Whether that receive waits for `arrived`."""
         self.used_at = now
-        """When a receive or the last message in hand ended; on the monotonic clock."""
+        """When the last receive, or the last message in hand, ended; on the monotonic clock."""
         self.flush_requested = False
         self.flush_timed = False
 
     def take(self, source: deque[Message], limit: int) -> list[Message]:
-        """Up to `limit` messages from `inbox` or `early`. A redelivered one comes alone: it may crash the process."""
+        """Up to `limit` messages of `inbox` or `early`. One that may have crashed a process comes alone."""
         taken: list[Message] = []
         in_hand = self.in_hand
         try:
@@ -73,7 +73,7 @@ class Deliveries:
         except IndexError:  # the generation has just ended
             pass
         for message in taken:
-            if message.generation != self.generation:  # it is void; the channel above sees that as well
+            if message.generation != self.generation:  # it is void; the pump's channel sees that too
                 in_hand.pop(message.receipt.tag, None)  # type: ignore[attr-defined]
         return taken
 
@@ -85,7 +85,7 @@ class Deliveries:
         raise LeaseLost(f"message {message.id} of {self.channel} is not this consumer's any more")
 
     def claim(self, message: Message, clock: Clock) -> int:
-        """As `check`, for the one caller who settles it."""
+        """As `check`, for settling the message: only one caller gets the tag."""
         tag = self.check(message)
         if self.in_hand.pop(tag, None) is None:
             raise LeaseLost(f"message {message.id} of {self.channel} is settled already")
@@ -94,7 +94,7 @@ class Deliveries:
         return tag
 
     def unsettled(self) -> list[int]:
-        """The delivery tags of all that is here."""
+        """The delivery tags of all messages that are here and not settled."""
         return [*self.in_hand, *(receipt_of(message).tag for message in [*self.inbox.copy(), *self.early.copy()])]
 
     def end_generation(self) -> None:
@@ -109,16 +109,16 @@ class Deliveries:
 
 
 class AckFrame(NamedTuple):
-    """One acknowledgement: of a delivery, or of it and of all unsettled ones before it."""
+    """One acknowledgement, of a delivery, or of it and all unsettled ones before it (`multiple`)."""
 
     tag: int
     multiple: bool
 
 
 class AckFrames:
-    """Which frames acknowledge the deliveries of one AMQP channel, which are numbered from 1.
+    """Makes the frames that acknowledge the deliveries of one AMQP channel, whose tags count from 1.
 
-    Promises: its frames acknowledge what they were asked for, each delivery once, and none that is not settled.
+    Its frames acknowledge each delivery that was asked for once, and none that is not settled.
     """
 
     def __init__(self) -> None:
@@ -126,16 +126,16 @@ class AckFrames:
         self._received = 0
 
     def settle(self, tag: int) -> None:
-        """A delivery was returned, or acknowledged."""
+        """Note that a delivery was returned or acknowledged."""
         while self._received < tag:
             self._received += 1
             self._watermark.received(self._received)
         self._watermark.settled(tag)
 
     def frames(self, tags: Collection[int]) -> Sequence[AckFrame]:
-        """How to acknowledge these: those up to the first gap by one frame, those after it one by one.
+        """The frames for these tags: one for all before the first unsettled delivery, then one for each tag.
 
-        The one frame names the last of these tags, not the last settled one: the broker may have forgotten that.
+        The first frame names the last of these tags, not the last settled one, which the broker may have forgotten.
         """
         for tag in tags:
             self.settle(tag)

@@ -1,10 +1,10 @@
-"""The AMQP channel that a consumer's deliveries come by, and how many may be under way. All in its connection's thread.
+"""The AMQP channel of a consumer's deliveries, and how many may be under way. It runs in its connection's thread.
 
-The prefetch follows what receivers ask for. RabbitMQ cannot change it while a consumer is active: that one is
-cancelled, and another begins. But a quorum queue takes a delivery that meets a cancelled consumer for a failed one,
-counts it, and shows it before older ones. So a consumer is cancelled only when nothing can be on its way to it: when
-its prefetch is used up, or when it has been quiet for as long as an answer takes; until then no acknowledgement is sent
-that would let more come.
+The prefetch follows the limits of the receives. RabbitMQ cannot change it while a consumer is active: that consumer is
+cancelled, and another begins. But if a delivery of a quorum queue meets a cancelled consumer, the queue counts it as
+failed, and delivers it before older ones. So a consumer is cancelled only when no delivery can be on its way to it: if
+its prefetch is used up, or if it has been quiet for as long as an answer takes. Until then no acknowledgement is sent
+that would let more messages come.
 """
 
 from functools import partial
@@ -27,13 +27,13 @@ from pump.transports.rabbitmq.pika_internals import DELIVER, Content, ContentRea
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 
 IDLE_SECONDS: Final = 0.2
-"""A consumer with nothing in hand that is not asked for messages so long gives back what it has prefetched."""
+"""A consumer that has nothing in hand, and no receive for so long, gives back the messages that it has prefetched."""
 EARLY_SECONDS: Final = 0.5
-"""A message that is due so soon is due."""
+"""A message that is due within so many seconds is treated as due."""
 
 
 class DeliveryChannel:
-    """The connection and the AMQP channel of one consumer. Other threads reach it by `connection.call`."""
+    """The connection and the AMQP channel of one consumer. Other threads use it through `connection.call`."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DeliveryChannel:
         self._consumers: Final = count(1)
         self._requests = 0
         self._answered = True
-        """Whether no request is under way that the next one has to wait for."""
+        """False while a request is under way that the next one must wait for."""
         self._idle_timed = False
         self._ack_frames = AckFrames()
         self._nacks: Final[list[int]] = []
@@ -72,7 +72,7 @@ class DeliveryChannel:
             self._reader = reader
 
     def _on_lost(self, error: PumpError) -> None:
-        """What is here comes again, to any consumer."""
+        """End the generation: the broker delivers all messages that are here again, to any consumer."""
         self.deliveries.failure = error
         self.deliveries.end_generation()
         self.deliveries.arrived.set()
@@ -94,7 +94,7 @@ class DeliveryChannel:
             deliveries.inbox.append(message)
 
     def _on_message(self, _: Channel, method: Any, properties: spec.BasicProperties, body: bytes) -> None:  # noqa: ANN401
-        """A delivery as pika reads it, where the ContentReader cannot be installed."""
+        """Take a delivery that pika has read; only if the ContentReader could not be installed."""
         encoded = b"".join(properties.encode())
         tag, exchange, key, redelivered = method.delivery_tag, method.exchange, method.routing_key, method.redelivered
         self._deliver(Content(tag, exchange, key, encoded, body, redelivered))
@@ -109,12 +109,12 @@ class DeliveryChannel:
     # -- how much may arrive
 
     def refill(self) -> None:
-        """Everything that arrived was handed out, and more is wanted."""
+        """Called when all messages that arrived are handed out, and more, or fewer at a time, are wanted."""
         self._advance()
         self.flush()
 
     def _advance(self) -> None:
-        """Take the next step towards consuming as is wanted, unless the last one is still under way."""
+        """Take the next step towards the wanted state of consuming, unless the last one is still under way."""
         if not self._answered or self._closing or self.deliveries.failure is not None:
             return
         channel, prefetch = self._channel, self._prefetch
@@ -131,7 +131,7 @@ class DeliveryChannel:
             self._cancel(channel)
 
     def _open_channel(self) -> None:
-        """There is no AMQP channel, and so nothing to hand back or to purge here."""
+        """Open an AMQP channel if messages are wanted. Without one there is nothing to hand back or to purge here."""
         for handed_back in self._handing_back:
             handed_back.succeed(None)
         for purged in self._purging:
@@ -147,7 +147,7 @@ class DeliveryChannel:
         return is_too_large or bool(self._handing_back or self._purging or self._nacks)
 
     def _cancel(self, channel: Channel) -> None:
-        """End the active consumer. Only then send what is settled: nothing more comes for it."""
+        """Cancel the active consumer, and only then send what is settled: this lets no more messages come."""
         self._expect_answer()
         consumer, self._consumer = self._consumer, ""
         self._prefetch.end()
@@ -155,7 +155,7 @@ class DeliveryChannel:
         self._send_settled(channel)
 
     def _expect_answer(self) -> None:
-        """A request is made. The broker may fail to answer: a quorum queue without a leader is silent."""
+        """Note that a request is made. The broker may never answer: a quorum queue without a leader is silent."""
         self._answered = False
         self._requests += 1
         number = self._requests
@@ -170,7 +170,7 @@ class DeliveryChannel:
         self._advance()
 
     def _between_consumers(self, channel: Channel) -> None:
-        """No consumer is active: the time to do what needs that."""
+        """Purge, close or consume, which is possible only while no consumer is active."""
         deliveries, wanted = self.deliveries, self._prefetch.wanted
         self._send_settled(channel)
         if self._purging:
@@ -202,10 +202,10 @@ class DeliveryChannel:
             callback=self.connection.guarded(on_consume),
         )
 
-    # -- what the broker is told
+    # -- settling
 
     def flush(self) -> None:
-        """Acknowledge all that is settled; a consumer that is about to be cancelled has to be cancelled before."""
+        """Send the pending acknowledgements; if the consumer must be cancelled, later, after it was cancelled."""
         self.deliveries.flush_requested = False
         channel = self._channel
         if channel is None:
@@ -221,8 +221,8 @@ class DeliveryChannel:
         self._clock.alarm(LONGEST_SECONDS, self._on_flush_time)
 
     def _on_flush_time(self) -> None:
-        """In the clock's thread."""
-        self.deliveries.flush_timed = False  # before the look, so that a later acknowledgement has a timer of its own
+        """Called in the clock's thread."""
+        self.deliveries.flush_timed = False  # before acks is read, so that a later acknowledgement sets a new timer
         if self.deliveries.acks:
             self.connection.call(self.flush)
 
@@ -231,7 +231,7 @@ class DeliveryChannel:
         if not (acks or nacks) or not channel.is_open:
             return
         settled = [acks.popleft() for _ in range(len(acks))]
-        # One that was settled just when its AMQP channel was closed would hit another delivery on this one.
+        # The tag of a message of an earlier AMQP channel would settle another delivery on this channel.
         tags = [receipt_of(message).tag for message in settled if message.generation == generation]
         self._prefetch.acknowledged([*tags, *nacks], self._clock.monotonic())
         for tag, multiple in self._ack_frames.frames(tags):
@@ -242,10 +242,10 @@ class DeliveryChannel:
         nacks.clear()
 
     def nack(self, tag: int, generation: int) -> None:
-        """Return a delivery. If no receive is under way, consuming ends before, so that others get it."""
+        """Return a delivery. If no receive is under way, stop consuming first, so that other consumers get it."""
         channel = self._channel
         if channel is None or generation != self.deliveries.generation:
-            return  # it went back with its AMQP channel
+            return  # it went back when its AMQP channel was closed
         self._nacks.append(tag)
         if self.deliveries.receiving or not self._consumer:
             self._send_settled(channel)
@@ -255,12 +255,12 @@ class DeliveryChannel:
     # -- giving back
 
     def hand_back(self, operation: Operation[None]) -> None:
-        """Return everything, in its old order, by closing the AMQP channel; it is opened again when needed."""
+        """Return all messages, in their old order, by closing the AMQP channel. It is opened again when needed."""
         self._handing_back.append(operation)
         self._stop()
 
     def purge(self, operation: Operation[int]) -> None:
-        """Stop consuming, and acknowledge what was not handed out; the result is how many messages that were."""
+        """Stop consuming, and acknowledge the messages that were not handed out; the result is how many they were."""
         self._purging.append(operation)
         self._stop()
 
@@ -286,7 +286,7 @@ class DeliveryChannel:
         channel.close()
 
     def watch_idle(self) -> None:
-        """Give back what was prefetched once the consumer is idle."""
+        """Give back the prefetched messages when the consumer has become idle."""
         if not self._idle_timed:
             self._idle_timed = True
             self._clock.alarm(IDLE_SECONDS, partial(self.connection.call, self._check_idle))

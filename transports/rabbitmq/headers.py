@@ -1,4 +1,4 @@
-"""Our headers in AMQP properties, both ways. Whatever bytes come, they make a message."""
+"""Write our headers into AMQP properties, and read them back. Any bytes can be read as a message."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -15,9 +15,9 @@ VERSION: Final = "pump-version"
 KEY: Final = "pump-key"
 TOPIC: Final = "pump-topic"
 TIMESTAMP: Final = "pump-timestamp"
-"""The exact time: AMQP's own is in whole seconds."""
+"""The exact time of a message: AMQP's own timestamp is in whole seconds."""
 DUE: Final = "pump-due"
-"""When a message that waits longer than the longest delay queue is due, in seconds since the epoch."""
+"""When a message with a delay longer than the longest delay queue's is due, in seconds since the epoch."""
 LONG: Final = {
     amqp.CONTENT_TYPE: "pump-long-content-type",
     amqp.CORRELATION_ID: "pump-long-correlation-id",
@@ -25,11 +25,11 @@ LONG: Final = {
     amqp.MESSAGE_ID: "pump-long-id",
     amqp.TYPE: "pump-long-type",
 }
-"""Headers for values that are too long for a property, by the place of that."""
+"""Headers for values that are too long for a property, by the property's place."""
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 BROKERS: Final = frozenset({"x-death", DELIVERY_COUNT, "x-acquired-count", "CC", "BCC"})
-"""Headers that the broker writes, or acts on: a CC in a copy would send that to other queues again."""
+"""Headers that the broker writes or acts on: a CC in a copy would send the copy to other queues again."""
 BROKERS_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 
 _LONG_PLACES: Final = {name: place for place, name in LONG.items()}
@@ -37,7 +37,7 @@ _KINDS: Final = frozenset({"command", "event", "document"})
 _OURS: Final = frozenset({KIND, VERSION, KEY, TOPIC, TIMESTAMP, DUE, ATTEMPTS_HEADER})
 _PERSISTENT: Final = b"\x02"
 _LATEST: Final = 2.0**53
-"""Beyond this, a float does not tell one second from the next."""
+"""Beyond this time, a float cannot tell one second from the next."""
 _WHAT_BAD_BYTES_RAISE: Final = (ValueError, StructError, IndexError, OverflowError, ArithmeticError)
 
 
@@ -46,7 +46,7 @@ class Receipt(NamedTuple):
 
     tag: int
     properties: bytes
-    """As they came; empty if they cannot be read."""
+    """The properties as they came; empty if they cannot be read."""
     due: float = 0.0
     """When the message is due, in seconds since the epoch; 0 is now."""
 
@@ -55,7 +55,7 @@ class Receipt(NamedTuple):
 
 
 def read_message(content: Content, topic: str, generation: int) -> Message:
-    """The delivered message; if it cannot be read, its fault says why. `topic` is for messages that state none."""
+    """The delivered message; if it cannot be read, its `fault` says why. `topic` is for messages that name none."""
     try:
         return _message(content, topic, generation)
     except _WHAT_BAD_BYTES_RAISE as error:
@@ -89,7 +89,7 @@ def _message(content: Content, topic: str, generation: int) -> Message:
         _moment(ours[TIMESTAMP]) if TIMESTAMP in ours else float(int.from_bytes(timestamp or b"", "big")),
         senders,
     )
-    # on a first delivery the header is the sender's, whatever it says
+    # on a first delivery the sender wrote this header, so it means nothing
     count = others.get(DELIVERY_COUNT, 0) if content.redelivered else 0
     return Message(
         header,
@@ -108,7 +108,7 @@ def _read_headers(
 ) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, object]]:
     """The sender's headers, ours, and others: the broker's, and those that are not text.
 
-    Values that are too long for properties are put among the properties.
+    Values that were too long for properties are put back into `parts`.
     """
     senders: dict[str, str] = {}
     ours: dict[str, str] = {}
@@ -126,7 +126,7 @@ def _read_headers(
 
 
 def is_brokers(name: str) -> bool:
-    """Whether a header is the broker's own, which a copy must not have."""
+    """Whether a header belongs to the broker; a copy must not have it."""
     return name in BROKERS or name.startswith(BROKERS_PREFIXES)
 
 
@@ -137,7 +137,7 @@ def _kind(text: str) -> Kind:
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):  # noqa: PLR2004 - a billion is no count
+    if not (text.isascii() and text.isdigit() and len(text) < 10):  # noqa: PLR2004 - a billion is not a plausible count
         raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
     return int(text)
 
@@ -150,7 +150,7 @@ def _moment(text: str) -> float:
 
 
 def _stable(header: Header, others: Mapping[str, object]) -> str:
-    """What is the same in every delivery of a message without an id."""
+    """The part of a message without an id that is the same in every delivery."""
     raw = {name: value for name, value in others.items() if not is_brokers(name)}
     fixed = (header.type, header.content_type, header.correlation_id, header.reply_to, header.timestamp, header.key)
     return repr((fixed, sorted(header.headers.items()), sorted(raw.items())))
@@ -175,7 +175,7 @@ def write_properties(
     attempts: int = 0,
     due: float = 0.0,
 ) -> bytes:
-    """The encoded properties of a message, or of a copy of a received one, with the properties that others gave it.
+    """The encoded properties of a message. Those of a copy include the properties that others gave the original.
 
     ValueError if AMQP cannot carry them.
     """
@@ -228,7 +228,8 @@ def _ours(header: Header, topic: str, attempts: int, due: float, seconds: int) -
 def _carry(parts: list[bytes | None], original: Message) -> Iterator[bytes]:
     """Copy the original's other properties to `parts`; returns its headers that are neither text nor the broker's.
 
-    Not its user id, which the broker compares with our login, and not its expiration, which would cut a delay short.
+    Its user id is not copied, since the broker compares it with our login, nor its expiration, which could end a delay
+    too early.
     """
     properties = original.receipt.properties if isinstance(original.receipt, Receipt) else b""
     if not properties:

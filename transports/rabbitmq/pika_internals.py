@@ -1,9 +1,9 @@
-"""Everything that depends on how pika is made inside: messages are read straight from its connection's bytes.
+"""Everything that depends on pika's internals: messages are read directly from the bytes of its connection.
 
-Pika builds some twenty objects for a message, which takes longer than all else that is done with it; it gives the
-connection up over a header that it cannot read; it rounds numbers; and it rejects by itself the deliveries that were
-under way when a consumer was cancelled. So it reads all frames but those of messages. Tried with pika 1.3.2 and 1.4.4;
-with a pika that is made in another way, messages are read by pika, and a warning says so.
+pika builds some twenty objects for a message, which takes longer than all other work on it. It gives the connection up
+because of a header that it cannot read. It rounds numbers. And it rejects deliveries that were under way when a
+consumer was cancelled. So pika reads all frames except those of messages. Tried with pika 1.3.2 and 1.4.4. If pika's
+internals are different, pika reads the messages, and a warning says so.
 """
 
 import logging
@@ -19,12 +19,12 @@ from pika import exceptions, frame
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 
 DELIVER: Final = b"\x00\x3c\x00\x3c"
-"""How the frame of a delivery begins."""
+"""The first bytes of the frame of a delivery."""
 RETURN: Final = b"\x00\x3c\x00\x32"
-"""How the frame of a message begins that could not be routed."""
+"""The first bytes of the frame of a message that could not be routed."""
 
 CONFIRMS: Final[Mapping[bytes, bool]] = {b"\x00\x3c\x00\x50": True, b"\x00\x3c\x00\x78": False}
-"""How the frames begin that confirm what was published, and whether it is stored."""
+"""The first bytes of the frames that answer a publish, and whether the message is stored."""
 
 READ_SIZE: Final = 65_536
 
@@ -37,7 +37,7 @@ _MANDATORY: Final = b"\x01"
 _CONTENT: Final = Struct(">HHQ")
 _HEAD: Final = Struct(">BHI")
 _AROUND: Final = 8
-"""The bytes of a frame around its payload, seven of them before it."""
+"""The number of bytes around the payload of a frame; seven of them stand before it."""
 _NUMBER: Final = Struct(">Q")
 _BEFORE_PROPERTIES: Final = 12
 _HOOKS: Final = (
@@ -50,7 +50,7 @@ _HOOKS: Final = (
 
 
 class Content(NamedTuple):
-    """A message as it comes from the broker."""
+    """A message as the broker sends it."""
 
     tag: int
     """The number of the delivery; 0 for a returned message."""
@@ -59,11 +59,11 @@ class Content(NamedTuple):
     properties: bytes
     body: bytes
     redelivered: bool = False
-    """Whether it was delivered before, to whomever, as the broker says."""
+    """Whether the broker says that it was delivered before, to any consumer."""
 
 
 class Confirm(Protocol):
-    """Told that the messages of one tag, or all up to it, are stored or refused."""
+    """Called when the message of one tag, or all messages up to it, are stored or refused."""
 
     def __call__(self, tag: int, *, multiple: bool, stored: bool) -> None: ...  # noqa: D102 - as the class says
 
@@ -71,8 +71,8 @@ class Confirm(Protocol):
 class ContentReader:
     """Reads the messages of one AMQP channel from the bytes that its connection receives; other frames go to pika.
 
-    `takes` has a function for deliveries, or for returned messages, and `confirm` is told of confirmations; `read` is
-    called after each piece of the stream.
+    `takes` has the function to call for deliveries, or for returned messages; `confirm` is called for confirmations;
+    `read` is called after each piece of the stream.
     """
 
     def __init__(
@@ -99,21 +99,21 @@ class ContentReader:
         self._body: list[bytes] = []
 
     def install(self) -> bool:
-        """Read everything from now on; False, after a warning, if pika has to do it: it is made in another way."""
+        """Read all bytes from now on. If pika's internals do not allow it, warn and return False: pika reads them."""
         connection = self._connection
         if not all(hasattr(connection, name) for name in _HOOKS):
             _warn_once()
             return False
         connection._on_data_available = self.feed  # noqa: SLF001 - there is no public way
-        if hasattr(connection._transport, "_MAX_RECV_BYTES"):  # noqa: SLF001 - by default 4 KiB, which is ten messages
+        if hasattr(connection._transport, "_MAX_RECV_BYTES"):  # noqa: SLF001 - the default is 4 KiB, about ten messages
             connection._transport._MAX_RECV_BYTES = READ_SIZE  # noqa: SLF001
         return True
 
     def feed(self, data: bytes) -> None:
         """Read a piece of the stream."""
         connection = self._connection
-        connection.bytes_received += len(data)  # else its heartbeats would take the broker for silent
-        if connection._frame_buffer:  # noqa: SLF001 - it had begun to read a frame
+        connection.bytes_received += len(data)  # else pika's heartbeats would take the broker for silent
+        if connection._frame_buffer:  # noqa: SLF001 - pika had begun to read a frame
             self._buffer, connection._frame_buffer = connection._frame_buffer, b""  # noqa: SLF001
         buffer = self._buffer + data if self._buffer else data
         at, end = 0, len(buffer)
@@ -129,7 +129,7 @@ class ContentReader:
         self._read()
 
     def _is_ours(self, buffer: bytes, kind: int, start: int, end: int) -> bool:
-        """Whether this frame is a part of a message; if so, it is read."""
+        """Read the frame if it is a part of a message; returns whether it is."""
         if kind == _METHOD:
             take = self._takes.get(buffer[start : start + 4])
             if take is None:
@@ -188,13 +188,13 @@ def _warn_once() -> None:
 
 @lru_cache(1024)
 def publish_method(exchange: str, routing_key: str) -> bytes:
-    """What says where a message goes, which the broker returns if nothing takes it."""
+    """The method that publishes to this exchange and routing key; the broker returns a message that no queue takes."""
     names = b"".join(bytes((len(name),)) + name for name in (exchange.encode(), routing_key.encode()))
     return b"".join((_PUBLISH, names, _MANDATORY))
 
 
 def publish_frames(channel: int, method: bytes, properties: bytes, body: bytes, largest: int) -> Iterator[bytes]:
-    """The frames that publish one message; `largest` is the size of a frame that was agreed upon."""
+    """The frames that publish one message; `largest` is the largest frame that both sides allow."""
     header = b"".join((_CONTENT.pack(60, 0, len(body)), properties))
     yield b"".join(
         (
@@ -214,11 +214,11 @@ def publish_frames(channel: int, method: bytes, properties: bytes, body: bytes, 
 
 def write_frames(connection: Any, frames: Sequence[bytes]) -> None:  # noqa: ANN401 - pika's insides
     """Write frames in one piece."""
-    connection._output_marshaled_frames([b"".join(frames)])  # noqa: SLF001 - its own way is a write a frame
+    connection._output_marshaled_frames([b"".join(frames)])  # noqa: SLF001 - pika makes one write for each frame
 
 
 class EncodedProperties:
-    """Properties that are encoded already, in the shape in which pika takes properties."""
+    """Properties that are encoded already, as an object that pika takes as properties."""
 
     INDEX: Final = 0x003C
 
@@ -231,6 +231,6 @@ class EncodedProperties:
 
 
 def abort(connection: pika.SelectConnection) -> None:
-    """End a connection at once, without waiting for the peer, which does not answer."""
+    """End a connection at once, without waiting for the peer's answer."""
     with suppress(Exception):
         connection._terminate_stream(exceptions.ConnectionClosed(0, "gave up waiting"))  # noqa: SLF001 - no public way

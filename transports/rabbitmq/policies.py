@@ -1,4 +1,4 @@
-"""What operators have decided about a queue by policies: AMQP does not tell it, the management API does."""
+"""The policies that operators have set for a queue. AMQP does not tell them; the management API does."""
 
 import json
 import logging
@@ -21,22 +21,22 @@ _REMOVING: Final = {
     "max-length": "it takes no more than {} messages",
     "max-length-bytes": "it takes no more than {} bytes",
 }
-"""What a policy may do to messages beside limiting their deliveries."""
+"""What a policy may do to messages, in addition to limiting their deliveries."""
 
 
 def read_limit(settings: RabbitMQSettings, queue: str) -> int | None:
-    """The delivery limit that holds for a queue; None if it has none, or it is not known.
+    """The delivery limit of a queue; None if it has none, or if it is not known.
 
-    Blocks for some seconds at most. Logs a warning of what else is decided about its messages, and of what fails.
+    Blocks for some seconds at most. Logs a warning for each policy that may remove messages, and if reading them fails.
     """
     try:
         known = _ask(settings, queue)
-    except Exception as error:  # of the network, HTTP, JSON or TLS: the queue can be used all the same
+    except Exception as error:  # of the network, HTTP, JSON or TLS: the queue can still be used
         text = "%s: what policies decide about the queue %s cannot be read: %s"
         log.warning(text, settings.management, queue, error)
         return None
     policy = known.get("effective_policy_definition")
-    if not isinstance(policy, dict):  # the server needs some seconds to know it of a new queue
+    if not isinstance(policy, dict):  # the server needs some seconds to know the policy of a new queue
         return None
     names = ", ".join(str(known[kind]) for kind in ("policy", "operator_policy") if known.get(kind))
     for key, effect in _REMOVING.items():

@@ -1,7 +1,7 @@
-"""A message's AMQP properties as bytes, taken apart and put together again.
+"""A message's AMQP properties as bytes: split into parts, and joined again.
 
-Pika's own way gives a connection up over a header that it cannot read, and rounds numbers. Here what others put into
-their properties is carried on exactly as it came.
+pika gives a connection up because of a header that it cannot read, and rounds numbers. The functions here keep the
+properties of other programs exactly as they came.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final
 
 LONGEST_SHORT: Final = 255
-"""The longest property that is text, and the longest name of a header, in bytes."""
+"""The longest text in a property, and the longest name of a header, in bytes."""
 
 # The place of each property among the parts.
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE, PRIORITY, CORRELATION_ID, REPLY_TO = range(7)
@@ -30,13 +30,13 @@ U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
 _I32: Final = Struct(">i")
 _NUMBERS: Final = {ord(kind): Struct(f">{code}") for kind, code in zip("BuibUsILlfdt", "BHIbhhiqqfd?", strict=True)}
-"""How numbers are encoded, by the letter of their kind in AMQP."""
+"""How numbers are encoded, by the letter of their type in AMQP."""
 TEXT: Final = ord("S")
 _DEEPEST: Final = 32
 
 
 def split(raw: bytes) -> list[bytes | None]:
-    """The encoded properties, one by one, each without its length; None for those that are absent."""
+    """The encoded properties, one by one, each without its length; None for a property that is absent."""
     flags = int.from_bytes(raw[:2], "big")
     parts: list[bytes | None] = [None] * PARTS
     at = 2
@@ -86,7 +86,7 @@ def entry(name: str, text: str) -> bytes:
 
 
 def entries(table: bytes) -> Iterator[tuple[str, object, bytes]]:
-    """Name, value and encoding of each header of a table. A value that should be text and is not is bytes."""
+    """Name, value and encoding of each header of a table. A text that cannot be decoded is returned as bytes."""
     at, end = 0, len(table)
     while at < end:
         start = at
@@ -152,7 +152,7 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def _time(number: int) -> object:
-    """The time; the number itself if it is outside the calendar."""
+    """The time as a datetime; the number itself if it is outside the calendar."""
     try:
         return datetime.fromtimestamp(number, UTC)
     except (ValueError, OverflowError, OSError):

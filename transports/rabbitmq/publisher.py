@@ -1,6 +1,6 @@
-"""Publishes over a connection of its own, many messages under way at a time, each one confirmed by the broker.
+"""Publishes over a connection of its own. Many messages are under way at a time; the broker confirms each one.
 
-Messages for later go through delay queues, which are made when they are first needed.
+Delayed messages go through delay queues, which are made when they are first needed.
 """
 
 import threading
@@ -40,9 +40,9 @@ from pump.transports.rabbitmq.topology import DELAYS, DelayQueues, delay_queue_f
 
 MOST_UNCONFIRMED: Final = 1000
 HEAVIEST: Final = 8 * 2**20
-"""With so many bytes under way, the next message waits for a confirmation."""
+"""When so many bytes are under way, the next message waits for a confirmation."""
 HEADER_OVERHEAD: Final = 20
-"""The bytes of a frame of properties beside the properties."""
+"""The bytes in a frame of properties that are not properties."""
 
 
 class EncodedMessage(NamedTuple):
@@ -54,7 +54,7 @@ class EncodedMessage(NamedTuple):
 
 
 class Batch(Operation[None]):
-    """Messages that are published together. It ends when each is confirmed, or known not to be stored."""
+    """Messages that are published together. It ends when each message is confirmed, or has failed."""
 
     def __init__(
         self, publishing: "_Publishing", exchange: str, routing_key: str, messages: Sequence[EncodedMessage]
@@ -71,11 +71,11 @@ class Batch(Operation[None]):
 
     @property
     def destination(self) -> str:
-        """Where it goes, for people."""
+        """The batch's destination, for a text."""
         return f"the topic {self.exchange!r}" if self.exchange else f"the queue {self.routing_key!r}"
 
     def answer(self, place: int, failure: PublishError | None = None) -> None:
-        """The message in that place is stored, or there is something that speaks against it."""
+        """Note that the message in that place is stored, or has this failure."""
         if place in self._unanswered:
             self._unanswered.discard(place)
             if failure is not None:
@@ -84,7 +84,7 @@ class Batch(Operation[None]):
                 self._finish()
 
     def refuse(self, place: int) -> None:
-        """The broker refused it for one queue: another one of the topic may have stored it."""
+        """Note that the broker refused the message for one queue; another queue of the topic may have stored it."""
         sent = None if self.exchange else False
         self.answer(place, PublishError(f"the broker refused it: {self.destination}", sent=sent))
 
@@ -104,7 +104,7 @@ class Batch(Operation[None]):
         return error
 
     def lost(self, error: PumpError) -> None:
-        """The connection is lost."""
+        """End the batch because the connection is lost."""
         retriable = error.retriable if isinstance(error, PublishError) else not isinstance(error, SetupError)
         is_about_this = not isinstance(error, PublishError) or repr(self.exchange) in str(error)
         what = "it is not known whether all was stored" if self.written else "nothing was sent"
@@ -112,7 +112,7 @@ class Batch(Operation[None]):
         self.fail(self._unknown_are(unanswered, f"{what}: {error}", retriable=retriable or not is_about_this))
 
     def _unknown_are(self, places: Sequence[int], text: str, *, retriable: bool) -> PublishError:
-        """The error where there was no answer for those places: what was not written is known not to be stored."""
+        """The error if those places got no answer. Messages that were not written are known not to be stored."""
         failures = dict(self._failures)
         for place in places:
             failures[place] = PublishError(text, sent=None if place < self.written else False, retriable=retriable)
@@ -121,25 +121,25 @@ class Batch(Operation[None]):
 
 
 class Publisher:
-    """Publishes for its users, over a connection that is opened when it is needed and closed with the last user."""
+    """Publishes for its users, over a connection that is opened when needed and closed when the last user leaves."""
 
     def __init__(self, settings: RabbitMQSettings, name: str, clock: Clock) -> None:
         self.settings: Final = settings
         self._name: Final = name
         self._clock: Final = clock
         self._known: Final[set[str]] = set()
-        """Delay queues that exist, unless somebody has deleted them."""
+        """Delay queues that were made and exist, unless somebody has deleted them."""
         self._lock: Final = threading.Lock()
         self._publishing: _Publishing | None = None
         self._users = 0
 
     def enter(self) -> None:
-        """One more uses it."""
+        """Add a user."""
         with self._lock:
             self._users += 1
 
     def leave(self) -> Steps[None]:
-        """One user less; the last one closes the connection."""
+        """Remove a user; the last one closes the connection."""
         with self._lock:
             self._users -= 1
             publishing = None
@@ -149,13 +149,13 @@ class Publisher:
             yield from publishing.connection.close()
 
     def due(self, delay: float) -> float:
-        """The time that a delayed message has to state, in seconds since the epoch: 0 if one queue is enough."""
+        """When a delayed message is due, in seconds since the epoch; 0 if one delay queue is enough."""
         return self._clock.wall() + delay if delay > DELAYS[-1] else 0.0
 
     def send(self, to: DelayQueues, messages: Sequence[EncodedMessage], delay: float = 0.0) -> Steps[None]:
-        """Store messages where delay queues lead to, at once or after the delay.
+        """Store messages in the destination of `to`, at once, or after the delay by one of its delay queues.
 
-        A PublishError says what is known of those that were not confirmed.
+        A PublishError says what is known of the messages that were not confirmed.
         """
         if delay <= 0:
             yield from self._publish(to.exchange, to.routing_key, messages)
@@ -171,12 +171,12 @@ class Publisher:
             except PublishError as error:
                 if is_last_try or error.retriable or error.sent is not False:
                     raise
-                self._known.discard(queue)  # somebody deleted it
+                self._known.discard(queue)  # somebody has deleted the queue
             else:
                 return
 
     def start(self, to: DelayQueues, messages: Sequence[EncodedMessage], delay: float) -> Steps[None]:
-        """As `send`, but what goes at once is on its way before these steps begin."""
+        """As `send`, but messages without a delay are on their way before the returned steps begin."""
         if delay > 0:
             return self.send(to, messages, delay)
         return iter(self.begin(to.exchange, to.routing_key, messages))
@@ -185,7 +185,7 @@ class Publisher:
         yield from self.begin(exchange, routing_key, messages)
 
     def begin(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Batch:
-        """Publish messages after those before them; the batch is to be waited for."""
+        """Publish messages after those that were given before; the caller waits for the batch."""
         if max(len(exchange.encode()), len(routing_key.encode())) > LONGEST_SHORT:
             raise not_sent(
                 f"the name of a topic has {LONGEST_SHORT} bytes at most: {exchange[:40] or routing_key[:40]}…"
@@ -201,32 +201,32 @@ class Publisher:
 
 
 class _Publishing:
-    """One connection that publishes, and all that is under way on it. What is not marked runs in its thread.
+    """One connection that publishes, and the messages under way on it. Methods run in its thread unless they say so.
 
-    Other threads share `_queue` with it, under `_lock` together with `error`; `blocked` is one flag that they read.
+    Other threads share `_queue` and `error` with it, under `_lock`, and read the flag `blocked`.
     """
 
     def __init__(self, settings: RabbitMQSettings, name: str) -> None:
         self.error: PumpError | None = None
         """Why the connection is lost."""
         self.blocked = False
-        """Whether the broker takes no messages at present."""
+        """Whether the broker takes no messages now."""
         self._lock: Final = threading.Lock()
         self._channel: Channel | None = None
         self._queue: Final[deque[Batch]] = deque()
         self._unconfirmed: Final[OrderedDict[int, tuple[Batch, int]]] = OrderedDict()
-        """By the tag, a message's batch and its place there."""
+        """The batch of each unconfirmed message and its place there, by the message's tag."""
         self._heavy = 0
-        """The bytes of all bodies that are not confirmed."""
+        """The bytes of the bodies of all unconfirmed messages."""
         self._returned: Final[set[int]] = set()
         self._tag = 0
         self._reads_confirms = False
-        """Whether frames are written and confirmations read past pika, which takes long for each."""
+        """Whether frames are written, and confirmations read, without pika, which takes long for each."""
         self.timeout: Final = seconds(settings.timeout)
         self.connection: Final = AmqpConnection(settings, name, self._on_open, self._on_lost)
 
     def submit(self, exchange: str, routing_key: str, messages: Sequence[EncodedMessage]) -> Batch:
-        """Publish messages, after those before them. From any thread."""
+        """Publish messages after those that were given before. Called from any thread."""
         batch = Batch(self, exchange, routing_key, messages)
         with self._lock:
             error = self.error
@@ -239,7 +239,7 @@ class _Publishing:
         return batch
 
     def give_up(self, batch: Batch, error: PumpError) -> None:
-        """Nobody waits for a batch any more. If some of it is under way, only a new connection can start afresh."""
+        """Forget a batch that nobody waits for any more. If a part of it was written, drop the connection."""
         if batch.written:
             self.connection.drop(error)
         elif batch in self._queue:
@@ -251,7 +251,7 @@ class _Publishing:
         self.connection.connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(blocked=False))
 
     def _on_lost(self, error: PumpError) -> None:
-        """Every batch ends with what is known of it."""
+        """End every batch with what is known of its messages."""
         with self._lock:
             self.error = error
             batches = {*self._queue, *(batch for batch, _ in self._unconfirmed.values())}
@@ -281,7 +281,7 @@ class _Publishing:
         channel.confirm_delivery(self.connection.guarded(self._on_confirm_frame), self.connection.guarded(ready))
 
     def _on_channel_closed(self, reason: Exception) -> None:
-        """The broker closes it over a message that it cannot take: then nothing is known of the others under way."""
+        """The broker closes the channel for a message that it cannot take. What became of the others is unknown."""
         refused = refusal(reason)
         if isinstance(refused, ChannelRefused):
             permanent = refused.code in {NOT_FOUND, PRECONDITION_FAILED}
@@ -295,7 +295,7 @@ class _Publishing:
             self.connection.guard(self._write)
 
     def _write(self) -> None:
-        """Write what may be under way, in one piece."""
+        """Write as many messages as may be under way, in one piece."""
         channel = self._channel
         if channel is None or not self._queue:
             return
@@ -329,7 +329,7 @@ class _Publishing:
             channel.basic_publish(batch.exchange, batch.routing_key, message.body, properties, mandatory=True)
 
     def _on_return(self, content: Content) -> None:
-        """A message was not routed. The broker does not say which one: it is known by its destination and its id.
+        """Note that a message was not routed. The broker does not say which one: find it by its destination and its id.
 
         Its confirmation comes afterwards.
         """

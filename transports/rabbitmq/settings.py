@@ -23,7 +23,7 @@ _OPTIONS: Final[Options] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RabbitMQSettings:
-    """One RabbitMQ, a virtual host on it, and how to talk to it. Checked when made."""
+    """A RabbitMQ broker, a virtual host on it, and how to talk to it. The values are checked when it is made."""
 
     host: str = "localhost"
     port: int | None = None
@@ -33,26 +33,26 @@ class RabbitMQSettings:
     virtual_host: str = "/"
     tls: bool = False
     ca_file: str | None = None
-    """The certificates of trusted authorities; by default those that the system trusts."""
+    """A file with the certificates of trusted authorities; by default those that the system trusts."""
     cert_file: str | None = None
-    """Our own certificate, where the broker asks for one."""
+    """The client's own certificate, if the broker asks for one."""
     key_file: str | None = None
     server_name: str | None = None
-    """The name in the broker's certificate, where it is not the host."""
+    """The name in the broker's certificate, if it is not the host."""
     heartbeat: Duration = 10.0
-    """A broker that was silent for so many seconds is taken for dead; 0 is never."""
+    """A broker that is silent for longer than so many seconds is taken for dead; 0: never."""
     timeout: Duration = 10.0
-    """How many seconds to wait for an answer of the broker."""
+    """How many seconds to wait for an answer from the broker."""
     connection_name: str = ""
     """The name of the connections in the broker's management; by default that of their channel."""
     queue_type: QueueType = "quorum"
-    """The type of queues that are made; queues of others are taken to be of it too."""
+    """The type of the queues that a pump makes; it assumes this type for the queues of others too."""
     prefetch: int | None = None
-    """The most unsettled messages of one consumer; by default as many as its buffer asks for."""
+    """The most unsettled messages of one consumer; by default as many as its subscription's buffer asks for."""
     broker_limit: int | None = None
-    """The delivery limit of all queues, as a policy sets it; by default none for ours, and 20 for those of others."""
+    """The delivery limit that a policy sets for all queues; by default none for ours, and 20 for those of others."""
     management: str = ""
-    """Where the management API is, such as `http://localhost:15672`: policies are read there, as this user."""
+    """The address of the management API, such as `http://localhost:15672`. Policies are read there, as this user."""
 
     def __post_init__(self) -> None:
         one_of("rabbitmq", "queue_type", self.queue_type, get_args(QueueType))
@@ -70,7 +70,7 @@ class RabbitMQSettings:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The settings of an amqp:// or amqps:// URL; a ConfigurationError never shows the URL."""
+        """The settings of an amqp:// or amqps:// URL. A ConfigurationError never shows the URL."""
         parts = read_url(url, _FORM, _OPTIONS, schemes=("amqp", "amqps"))
         given: dict[str, Any] = {"host": parts.host, "user": parts.user, "password": parts.password}
         given |= {"virtual_host": parts.path or None, "port": parts.port}
@@ -86,7 +86,7 @@ class RabbitMQSettings:
         return self.port or (5671 if self.tls else 5672)
 
     def parameters(self, name: str) -> pika.ConnectionParameters:
-        """The settings as pika takes them; ConfigurationError if a certificate cannot be read."""
+        """The settings as pika's parameters; ConfigurationError if a certificate cannot be read."""
         timeout = seconds(self.timeout)
         ssl_options = None
         if self.tls:

@@ -1,4 +1,4 @@
-"""What a subscription needs on the broker: its queue, its topic's exchange, its dead letters and delay queues."""
+"""The set-up of a subscription on the broker: its queue, its topic's exchange, its dead letters and delay queues."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,23 +29,23 @@ from pump.transports.rabbitmq.settings import QueueType, RabbitMQSettings
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 
 NO_LIMIT: Final = 1_000_000_000
-"""The delivery limit of our quorum queues. Without one a nacked message goes to the back, or RabbitMQ 4 sets 20."""
+"""The delivery limit of our quorum queues. Without one, a nacked message goes to the back, or RabbitMQ 4 sets 20."""
 ASSUMED_LIMIT: Final = 20
-"""That of quorum queues that others made."""
+"""The delivery limit that is assumed for quorum queues that others made."""
 DELAYS: Final = tuple(1 << power for power in range(13))
-"""For these delays there are queues, in seconds. A longer delay passes through several of them."""
+"""The delays that have a queue, in seconds. A message with a longer delay passes through several queues."""
 
 Result = TypeVar("Result")
 QueueArguments: TypeAlias = dict[str, Any]
 Act: TypeAlias = Callable[[Channel, Callable[[Any], None]], object]
-"""Makes a request on an AMQP channel, and has its answer passed on."""
+"""Makes a request on an AMQP channel; the second argument is called with the answer."""
 
 _REFUSALS: Final = frozenset({ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED})
 _STREAM: Final = "rabbit_stream_queue"
 _CLASSIC: Final = "rabbit_classic_queue"
-"""What the broker calls a queue that is a stream."""
+"""The broker's names for the types of queues, stream and classic, in its refusals."""
 _NO_SUCH: Final = "NOT_FOUND - no "
-"""A queue whose node is down is not found either, but comes back."""
+"""How the refusal begins if there is no such queue. A queue whose node is down is NOT_FOUND too, but comes back."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class DelayQueues:
     """The delay queues that lead to one place: a queue, or the exchange of a topic."""
 
     prefix: str
-    """Of the names of the queues."""
+    """The beginning of the names of the queues."""
     exchange: str
     routing_key: str
 
     @classmethod
     def to_queue(cls, queue: str) -> "DelayQueues":
-        """Back to a queue, and nowhere else."""
+        """The delay queues that lead to one queue only."""
         return cls(f"{queue}.delay", "", queue)
 
     @classmethod
     def to_topic(cls, topic: str) -> "DelayQueues":
-        """To whoever is subscribed to a topic by then."""
+        """The delay queues that lead to a topic, and so to its subscribers when the delay ends."""
         return cls(f"{topic}.later", topic, topic)
 
     def queue(self, delay: int) -> str:
@@ -72,10 +72,10 @@ class DelayQueues:
         return f"{self.prefix}.{delay}s"
 
     def arguments(self, delay: int) -> QueueArguments:
-        """How it is made. It never expires: an expiring queue drops what it holds.
+        """How the queue is made. It never expires: an expiring queue drops the messages that it holds.
 
-        It is a quorum queue whatever the others are: a classic one drops a message that is due while the queue that it
-        leads to is full or gone.
+        It is always a quorum queue. A classic queue would drop a message that is due while the queue that it leads to
+        is full or gone.
         """
         return {
             "x-queue-type": "quorum",
@@ -87,12 +87,12 @@ class DelayQueues:
 
 
 def delay_queue_for(delay: float) -> int:
-    """The shortest of DELAYS that is not shorter than this; the longest if there is none."""
+    """The shortest of DELAYS that is not shorter than this delay; the longest of them if there is none."""
     return next((each for each in DELAYS if each >= delay), DELAYS[-1])
 
 
 def queue_arguments(queue_type: QueueType, dead_letter: str | None) -> QueueArguments:
-    """How a queue is made that is consumed from."""
+    """How a queue for consumers is made."""
     arguments: QueueArguments = {"x-queue-type": queue_type}
     if queue_type == "quorum":
         arguments["x-delivery-limit"] = NO_LIMIT
@@ -109,7 +109,7 @@ def _at_least_once(queue_type: QueueType) -> QueueArguments:
 
 
 def with_topology(settings: RabbitMQSettings, work: "Callable[[Topology], Steps[Result]]") -> Steps[Result]:
-    """Do something with a Topology, over a connection that is opened for it."""
+    """Run `work` with a Topology, over a connection that is opened for it."""
     connection = AmqpConnection(settings, "pump topology")
     try:
         yield from connection.open()
@@ -121,8 +121,8 @@ def with_topology(settings: RabbitMQSettings, work: "Callable[[Topology], Steps[
 class Topology:
     """Finds, makes and purges queues and exchanges, over a connection that has no consumer yet.
 
-    Its requests go one after another on an AMQP channel that is opened again after one was refused: where a channel
-    with a consumer was closed, no other can be opened.
+    Its requests go one after another on an AMQP channel, which is opened again after the broker refused a request. No
+    other channel could be opened after a channel with a consumer was closed.
     """
 
     def __init__(self, connection: AmqpConnection, settings: RabbitMQSettings) -> None:
@@ -131,7 +131,7 @@ class Topology:
         self._channel: Channel | None = None
         self._operation: Operation[Any] | None = None
         self.counts = True
-        """Whether the queue that was subscribed to may count deliveries."""
+        """Whether the subscribed queue may count deliveries."""
 
     def close(self) -> Steps[None]:
         """Close the AMQP channel, if one is open."""
@@ -139,7 +139,7 @@ class Topology:
             yield from self._request(lambda channel, _: channel.close())
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
-        """Create all that may be created, then validate; SetupError names what is missing."""
+        """Create what may be created, and validate the rest; SetupError names what is missing."""
         for each in in_turn(subscriptions, publications):
             if isinstance(each, Subscription):
                 yield from self.subscribe(each)
@@ -149,7 +149,7 @@ class Topology:
                 yield from self._must_exist("exchange", each.destination)
 
     def subscribe(self, subscription: Subscription) -> Steps[bool]:
-        """Create or validate what a subscription needs; whether its queue is known to be made as ours are."""
+        """Create or validate what a subscription needs; returns whether its queue is known to be like ours."""
         names = Destinations.of(subscription)
         if subscription.missing == "create":
             is_ours = yield from self._create(names)
@@ -166,9 +166,9 @@ class Topology:
         return is_ours
 
     def _create(self, names: Destinations) -> Steps[bool]:
-        """Create what is missing; whether the channel's queue is made as ours are."""
+        """Create what is missing; returns whether the channel's queue is like ours."""
         kept = queue_arguments(self._queue_type, None)
-        for queue in names.dead_letters:  # which may be a channel too, and then has dead letters of its own
+        for queue in names.dead_letters:  # it may be a channel too, which has dead letters of its own
             yield from self.make_queue(queue, kept, queue_arguments(self._queue_type, f"{queue}.dead"))
         arguments = queue_arguments(self._queue_type, names.dead_letter)
         is_ours = yield from self.make_queue(names.channel, arguments, kept)
@@ -183,11 +183,11 @@ class Topology:
     def _must_be_no_stream(self, queue: str) -> Steps[None]:
         """SetupError if the queue is a stream.
 
-        Nothing in AMQP tells what a queue is, except the refusal of a consumer: of these two arguments each kind of
-        queue refuses one, and names its kind.
+        AMQP tells a queue's type only in the refusal of a consumer: of these two arguments each type of queue refuses
+        one, and the refusal names the type.
         """
         refused = yield from self._refusal(partial(_consume_nothing, queue))
-        if refused is None:  # an old broker, which overlooks arguments that it does not know
+        if refused is None:  # an old broker ignores arguments that it does not know
             yield from self.close()
         elif _CLASSIC in refused.text:
             self.counts = False
@@ -198,7 +198,7 @@ class Topology:
             )
 
     def make_queue(self, name: str, arguments: QueueArguments, other: QueueArguments | None = None) -> Steps[bool]:
-        """Make a queue; False if there is one made in another way, and not as `other`: it is used as it is."""
+        """Make a queue. False if it exists with arguments that are neither these nor `other`: it is used as it is."""
         refused = yield from self._declare(name, arguments)
         if refused is None:
             return True
@@ -217,7 +217,7 @@ class Topology:
         )
 
     def _make_exchange(self, name: str) -> Steps[None]:
-        """Make an exchange, unless there is one of that name, whatever its type."""
+        """Make an exchange, unless there is one with that name, of any type."""
         refused = yield from self._refusal(
             lambda channel, done: channel.exchange_declare(name, "fanout", durable=True, callback=done)
         )
@@ -225,7 +225,7 @@ class Topology:
             raise _error(f"make the exchange {name!r}", refused) from refused
 
     def purge(self, queue: str) -> Steps[int]:
-        """Empty the queue and the delay queues that lead back to it; returns how many messages that were."""
+        """Empty the queue and the delay queues that lead back to it; returns how many messages were removed."""
         number, delays = 0, DelayQueues.to_queue(queue)
         for name in (queue, *map(delays.queue, DELAYS)):
             if (yield from self._exists("queue", name)):
@@ -262,7 +262,7 @@ class Topology:
         return (yield from self._connection.ask(partial(self._act, act, self._channel)))
 
     def _refusal(self, act: Act) -> Steps[ChannelRefused | None]:
-        """Why the broker refuses a request; None if it does not."""
+        """Why the broker refuses a request; None if it does not refuse it."""
         try:
             yield from self._request(act)
         except ChannelRefused as refused:
@@ -292,6 +292,6 @@ def _consume_nothing(queue: str, channel: Channel, done: Callable[[Any], None]) 
 
 
 def _error(what: str, refused: ChannelRefused) -> PumpError:
-    """A SetupError for what has to be mended; a TransportError for what may pass, such as a queue without a leader."""
+    """A SetupError if somebody must mend it; a TransportError if it may pass, such as a queue without a leader."""
     kind = SetupError if refused.code in _REFUSALS else TransportError
     return kind(f"RabbitMQ: cannot {what}: {refused.text}")

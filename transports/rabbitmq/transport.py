@@ -1,4 +1,4 @@
-"""The RabbitMQ transport and its producers. docs/rabbitmq.md says what is made on the broker, and why."""
+"""The RabbitMQ transport and its producers. docs/rabbitmq.md describes the set-up on the broker, and why it is so."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,19 +20,19 @@ from pump.transports.rabbitmq.settings import RabbitMQSettings
 from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, NO_LIMIT, DelayQueues, Topology, with_topology
 
 LARGEST_BODY: Final = 16 * 1024 * 1024
-"""What RabbitMQ 4 takes by default; earlier ones took more."""
+"""The largest message that RabbitMQ 4 takes by default; earlier versions took more."""
 LARGEST_HEADERS: Final = 100_000
-"""All properties are one frame of 128 KiB at most, and a dead letter's provenance has to fit in as well."""
+"""All properties must fit into one frame of 128 KiB, together with a dead letter's provenance."""
 LARGEST_PREFETCH: Final = 65_535
 
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase)
 
 
 class RabbitMQTransport:
-    """One RabbitMQ. Making one opens nothing.
+    """A RabbitMQ broker. Making a transport opens no connection.
 
-    Each consumer has a connection of its own, and so has each producer. What consumers publish, copies and dead
-    letters, goes over one more, which they share: a broker that blocks publishers does not block acknowledgements.
+    Each consumer and each producer has a connection of its own. The copies and dead letters of consumers go over one
+    more connection, which they share; so a broker that blocks publishers does not block acknowledgements.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -81,15 +81,15 @@ class RabbitMQTransport:
         return RabbitMQProducer(self.settings, self.capabilities)
 
     async def async_consumer(self, subscription: Subscription) -> AsyncRabbitMQConsumer:
-        """As consumer."""
+        """As `consumer`."""
         return await run_async(self._open(subscription, AsyncRabbitMQConsumer))
 
     async def async_producer(self) -> "AsyncRabbitMQProducer":
-        """As producer."""
+        """As `producer`."""
         return AsyncRabbitMQProducer(self.settings, self.capabilities)
 
     def prepare_steps(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> Steps[None]:
-        """Create or validate what each one needs; SetupError names what is missing."""
+        """Create or validate queues and exchanges, as each one says; SetupError names what is missing."""
         missing = {each.missing for each in subscriptions} | {each.missing for each in publications}
         if missing - {"assume"}:
             yield from with_topology(self.settings, lambda topology: topology.prepare(subscriptions, publications))
@@ -116,19 +116,19 @@ class RabbitMQTransport:
         return kind(channel, names, self._publisher, CLOCK, max_attempts=attempts, broker_limit=limit)
 
     def _broker_limit(self, connection: AmqpConnection, queue: str, *, is_ours: bool) -> Steps[int | None]:
-        """As the settings say, or as the management API says, or as is assumed."""
+        """The delivery limit of the settings, or else of the management API, or else the one assumed."""
         settings = self.settings
         if settings.broker_limit is not None or (settings.queue_type == "classic" and not settings.management):
             return settings.broker_limit
         if not settings.management:
             return NO_LIMIT if is_ours else ASSUMED_LIMIT
-        # in the connection's thread, which has nothing else to do yet
+        # runs in the connection's thread, which has no other work yet
         limit: int | None = yield from connection.ask(lambda asking: asking.succeed(read_limit(settings, queue)))
         return ASSUMED_LIMIT if limit is None and settings.queue_type == "quorum" else limit
 
 
 class _Producer:
-    """What neither waits nor is awaited."""
+    """The common part of the producers of both colours."""
 
     def __init__(self, settings: RabbitMQSettings, capabilities: Capabilities) -> None:
         self._publisher: Final = Publisher(settings, "pump producer", CLOCK)
@@ -137,7 +137,7 @@ class _Producer:
         self._closed = False
 
     def send_steps(self, messages: Sequence[Message], delay: float = 0.0) -> Steps[None]:
-        """Store every message; a PublishError says what is known of those that were not confirmed."""
+        """Store every message; a PublishError says what is known of the messages that were not confirmed."""
         due = self._publisher.due(delay)
         encoded = [self._encoded(message, due) for message in messages]
         places: dict[str, list[int]] = {}
@@ -181,7 +181,7 @@ class RabbitMQProducer(_Producer):
 
 
 class AsyncRabbitMQProducer(_Producer):
-    """The same, awaiting."""
+    """Sends messages to topics, awaiting, on a connection of its own."""
 
     send = awaiting(_Producer.send_steps)
     close = awaiting(_Producer.close_steps)

@@ -1,6 +1,6 @@
-"""A connection for awaiting callers: what is sent in one call is written at once, and its replies are read in one wait.
+"""A connection for awaiting callers: the commands of one call are written at once; their replies are read in one wait.
 
-The replies are read here, and not by redis-py, whose reading costs a time-out and some ten calls for each of them.
+The replies are read here, and not by redis-py, which needs a time-out and some ten calls for each reply.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from pump.transports.redis.settings import Server
 
 
 class AsyncConnection:
-    """A connection, opened when it is first needed, and again after it broke. Calls take turns."""
+    """A connection that is opened for the first call, and again after it broke. One call at a time uses it."""
 
     def __init__(self, server: Server, clock: Clock) -> None:
         self._server: Final = server
@@ -54,7 +54,7 @@ class AsyncConnection:
                 self.close()
                 raise TransportError(f"{self._server}: {text_of(error)}") from error
             except BaseException:
-                self.close()  # the replies would be taken for those to the next commands
+                self.close()  # else the next call would take these replies for its own
                 raise
             self._used = self._clock.monotonic()
             if any(isinstance(reply, ReadOnly) for reply in replies):
@@ -68,14 +68,14 @@ class AsyncConnection:
             streams.close()
 
     async def end(self) -> None:
-        """The same, and wait until the socket is closed."""
+        """Disconnect, and wait until the socket is closed."""
         streams = self._streams
         self.close()
         if streams is not None:
             await streams.closed()
 
     async def _open(self) -> "_Streams":
-        """A connection that works, as far as can be known, so that what is sent next need not be sent twice."""
+        """A connection that works, as far as can be known: the next commands rarely have to be sent again."""
         streams = self._streams
         if streams is not None:
             unused = self._clock.monotonic() - self._used
@@ -98,14 +98,14 @@ class AsyncConnection:
         return streams
 
     async def _works(self, streams: "_Streams", unused: float) -> bool:
-        await asyncio.sleep(0)  # so that the loop reads the connection's end, if that has come
+        await asyncio.sleep(0)  # lets the loop notice that the server has closed the connection
         if streams.ended:
             return False
         try:
             if unused > PING_SECONDS:
                 async with asyncio.timeout(self._timeout):
                     await streams.exchange([("PING",)])
-        except Exception:  # a new connection is tried
+        except Exception:  # the caller opens a new connection
             return False
         return True
 
@@ -134,7 +134,7 @@ class AsyncConnection:
 
 
 class _Streams:
-    """The bytes of one connection, both ways."""
+    """One open connection: its reader and its writer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader: Final = reader
@@ -151,7 +151,7 @@ class _Streams:
 
     @property
     def ended(self) -> bool:
-        """Whether the server has closed it, or has sent what nobody asked for."""
+        """Whether the server has closed the connection, or has sent bytes that are no reply."""
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
@@ -178,12 +178,12 @@ class _Streams:
         raise ConnectionError(f"the server does not speak RESP: it sent {line[:40]!r}")
 
     def close(self) -> None:
-        """Close it at once: nothing is under way that anybody waits for."""
+        """Close the connection at once; nobody waits for a reply."""
         self._writer.transport.abort()
 
     async def closed(self) -> None:
-        """Return once it is closed."""
-        with suppress(Exception):  # whatever broke it, it is closed
+        """Wait until the connection is closed."""
+        with suppress(Exception):  # whatever the error is, the connection is closed
             await self._writer.wait_closed()
 
 

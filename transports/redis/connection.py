@@ -1,4 +1,4 @@
-"""Connections to a server, and what its errors mean: none of the client library's own leaves this file."""
+"""Connections to a server, and what its errors mean. Errors of the client library never leave this file."""
 
 import hashlib
 import threading
@@ -19,15 +19,15 @@ from pump.transports.redis.settings import Server
 Argument: TypeAlias = str | bytes | int | float
 Command: TypeAlias = Sequence[Argument]
 Reply: TypeAlias = Any
-"""What RESP2 has: bytes, int, None, a list of these; or a PumpError, where the server replied with an error."""
+"""A value of RESP2: bytes, int, None, or a list of these; or a PumpError if the server replied with an error."""
 
 CHECK_SECONDS: Final = 0.05
-"""A connection that was not used for so long is checked for its end before it is used,"""
+"""After so many seconds without use, a connection is checked before it is used: has the server closed it?"""
 PING_SECONDS: Final = 1.0
-"""and after so long by a PING."""
+"""After so many seconds without use, it is also checked with a PING."""
 
 known_scripts: Final[dict[str, str]] = {}
-"""The texts of all scripts, by their digests: the connection loads one where the server does not know it yet."""
+"""The texts of all scripts, by their digests. A connection loads a script that the server does not know yet."""
 
 
 class NotConnected(TransportError):  # noqa: N818 - it says what is the matter
@@ -39,7 +39,7 @@ class NoGroup(TransportError):  # noqa: N818 - it says what is missing
 
 
 class ReadOnly(TransportError):  # noqa: N818 - it says what happened
-    """The server has become a replica. A new connection may be to the one that is not."""
+    """The server has become a replica. A new connection may lead to the primary."""
 
 
 class UnknownScript(TransportError):  # noqa: N818 - it says what is missing
@@ -47,7 +47,7 @@ class UnknownScript(TransportError):  # noqa: N818 - it says what is missing
 
 
 class Script:
-    """Functions in Lua, each of which the server runs as one step."""
+    """Functions in Lua. The server runs each call of one as one atomic step."""
 
     def __init__(self, text: str) -> None:
         self._digest: Final = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - it is how Redis names scripts
@@ -55,19 +55,19 @@ class Script:
 
     @classmethod
     def read(cls, *names: str) -> "Script":
-        """The functions in files of this folder."""
+        """The script made of files of this folder, one after another."""
         return cls("".join((files(__package__) / name).read_text("utf-8") for name in names))
 
     def call(self, function: str, keys: Sequence[str], *args: Argument) -> Command:
-        """The command that calls one of them."""
+        """The command that calls one of the functions."""
         return ("EVALSHA", self._digest, len(keys), *keys, function, *args)
 
 
 class Connection:
-    """A connection, opened when it is first needed, and again after it broke. Calls of several threads take turns."""
+    """A connection that is opened for the first call, and again after it broke. One thread at a time uses it."""
 
     def __init__(self, server: Server, clock: Clock, *, longest_block: float = 0.0) -> None:
-        """`longest_block` is for how many seconds a command may ask the server to wait."""
+        """A command may ask the server to wait, or block, for up to `longest_block` seconds."""
         self.client_id: int | None = None
         """The server's number for this connection; None if it is not open, 0 if the server does not tell it."""
         self._server: Final = server
@@ -77,7 +77,7 @@ class Connection:
         self._used = 0.0
 
     def execute(self, command: Command) -> Reply:
-        """The reply to one command; an error that the server replies with is raised."""
+        """The reply to one command. If the reply is an error, it is raised."""
         (reply,) = self.execute_all((command,))
         return reply_or_raise(reply)
 
@@ -111,7 +111,7 @@ class Connection:
             self._disconnect()
 
     def _open(self) -> None:
-        """Have a connection that works, as far as can be known, so that what is sent next need not be sent twice."""
+        """Have a connection that works, as far as can be known: the next commands rarely have to be sent again."""
         unused = self._clock.monotonic() - self._used
         if self.client_id is not None and unused > CHECK_SECONDS and self._is_broken(unused):
             self._disconnect()
@@ -126,11 +126,11 @@ class Connection:
 
     def _is_broken(self, unused: float) -> bool:
         try:
-            if self._connection.can_read(0):  # nothing was asked for, so it is the connection's end
+            if self._connection.can_read(0):  # no reply is due, so the server has closed the connection
                 return True
             if unused > PING_SECONDS:
                 self._exchange([("PING",)])
-        except Exception:  # a new connection is tried
+        except Exception:  # the caller opens a new connection
             return True
         return False
 
@@ -157,19 +157,19 @@ class Connection:
 
     def _disconnect(self) -> None:
         self.client_id = None
-        with suppress(Exception):  # it is gone, in whatever way
+        with suppress(Exception):  # whatever the error is, the connection is gone
             self._connection.disconnect()
 
 
 def reply_or_raise(reply: Reply) -> Reply:
-    """The reply, unless it is an error."""
+    """Return the reply; if it is an error, raise it."""
     if isinstance(reply, PumpError):
         raise reply
     return reply
 
 
 def not_connected(error: Exception, server: Server) -> PumpError:
-    """Why there is no connection."""
+    """The error of ours for a connection that could not be opened."""
     text = text_of(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
         return SetupError(f"{server} refuses us: {text}")
@@ -193,11 +193,11 @@ _ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
     ("READONLY", exceptions.ReadOnlyError, ReadOnly, "the server is a replica, or fails over"),
     ("MISCONF", (), TransportError, "the server cannot write to its disk"),
 )
-"""By a code in the error's text, or by redis-py's class, if that removes the code."""
+"""How to recognise an error: by a code in its text, or by redis-py's class if that removes the code. What it means."""
 
 
 def error_of(error: exceptions.ResponseError) -> PumpError:
-    """What an error that the server replies with means."""
+    """The error of ours for an error reply of the server."""
     text = text_of(error)
     for code, theirs, kind, meaning in _ERRORS:
         if code in text or isinstance(error, theirs):
@@ -210,7 +210,7 @@ def error_of(error: exceptions.ResponseError) -> PumpError:
 
 
 def text_of(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's text."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -229,7 +229,7 @@ def _connection(server: Server, longest_block: float) -> Any:  # noqa: ANN401 - 
         return kinds.UnixDomainSocketConnection(path=server.socket_file, **options)
     if not server.tls:
         return kinds.Connection(host=server.host, port=server.port, **options)
-    # redis-py reads the files by itself, at each connect; they are read here for an error that names them
+    # redis-py itself reads the files at each connect; they are read here too, so that an error names the file
     tls_context("redis", ca_file=server.ca_file, cert_file=server.cert_file, key_file=server.key_file)
     files = {"ssl_ca_certs": server.ca_file, "ssl_certfile": server.cert_file, "ssl_keyfile": server.key_file}
     return kinds.SSLConnection(host=server.host, port=server.port, **files, **options)

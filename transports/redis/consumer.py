@@ -1,4 +1,4 @@
-"""What consumers of streams and of lists share: when they poll, wait and acknowledge."""
+"""The common part of consumers of streams and of lists: when they poll, wait and acknowledge."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from pump.transports.redis.transport import RedisBase
 
 POLL_SECONDS: Final = 0.5
-"""How often to poll for what a blocking read does not give. No read blocks for longer."""
+"""The time between two polls for messages that a blocking read does not give. No read blocks for longer."""
 SLACK_SECONDS: Final = 0.15
-"""A poll may be late by as much where nothing is known to be due, so that the read before it is not cut in two."""
+"""A poll may be late by so much if no message is known to be due, so that the read before it is not cut in two."""
 SHORTEST_BLOCK: Final = 0.001
-"""A read that waits for less does not block: to the server 0 ms is for ever."""
+"""A read that would wait for less than this does not block: rounded to 0 ms it would block for ever."""
 UNBLOCK_AGAIN_SECONDS: Final = 0.02
 
 
 class RedisConsumer(ABC):
     """One consumer of one channel. It reads on one connection, where it may be blocked, and settles on another.
 
-    One thread receives; any thread settles or interrupts. The batch of acknowledgements and the connections, which they
-    share, have locks of their own. The flags need none, nor does `_poll_at`: a write to it that is lost in a race makes
-    one poll half a second late.
+    One thread receives; any thread settles or interrupts. The threads share the batch of acknowledgements and the
+    connections, which have locks. The flags need no lock, nor does `_poll_at`: if a race loses a write to it, one poll
+    is half a second late.
     """
 
     broker_limit: int | None = None
@@ -70,11 +70,11 @@ class RedisConsumer(ABC):
 
     @abstractmethod
     def _poll(self, limit: int) -> Sequence[Message]:
-        """Up to so many messages that a blocking read would not give, such as deferred ones that are due."""
+        """Up to `limit` messages that a blocking read would not give, such as deferred ones that are due."""
 
     @abstractmethod
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
-        """Up to so many new messages, waiting at most so many seconds for the first one."""
+        """Up to `limit` new messages; waits at most `wait` seconds for the first one."""
 
     @abstractmethod
     def _receipt(self, message: Message) -> Hashable:
@@ -82,7 +82,7 @@ class RedisConsumer(ABC):
 
     @abstractmethod
     def _ack_commands(self, receipts: Sequence[Hashable], name: str) -> Sequence[Command]:
-        """The commands that acknowledge deliveries to the consumer of that name; the replies are what others have."""
+        """The commands that acknowledge deliveries of the consumer `name`; the replies list those it no longer has."""
 
     @abstractmethod
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
@@ -92,7 +92,7 @@ class RedisConsumer(ABC):
     def _leave(self) -> None:
         """Have the server forget this consumer."""
 
-    # Each of these makes a command for the public method of that name.
+    # Each of these makes the command for the public method of the same name.
 
     @abstractmethod
     def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command: ...
@@ -106,7 +106,7 @@ class RedisConsumer(ABC):
     # -- receiving
 
     def open(self) -> None:
-        """Create or validate the channel, as its subscription says, and take over from the name's last consumer."""
+        """Create or validate the channel, as its subscription says; take over from the last consumer of this name."""
         try:
             self._ensure_channel()
             self._send_left_over()
@@ -120,7 +120,7 @@ class RedisConsumer(ABC):
         self._transport.ensure(self._connection, self._missing, destinations.dead_letters, destinations)
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        """Up to `limit` messages. If none is there, waits up to `timeout` seconds for the first one."""
         deadline = self._clock.monotonic() + timeout
         limit = min(limit, MOST)  # so that the acknowledgements of a batch go with the next read
         created_again = False
@@ -152,12 +152,12 @@ class RedisConsumer(ABC):
             self._blocked = False
 
     def _poll_when_due(self, now: float, due_ms: int) -> None:
-        """Poll again when the server says that something is due; a negative number means that nothing is."""
+        """Plan the next poll for when the next message is due, in `due_ms`; a negative number: none is known."""
         delay = due_ms / 1000 if due_ms >= 0 else POLL_SECONDS
         self._poll_at, self._slack = now + min(POLL_SECONDS, delay), 0.0 if delay < POLL_SECONDS else SLACK_SECONDS
 
     def _poll_within(self, delay: float) -> None:
-        """Poll again after the delay at the latest."""
+        """Plan the next poll no later than after the delay."""
         self._poll_at, self._slack = min(self._poll_at, self._clock.monotonic() + delay), 0.0
 
     def interrupt(self) -> None:
@@ -169,14 +169,14 @@ class RedisConsumer(ABC):
     def _unblock(self) -> None:
         reader = self._reading.client_id
         if reader and self._blocked and self._interrupted:
-            with suppress(PumpError):  # then the read ends by itself, soon
+            with suppress(PumpError):  # if this fails, the read soon ends by itself
                 self._connection.execute(("CLIENT", "UNBLOCK", reader))
-                self._clock.alarm(UNBLOCK_AGAIN_SECONDS, self._unblock)  # the read may have begun after it
+                self._clock.alarm(UNBLOCK_AGAIN_SECONDS, self._unblock)  # the read may have begun after the UNBLOCK
 
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """Acknowledge it within 20 ms, together with others; False if those have to be sent first."""
+        """Acknowledge the message within 20 ms, together with others. False if the batch is full: send it first."""
         return self._acks.add(self._receipt(message), None)
 
     def acknowledge(self, message: Message) -> None:
@@ -193,7 +193,7 @@ class RedisConsumer(ABC):
         return reply_or_raise(reply)
 
     def _send_acks(self, connection: Connection, *more: Command) -> Sequence[Reply]:
-        """Send the pending acknowledgements together with more commands, whose replies are returned."""
+        """Send the pending acknowledgements together with more commands; returns the replies to these."""
         acks = self._acks.take()
         if not acks and not more:
             return ()
@@ -207,7 +207,7 @@ class RedisConsumer(ABC):
         return replies[len(commands) :]
 
     def _send_left_over(self) -> None:
-        """Send the acknowledgements that this name's last consumer could not send."""
+        """Send the acknowledgements that the last consumer of this name could not send."""
         name = self._reusable_name
         if name.unsent:
             replies = self._connection.execute_all(self._ack_commands(name.unsent, name.unsent_by))
@@ -217,7 +217,7 @@ class RedisConsumer(ABC):
     def _report_late(self, count: int, replies: Sequence[Reply]) -> None:
         late = 0
         for reply in replies:
-            if isinstance(reply, NoGroup):  # with the group, all that was pending is gone
+            if isinstance(reply, NoGroup):  # the group was deleted, and with it all its deliveries
                 late = count
             else:
                 late += len(reply_or_raise(reply))
@@ -228,7 +228,7 @@ class RedisConsumer(ABC):
     # -- other verdicts
 
     def nack(self, message: Message) -> None:  # noqa: B027 - it is complete
-        """Nothing is sent: Redis takes nothing back without counting a delivery. The channel holds the message."""
+        """Send nothing: Redis cannot take a message back without counting a delivery. The pump holds the message."""
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Store a copy that comes to this channel after the delay, and remove the original: both, or neither."""
@@ -247,7 +247,7 @@ class RedisConsumer(ABC):
             report_gone(log, message, self._channel, rejection)
 
     def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
+        """Requeue a message that has no attempts left but cannot be given up now, so that a restart does not run it."""
         if must_be_parked(message, rejection, self._max_attempts):
             try:
                 self.requeue(message, PARKED_SECONDS, rejection.attempts)
@@ -259,7 +259,7 @@ class RedisConsumer(ABC):
         self._flush()
         try:
             done = self._connection.execute(command)
-        except NoGroup:  # with the group, all that was pending is gone
+        except NoGroup:  # the group was deleted, and with it all its deliveries
             done = 0
         if done != 1:
             raise LeaseLost(f"message {message.id} of {self._channel} is not this consumer's any more")
@@ -274,12 +274,12 @@ class RedisConsumer(ABC):
     def hand_back(self, messages: Sequence[Message]) -> None:
         """Make these available at once to any consumer, in their old order, as if they had not been delivered."""
         self._flush()
-        with suppress(NoGroup):  # with the group, all that was pending is gone
+        with suppress(NoGroup):  # the group was deleted, and with it all its deliveries
             self._connection.execute(self._hand_back(messages))
         self._poll_within(0.0)
 
     def purge(self) -> int:
-        """Remove everything that waits or is due later; what other consumers have stays theirs."""
+        """Remove the messages that wait or are due later, but none that other consumers have received."""
         self._flush()
         removed = 0
         while some := int(self._connection.execute(self._purge())):  # a script removes a limited number at a time
@@ -289,7 +289,7 @@ class RedisConsumer(ABC):
     # -- ending
 
     def close(self) -> None:
-        """Send what is pending, and disconnect; what cannot be sent is left to the name's next consumer."""
+        """Send pending acknowledgements and disconnect. The next consumer of this name sends those that fail here."""
         if self._closed:
             return
         self._closed = True

@@ -1,9 +1,9 @@
-"""How messages are written to Redis and read back. Whatever bytes are read, they make a message.
+"""How messages are written to Redis and read back. Any bytes can be read as a message.
 
 A message has named texts: its header, and what a copy of it carries. On a stream they are fields of an entry, beside
 the body. In a list they are the JSON of an envelope: MAGIC, sixteen bytes that no other envelope has, the length of the
-JSON in four bytes, the JSON, the body. A list's element that is no envelope is all body. While a consumer has it, it is
-tagged: TAG and sixteen bytes stand before it, since an equal one may be there too.
+JSON in four bytes, the JSON, the body. An element of a list that is no envelope is all body. While a consumer has such
+an element, TAG and sixteen bytes stand before it, since the list may hold equal elements.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ BODY: Final = "body"
 IDENTITY: Final = "pump-identity"
 """On a copy of a message: the identity of the original, which the copy keeps."""
 ESCAPE: Final = "header:"
-"""Before the name of a header that would be taken for something else."""
+"""Stands before the name of a header that would otherwise be read as something else."""
 MOST_FIELDS: Final = 1000
-"""Of one entry: a script can pass on no more than some thousand fields."""
+"""The most fields of one entry: a script can pass on no more than some thousand."""
 LONGEST_COUNT: Final = 9
 MAGIC: Final = b"\0pump1"
 TAG: Final = b"\0pump0"
 RECEIPT_LENGTH: Final = len(MAGIC) + 16
-"""The bytes at the beginning of an envelope, or of a tagged element, that no other one has."""
+"""So many bytes at the beginning of an envelope, or of a tagged element, differ from those of all others."""
 _JSON_START: Final = RECEIPT_LENGTH + 4
 
 _HEADER_TEXTS: Final = {
     attribute.replace("_", "-"): attribute for attribute in Header._fields if attribute not in {"timestamp", "headers"}
 }
-"""The texts that are attributes of a Header, and how they are called there."""
+"""The texts that are attributes of a Header: the text's name, and the attribute's name."""
 _TIME: Final = "time"
 _RESERVED: Final = frozenset({*_HEADER_TEXTS, _TIME, IDENTITY})
 _decode_texts: Final = msgspec.json.Decoder(dict[str, str]).decode
@@ -47,20 +47,20 @@ class EntryReceipt(NamedTuple):
     """The transport's handle on one delivery from a stream."""
 
     stream: int
-    """1 is the topic's stream, 2 the channel's own."""
+    """1 is the topic's stream, 2 is the channel's own stream."""
     id: bytes
     deliveries: int
     fields: Sequence[bytes]
-    """As they were read: names and values alternate."""
+    """The fields as they were read: names and values alternate."""
     attempts: int = 0
-    """What is kept of its attempts beside the entry."""
+    """The number of attempts that is stored beside the entry."""
 
 
 # -- texts
 
 
 def _texts(header: Header, topic: str, body_field: str = BODY) -> dict[str, str]:
-    """The texts of a message in that topic; what is as by default is left out."""
+    """The texts of a message in that topic; default values are left out."""
     default = Header("", topic)
     texts = {"id": header.id}
     for name, attribute in _HEADER_TEXTS.items():
@@ -76,23 +76,23 @@ def _texts(header: Header, topic: str, body_field: str = BODY) -> dict[str, str]
 
 
 def _copy_texts(message: Message, attempts: int, now: float) -> dict[str, str]:
-    """The texts that a copy has beside those of the original."""
+    """The texts that a copy has in addition to those of the original."""
     return {**copy_headers(message, attempts, now), IDENTITY: message.identity}
 
 
 class _ParsedTexts:
-    """The texts of a message, parsed. A reserved name with a value of another form is a header of the sender's."""
+    """The parsed texts of a message. A reserved name with a malformed value is read as a header of the sender's."""
 
     def __init__(self) -> None:
         self.attributes: Final[dict[str, Any]] = {}
         self.headers: Final[dict[str, str]] = {}
         self.raw: Final[dict[str, object]] = {}
-        """Fields that are no text."""
+        """Fields that are not text."""
         self.body: bytes | None = None
         self.attempts = 0
         self.identity = ""
         self.malformed = ""
-        """A reserved name with a value of another form."""
+        """A reserved name whose value is malformed."""
 
     def add(self, name: str, text: str) -> None:
         """Parse one text."""
@@ -144,10 +144,10 @@ class EntryReader:
         self._usual: Final = [b"id", b"type", b"time", self._body]
 
     def read(self, receipt: EntryReceipt, lease_expires: float) -> Message:
-        """The message of an entry; where it cannot be read, its fault says why, and the receipt has all fields."""
+        """The message of an entry. If the entry cannot be read, `fault` says why, and the receipt has all fields."""
         fields, position = receipt.fields, receipt.id.decode()
         header, body, parsed = None, b"", None
-        if fields[::2] == self._usual:  # most of ours have these fields alone; this takes half the time
+        if fields[::2] == self._usual:  # most of our entries have only these fields; this takes half the time
             with suppress(ValueError):
                 header = Header(fields[1].decode(), self._topic, fields[3].decode(), timestamp=_time(fields[5]))
                 body = fields[7]
@@ -195,7 +195,7 @@ def copy_fields(message: Message, attempts: int, now: float) -> list[str | bytes
 
 
 def dead_letter_fields(message: Message, rejection: Rejection) -> list[str | bytes]:
-    """The fields of a dead letter: those of the original, whatever they are, where it comes from, and why."""
+    """The fields of a dead letter: those of the original, whatever they are, and its provenance."""
     receipt = cast("EntryReceipt", message.receipt)
     added = dict(provenance(message, rejection))
     if b"topic" not in receipt.fields[::2]:
@@ -218,7 +218,7 @@ def _pairs(fields: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def envelope(header: Header, body: bytes, *, topic: str, more: Mapping[str, str] = NO_HEADERS) -> bytes:
-    """An envelope for that topic's list; no two are equal."""
+    """An envelope for that topic's list. No two envelopes are equal."""
     text = msgspec.json.encode({**_texts(header, topic), **more})
     return b"".join((MAGIC, uuid4().bytes, len(text).to_bytes(4, "big"), text, body))
 
@@ -229,12 +229,12 @@ def copy_envelope(message: Message, attempts: int, now: float, *, topic: str) ->
 
 
 def is_envelope(element: bytes) -> bool:
-    """Whether the element is to be read as an envelope; any other is tagged while a consumer has it."""
+    """Whether the element is to be read as an envelope. Any other element is tagged while a consumer has it."""
     return element.startswith(MAGIC) and len(element) > RECEIPT_LENGTH
 
 
 def read_element(element: bytes, *, topic: str, generation: int) -> Message:
-    """The message of an element. What is no envelope is all body; so is one that cannot be read, as its fault says."""
+    """The message of an element. If that is no envelope, or one that cannot be read (see `fault`), it is all body."""
     receipt = element[:RECEIPT_LENGTH]
     if receipt.startswith(TAG):
         element = element[RECEIPT_LENGTH:]
@@ -258,7 +258,7 @@ def read_element(element: bytes, *, topic: str, generation: int) -> Message:
 
 
 def _name(element: bytes) -> str:
-    """What tells an element from others: its own bytes in an envelope, else its text, which others may have too."""
+    """A name for the element: the unique bytes of an envelope; else a digest, the same for equal elements."""
     if is_envelope(element):
         return element[len(MAGIC) : RECEIPT_LENGTH].hex()
     return hashlib.sha256(element).hexdigest()[:32]

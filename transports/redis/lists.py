@@ -1,7 +1,7 @@
-"""Topics as Redis lists: each channel of a topic has one, and each consumer one for what it has received.
+"""Topics as Redis lists: each channel of a topic has a list, and each consumer has one for the messages it received.
 
-A consumer renews its heartbeat as long as it lives; what a dead one had goes back to the channel's list. docs/redis.md
-lists the keys.
+A consumer renews its heartbeat as long as it lives. The messages of a dead consumer go back to the channel's list.
+docs/redis.md lists the keys.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from pump.transports.redis.transport import RedisBase
 
 LISTS: Final = Script.read("common.lua", "lists.lua")
 HEARTBEATS_PER_LEASE: Final = 3
-"""How many heartbeats a consumer sends in the time after which it is taken for dead."""
+"""How many heartbeats a consumer sends during one lease; after a lease without a heartbeat it is taken for dead."""
 
 
 class TopicKeys:
@@ -32,16 +32,16 @@ class TopicKeys:
 
     def __init__(self, topic: str, prefix: str) -> None:
         self.list: Final = prefix + topic
-        """Of the channel that has the topic's name; or for messages that wait for the first channel there is."""
+        """The list of the channel with the topic's name. While the topic has no channel, messages wait here for one."""
         self.begin: Final = hash_tag(self.list)
-        """How the other keys begin."""
+        """The other keys begin with this."""
         self.channels: Final = f"{self.begin}:channels"
         self.declared: Final = f"{self.begin}:declared"
         self.due: Final = f"{self.begin}:due"
 
 
 class ChannelKeys:
-    """The keys of a channel, and how those of its consumers begin."""
+    """The keys of a channel, and the beginnings of its consumers' keys."""
 
     def __init__(self, channel: Destinations, prefix: str) -> None:
         self.topic: Final = TopicKeys(channel.topic, prefix)
@@ -56,8 +56,8 @@ class ChannelKeys:
 class RedisListTransport(RedisBase):
     """Topics and channels as lists. Making one opens no connection.
 
-    `lease` is for how long a consumer without a heartbeat is taken to be alive, `prefix` begins every key, `consumer`
-    is a name that no other process has, and that this one has again after a restart.
+    A consumer without a heartbeat for the time `lease` is taken for dead. Every key begins with `prefix`. `consumer` is
+    a name that only this process has, and that it has again after a restart.
     """
 
     capabilities: Capabilities = replace(RedisTransport.capabilities, counts_deliveries=False, leases=False)
@@ -67,7 +67,7 @@ class RedisListTransport(RedisBase):
         return ListConsumer(self, subscription)
 
     def send_command(self, message: Message, delay: float) -> Command:
-        """An envelope for every channel that the topic has now, or has when it is due."""
+        """The command that stores the message for every channel that the topic has now, or has when it is due."""
         sent = envelope(message.header, message.body, topic=message.header.topic)
         topic = TopicKeys(message.header.topic, self.prefix)
         if delay > 0:
@@ -101,14 +101,14 @@ class ListConsumer(RedisConsumer):
         self._lease_ms: Final = max(1, round(self._lease * 1000))
         self._calls: Final = count()
         self._is_empty = False
-        """Whether the channel's list was just seen empty: what comes now comes one by one."""
+        """Whether the channel's list was just seen empty: then the next read waits for one message at once."""
 
     def _take_over(self) -> None:
         self._connection.execute(self._give_back(self._reusable_name.prefix))
         self._clock.alarm(self._lease / HEARTBEATS_PER_LEASE, self._send_heartbeat)
 
     def _send_heartbeat(self) -> None:
-        """On a timer, so that a consumer lives however long a handler runs; a failure is tried again soon."""
+        """Runs on a timer, so that the consumer lives however long a handler runs. A failure is soon tried again."""
         if self._closed:
             return
         delay = self._lease / HEARTBEATS_PER_LEASE
@@ -122,7 +122,7 @@ class ListConsumer(RedisConsumer):
     # -- receiving
 
     def _poll(self, limit: int) -> Sequence[Message]:
-        """What is due and what dead consumers had goes to where it belongs; then as a read."""
+        """Put messages that are due, and those of dead consumers, into the lists; then read."""
         now = self._clock.monotonic()
         keys, topic = self._keys, self._keys.topic
         command = LISTS.call(
@@ -152,7 +152,7 @@ class ListConsumer(RedisConsumer):
         return LISTS.call("take", keys, limit, self._next_call())
 
     def _next_call(self) -> str:
-        """What tags the elements that one call takes: no other call of this consumer has it."""
+        """The tag for the elements that one call takes; each call of this consumer has another."""
         return f"{next(self._calls):012d}"
 
     def _messages(self, elements: Sequence[bytes]) -> Sequence[Message]:
@@ -183,16 +183,16 @@ class ListConsumer(RedisConsumer):
         self._execute_if_held(message, LISTS.call("reject", keys, *args))
 
     def _extend(self, message: Message) -> Command:
-        """Nothing but a question: the message is this consumer's as long as the heartbeat goes on."""
+        """Only ask whether the message is still this consumer's: the heartbeat renews all leases."""
         return LISTS.call("is_held", [self._held], self._receipt(message))
 
     def _hand_back(self, messages: Sequence[Message]) -> Command:
-        """They go back to the head of the channel's list."""
+        """The messages go back to the head of the channel's list."""
         args = [word for each in messages for word in (self._receipt(each), self._changed_copy(each))]
         return LISTS.call("hand_back", [self._held, self._keys.list], *args)
 
     def _changed_copy(self, message: Message) -> bytes:
-        """What goes back in its place, if it was run while it was held here."""
+        """The copy that goes back instead of a message that was run while it was held here; empty for others."""
         if message.attempts <= message.carried:
             return b""
         return copy_envelope(message, message.attempts, self._clock.wall(), topic=self._destinations.topic)
@@ -204,7 +204,7 @@ class ListConsumer(RedisConsumer):
         self._connection.execute(self._give_back(self._name))
 
     def _give_back(self, prefix: str) -> Command:
-        """Put back into the channel's list what consumers have whose names begin like this."""
+        """Put the messages of all consumers whose names begin with `prefix` back into the channel's list."""
         keys = self._keys
-        lasts_ms = round(2 * POLL_SECONDS * 1000)  # their last read, if one is under way, ends before
+        lasts_ms = round(2 * POLL_SECONDS * 1000)  # a read of theirs that is under way ends before
         return LISTS.call("give_back", (keys.list, keys.consumers), prefix, keys.held, keys.heartbeat, lasts_ms)

@@ -1,4 +1,4 @@
-"""How things are named on the server: keys that lie together in a cluster, and consumers."""
+"""Names on the server: keys that lie in the same slot of a cluster, and consumers."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from pump.errors import ConfigurationError
 
 
 def hash_tag(key: str) -> str:
-    """How other keys begin that have to lie in the same slot of a cluster as this one."""
+    """The beginning that other keys need to lie in the same slot of a cluster as this key."""
     begin = key.find("{")
     if 0 <= begin < key.find("}", begin) - 1:
         return key
@@ -25,13 +25,13 @@ def hash_tag(key: str) -> str:
 class ConsumerName:
     """A name that one consumer of a channel has at a time, and the acknowledgements that its last consumer left over.
 
-    To the prefix each consumer adds some letters of its own, since what its predecessor asked the server for may still
-    be delivered to the predecessor. The prefix tells the next consumer which those are.
+    Each consumer adds some letters of its own to the prefix, since the server may still deliver messages to the
+    consumer that had the name before. By the prefix, the next consumer finds these messages.
     """
 
     prefix: str
     unsent: Sequence[Any] = ()
-    """The receipts whose acknowledgements did not reach the server: the next consumer sends them."""
+    """The receipts whose acknowledgements did not reach the server. The next consumer sends them."""
     unsent_by: str = ""
 
 
@@ -59,12 +59,12 @@ class ConsumerNames:
             return ConsumerName(f"{self._prefix}-{number}.")
 
     def release(self, channel: Hashable, name: ConsumerName) -> None:
-        """Let another consumer of the channel have it."""
+        """Let another consumer of the channel have the name."""
         with self._lock:
             self._free.setdefault(channel, []).append(name)
 
     def _check_for_fork(self) -> None:
-        """Two processes never have the same names, unless they were told to."""
+        """After a fork, begin new names: two processes have the same names only if both were given the same `name`."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._prefix = self._name or f"{socket.gethostname()}-{self._process}-{secrets.token_hex(3)}"

@@ -12,12 +12,12 @@ SERVER_OPTIONS: Final[Options] = {
     **dict.fromkeys(("socket_file", "ca_file", "cert_file", "key_file"), str),
     "timeout": float,
 }
-"""What a URL may say of the server beside its parts."""
+"""The options of a URL that describe the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """One Redis, or a fork of it, and how to talk to it. Checked when made."""
+    """A Redis server, or one of its forks, and how to talk to it. The values are checked when it is made."""
 
     host: str = "localhost"
     port: int = 6379
@@ -25,15 +25,15 @@ class Server:
     user: str = ""
     password: str = field(default="", repr=False)
     socket_file: str = ""
-    """A Unix socket, instead of host and port."""
+    """The path of a Unix socket, instead of host and port."""
     tls: bool = False
     ca_file: str | None = None
-    """The authorities to trust; by default those that this machine trusts."""
+    """A file with the authorities to trust; by default those that this machine trusts."""
     cert_file: str | None = None
-    """Our own certificate, where the server asks for one."""
+    """The client's own certificate, if the server asks for one."""
     key_file: str | None = None
     timeout: Duration = 5.0
-    """Seconds to wait for an answer, beyond the time for which the server was asked to wait itself."""
+    """Seconds to wait for an answer, in addition to the time for which a command asks the server to block."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65_536 or self.db < 0:  # noqa: PLR2004 - the highest port there is
@@ -47,7 +47,7 @@ class Server:
 
     @classmethod
     def from_url(cls, url: TransportURL) -> Self:
-        """The server that a URL describes."""
+        """The server of a URL."""
         given: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.user, "password": url.password}
         if url.path:
             try:

@@ -1,7 +1,7 @@
 """Topics as Redis streams, channels as consumer groups on them.
 
-A group reads two streams: its topic's, and one of its channel's own for messages that come again to this channel alone.
-What is deferred waits in a third until it is due. docs/redis.md lists the keys.
+A group reads two streams: its topic's, and its channel's own for messages that come again to this channel only.
+Deferred messages wait in a third stream until they are due. docs/redis.md lists the keys.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,11 +36,11 @@ from pump.transports.redis.transport import LARGEST_BODY, LARGEST_HEADERS, LEASE
 STREAMS: Final = Script.read("common.lua", "streams.lua")
 TRIM_SECONDS: Final = 2.0
 IDLE_TRIM_SECONDS: Final = 16.0
-"""How seldom to trim while nothing is received: each time that was so, the next one is twice as far away."""
+"""The longest time between two trims. While nothing is received, the time doubles after each trim, up to this."""
 GONE_SECONDS: Final = 3600.0
-"""A consumer with nothing pending is removed when it was not seen for so long."""
+"""A consumer with nothing pending is removed when the server has not seen it for so long."""
 CLAIMS_PER_LEASE: Final = 4
-"""How often in the time of a lease to look for leases that have expired."""
+"""How many times during one lease to look for leases that have expired."""
 LONGEST_CLAIM_SECONDS: Final = 5.0
 MOST_SCRIPT_ARGUMENTS: Final = 7000
 FOR_EVER: Final = "forever"
@@ -53,31 +53,31 @@ class StreamKeys:
         topic = prefix + channel.topic
         own = f"{hash_tag(topic)}:{channel.channel}"
         self.streams: Final = (topic, f"{own}:again")
-        """What the group reads: the topic's stream, and the channel's own. A receipt numbers them from 1."""
+        """The streams that the group reads: the topic's, and the channel's own. A receipt numbers them from 1."""
         self.made: Final = made_mark(topic)
         self.topic_later: Final = later(topic)
         self.later: Final = (f"{own}:later", f"{own}:due")
         self.attempts: Final = f"{own}:attempts"
-        """How often messages were run that went back without a copy, by stream and id."""
+        """The attempts of messages that were handed back without a copy, by stream and id."""
 
 
 def made_mark(stream: str) -> str:
-    """The key that says that a pump created the topic's stream, and may remove from it what nobody needs any more."""
+    """The key that marks the topic's stream as created by a pump, which may then remove entries that nobody needs."""
     return f"{hash_tag(stream)}:made"
 
 
 def later(stream: str) -> tuple[str, str]:
-    """The stream of what comes to a topic later, and the sorted set of when."""
+    """The stream of messages that come to a topic later, and the sorted set of the times when they are due."""
     return f"{hash_tag(stream)}:later", f"{hash_tag(stream)}:due"
 
 
 class RedisTransport(RedisBase):
     """Topics as streams, channels as consumer groups. Making one opens no connection.
 
-    `lease` is for subscriptions without their own, `prefix` begins every key, `consumer` is a name that no other
-    process has, and that this one has again after a restart. `body_field` is where entries that others made have their
-    body. What all channels of a topic have acknowledged is kept for `keep` seconds, or "forever". By default, None, it
-    is removed at once where a pump created the topic's stream, and kept for ever where others did.
+    `lease` is for subscriptions without their own. Every key begins with `prefix`. `consumer` is a name that only this
+    process has, and that it has again after a restart. Entries have their body in the field `body_field`. An entry that
+    all channels of its topic have acknowledged is kept for `keep` seconds, or "forever". By default (None) it is
+    removed at once if a pump created the topic's stream, and kept for ever if others created it.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -120,7 +120,7 @@ class RedisTransport(RedisBase):
         return StreamConsumer(self, subscription)
 
     def send_command(self, message: Message, delay: float) -> Command:
-        """As RedisBase's."""
+        """As in RedisBase."""
         topic = message.header.topic
         fields = entry_fields(message.header, message.body, topic=topic, body_field=self.body_field)
         if len(fields) > 2 * MOST_FIELDS:
@@ -144,7 +144,7 @@ class RedisTransport(RedisBase):
 
 
 def _keep_ms(keep: Duration | Literal["forever"] | None) -> int | str:
-    """As the script `trim` takes it."""
+    """The value of `keep` as the script's function `trim` takes it."""
     if keep is None:
         return ""
     if keep == FOR_EVER:
@@ -162,7 +162,7 @@ class StreamConsumer(RedisConsumer):
         self._keys: Final = StreamKeys(self._destinations, transport.prefix)
         self._keep_ms: Final = transport.keep_ms
         self._is_others: bool | None = None
-        """Whether others made the topic's stream, so that nothing is removed from it; None is not known yet."""
+        """Whether others made the topic's stream, so that nothing is removed from it; None: not known yet."""
         topic, stream = self._destinations.topic, self._keys.streams[0]
         self._reader: Final = EntryReader(topic, stream, self.generation, transport.body_field)
         self._claim_at = 0.0
@@ -171,7 +171,7 @@ class StreamConsumer(RedisConsumer):
 
     def _ensure_channel(self) -> None:
         super()._ensure_channel()
-        if self._is_others is False and self._keep_ms == "":  # it was deleted, and a post may have created it anew
+        if self._is_others is False and self._keep_ms == "":  # it was deleted: a post may have created it unmarked
             self._connection.execute(("SET", self._keys.made, "1"))
 
     def _take_over(self) -> None:
@@ -183,7 +183,7 @@ class StreamConsumer(RedisConsumer):
     # -- receiving
 
     def _poll(self, limit: int) -> Sequence[Message]:
-        """What is due, handed back, expired, or on the channel's own stream: all of it before what is new."""
+        """Messages that are due, handed back, expired, or on the channel's own stream; they come before new ones."""
         now = self._clock.monotonic()
         waiting = (*self._keys.topic_later, *self._keys.later, self._keys.attempts)
         claims = now >= self._claim_at
@@ -203,7 +203,7 @@ class StreamConsumer(RedisConsumer):
         return self._messages(EntryReceipt(*each) for each in found)
 
     def _read(self, limit: int, wait: float) -> Sequence[Message]:
-        """What no consumer of the group has received yet."""
+        """New messages, which no consumer of the group has received yet."""
         block = ("BLOCK", int(wait * 1000)) if wait >= SHORTEST_BLOCK else ()
         group = ("GROUP", self._channel, self._name, "COUNT", limit)
         reply = self._execute_reading(("XREADGROUP", *group, *block, "STREAMS", self._keys.streams[0], ">"))
@@ -224,7 +224,7 @@ class StreamConsumer(RedisConsumer):
         command = self._call("trim", self._reusable_name.prefix, self._keep_ms, gone_ms, more_keys=more)
         try:
             is_others = self._reading.execute(command) == 0
-        except SetupError as error:  # messages are received all the same
+        except SetupError as error:  # trimming stops, but messages are still received
             self._trim_at = inf
             log.warning("redis: the stream of %s is not trimmed: %s", self._destinations.topic, error)
             return
@@ -245,13 +245,13 @@ class StreamConsumer(RedisConsumer):
             ids = [id for place, id in receipts if place == stream]  # noqa: A001 - its name
             if ids:
                 times = [int(id.partition(b"-")[0]) for id in ids]  # noqa: A001 - its name
-                deletes = "" if stream == 1 else "1"  # no other channel needs those of the channel's own stream
+                deletes = "" if stream == 1 else "1"  # no other channel needs the entries of the channel's own stream
                 args = (self._channel, name, deletes, min(times), max(times), b" ".join(ids))
                 commands.append(STREAMS.call("acknowledge", [key], *args))
         return commands
 
     def _requeue(self, message: Message, delay_ms: int, attempts: int) -> Command:
-        """The copy comes by the channel's own stream, at once or when it is due."""
+        """The copy goes to the channel's own stream, at once or when it is due."""
         copy_keys = self._keys.later if delay_ms > 0 else self._keys.streams[1:]
         fields = copy_fields(message, attempts, self._clock.wall())
         return self._replace(message, copy_keys, fields, delay_ms)
@@ -259,7 +259,7 @@ class StreamConsumer(RedisConsumer):
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str | None) -> None:
         fields = [] if topic is None else dead_letter_fields(message, rejection)
         keys = [] if topic is None else [self._transport.prefix + topic]
-        if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only what others sent: stored first, as one step is not possible
+        if len(fields) > MOST_SCRIPT_ARGUMENTS:  # only messages of others: one step is not possible, so store first
             self._connection.execute(("XADD", *keys, "*", *fields))
             keys, fields = [], []
         self._execute_if_held(message, self._replace(message, keys, fields))
@@ -273,10 +273,10 @@ class StreamConsumer(RedisConsumer):
         return self._call("extend", *self._receipt(message))
 
     def _hand_back(self, messages: Sequence[Message]) -> Command:
-        """They become nobody's, and every consumer polls for those first; their deliveries are not counted."""
+        """The messages belong to no consumer then, and any consumer polls for them first. No delivery is counted."""
         args: list[Argument] = []
         for each in messages:
-            if each.attempts > each.carried:  # its deliveries are among the attempts
+            if each.attempts > each.carried:  # it was run: the attempts include its deliveries
                 args += (*self._receipt(each), 0, each.attempts)
             else:
                 args += (*self._receipt(each), each.deliveries - 1, 0)
@@ -286,5 +286,5 @@ class StreamConsumer(RedisConsumer):
         return self._call("purge", more_keys=self._keys.later)
 
     def _leave(self) -> None:
-        with suppress(NoGroup):  # with the group, its consumers are gone
+        with suppress(NoGroup):  # the group was deleted, and with it its consumers
             self._connection.execute(self._call("leave"))

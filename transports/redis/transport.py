@@ -1,4 +1,4 @@
-"""What the transports on streams and on lists share: their settings, what is made on the server, and how it is used."""
+"""The common part of the transports on streams and on lists: settings, set-up on the server, and producers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,11 @@ from pump.transports.redis.settings import FORM, SERVER_OPTIONS, Server
 LEASE: Final = 30.0
 """Seconds for which a delivery belongs to its consumer, unless it is extended."""
 LARGEST_BODY: Final = 512 * 1024 * 1024
-"""What Redis takes as one value. docs/redis.md says how much less is wise."""
+"""The largest value that Redis takes. docs/redis.md says how much less is wise."""
 LARGEST_HEADERS: Final = 64 * 1024
 AT_ONCE: Final = 500
 HEAVIEST: Final = 4 * 2**20
-"""How many messages, and how many bytes of them, are sent before the replies are read."""
+"""After AT_ONCE messages, or so many bytes, the replies are read before more is sent."""
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("prefix", "consumer"), str),
@@ -42,17 +42,17 @@ OPTIONS: Final[Options] = {
 
 @cache
 def _clock(_server: str) -> Clock:
-    """One for each server: a server that does not answer delays what is timed for it, and nothing else."""
+    """One clock for each server, so that a server that does not answer delays only its own timers."""
     return SystemClock()
 
 
 class RedisBase(ABC):
-    """A transport on Redis, whatever it keeps messages in. Making one opens no connection."""
+    """A transport on Redis, with streams or lists. Making one opens no connection."""
 
     capabilities: Capabilities
     schemes: ClassVar[Sequence[str]]
     options: ClassVar[Options] = OPTIONS
-    """What a URL may have after the question mark."""
+    """The options that a URL may have after the question mark."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class RedisBase(ABC):
 
     @property
     def place(self) -> str:
-        """The server's address, the database, and how the keys begin."""
+        """The server's address, the database, and the prefix of the keys."""
         return f"{self.server}, {self.prefix!r}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.server}>"
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what each one needs on the server; SetupError names what is missing."""
+        """Create or validate the topics and channels on the server; SetupError names what is missing."""
         for subscription in subscriptions:
-            Destinations.of(subscription)  # a mistake is told before anything is made
+            Destinations.of(subscription)  # raises for a mistake before anything is created
         with closing(Connection(self.server, self.clock)) as connection:
             for each in in_turn(subscriptions, publications):
                 if isinstance(each, Subscription):
@@ -115,8 +115,8 @@ class RedisBase(ABC):
                 )
 
     def _warn_of_loss(self, connection: Connection) -> None:
-        """Log a warning if the server is not configured to keep what it is given."""
-        with suppress(PumpError):  # some users may not ask
+        """Log a warning if the server's configuration may lose messages."""
+        with suppress(PumpError):  # this user may not be allowed to ask
             info = dict(line.partition(b":")[::2] for line in connection.execute(("INFO",)).splitlines())
             if info.get(b"aof_enabled") == b"0":
                 log.warning("%s may lose messages when it ends: it needs appendonly yes", self.server)
@@ -135,7 +135,7 @@ class RedisBase(ABC):
         return RedisProducer(self)
 
     async def async_producer(self) -> "AsyncRedisProducer":
-        """The same, awaiting."""
+        """As `producer`, for awaiting callers."""
         return AsyncRedisProducer(self)
 
     # -- what differs between streams and lists
@@ -154,21 +154,21 @@ class RedisBase(ABC):
 
     @abstractmethod
     def _find_missing(self, topics: Sequence[str], channel: Destinations | None) -> Command:
-        """The command whose reply is a name of these that does not exist, or nothing."""
+        """The command whose reply is one name of these that does not exist, or None."""
 
 
 class _Posting:
-    """One call of a producer: its commands, and what is known of each message."""
+    """One `send` of a producer: its commands, and what is known of each message."""
 
     def __init__(self, transport: RedisBase, messages: Sequence[Message], delay: float) -> None:
         self._transport: Final = transport
         self._commands: Final = [(self._command(message, delay), len(message.body)) for message in messages]
         self._failures: Final[dict[int, PublishError]] = {}
         self._begin = self._end = 0
-        """The places of the portion that is sent now."""
+        """The current portion is the commands from `_begin` to before `_end`."""
 
     def __iter__(self) -> Iterator[Sequence[Command]]:
-        """The commands, in portions that are sent one after another; none after one that failed."""
+        """The commands, in portions to be sent one after another. After a portion with a failure there is no other."""
         for portion in portions(self._commands, lambda each: each[1], AT_ONCE, HEAVIEST):
             if self._failures:
                 self._fail(self._end, len(self._commands), _failure("others before it failed", sent=False))
@@ -177,13 +177,13 @@ class _Posting:
             yield [command for command, _ in portion]
 
     def note(self, replies: Sequence[Reply]) -> None:
-        """The replies to the portion."""
+        """Note the replies to the current portion."""
         for place, reply in enumerate(replies, self._begin):
             if isinstance(reply, PumpError):
                 self._fail(place, place + 1, _failure(reply, sent=False))
 
     def note_failure(self, error: PumpError) -> None:
-        """There were none."""
+        """Note that the current portion got no replies."""
         nothing_sent = isinstance(error, NotConnected | SetupError)
         self._fail(self._begin, self._end, _failure(error, sent=False if nothing_sent else None))
 
@@ -191,7 +191,7 @@ class _Posting:
         self._failures.update(dict.fromkeys(range(begin, end), failure))
 
     def finish(self) -> None:
-        """PublishError, unless all are stored."""
+        """Raise PublishError unless all messages are stored."""
         if self._failures:
             raise together(self._failures, len(self._commands))
 
@@ -204,7 +204,7 @@ class _Posting:
 
 
 class RedisProducer:
-    """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
+    """Sends messages to the topics in their headers, on a connection of its own. Any thread may use it."""
 
     def __init__(self, transport: RedisBase) -> None:
         self._transport: Final = transport
@@ -212,7 +212,7 @@ class RedisProducer:
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As Producer's."""
+        """As in Producer."""
         _check_open(self._closed)
         posting = _Posting(self._transport, messages, delay)
         for commands in posting:
@@ -229,7 +229,7 @@ class RedisProducer:
 
 
 class AsyncRedisProducer:
-    """The same, awaiting; on the loop that opened it."""
+    """A RedisProducer for awaiting callers, on the loop that first used it."""
 
     def __init__(self, transport: RedisBase) -> None:
         self._transport: Final = transport
@@ -237,7 +237,7 @@ class AsyncRedisProducer:
         self._closed = False
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As RedisProducer's."""
+        """As in RedisProducer."""
         _check_open(self._closed)
         posting = _Posting(self._transport, messages, delay)
         for commands in posting:

@@ -41,7 +41,7 @@ sample = load_sample()
 
 
 class TestFiles(TransportContract):
-    """All waits are on a clock that is moved by whoever waits."""
+    """All waits use a clock that the waiting code itself moves."""
 
     @pytest.fixture
     def clock(self) -> Clock:
@@ -53,7 +53,7 @@ class TestFiles(TransportContract):
         return transport
 
     def restart_broker(self, transport: Transport) -> None:
-        """There is none: the files are all there is."""
+        """Do nothing: there is no broker, only files."""
 
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         folder = transport._folder  # type: ignore[attr-defined]

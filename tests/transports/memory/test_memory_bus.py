@@ -1,4 +1,4 @@
-"""The in-memory bus: what it promises beyond the contract that every transport keeps."""
+"""The in-memory bus: what it promises in addition to the contract of all transports."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ def producer(transport: MemoryTransport, consumer: MemoryConsumer) -> MemoryProd
 def threads(clock: ManualClock) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
-        clock.advance(10_000)  # whoever still waits, where a test has failed, ends
+        clock.advance(10_000)  # ends every wait that a failed test has left
 
 
 def send(producer: MemoryProducer, ids: str, **options: float) -> None:
@@ -82,7 +82,7 @@ def send(producer: MemoryProducer, ids: str, **options: float) -> None:
 
 
 def begin_receive(pool: ThreadPoolExecutor, consumer: MemoryConsumer, timeout: float) -> "Future[Sequence[Message]]":
-    """A receive that is under way when this returns."""
+    """Begin a receive; it is under way when this returns."""
     future = pool.submit(consumer.receive, 1, timeout)
     until(lambda: is_waiting(consumer) or future.done())
     return future
@@ -1054,7 +1054,7 @@ def test_an_awaiting_receive_lets_other_tasks_run_even_when_messages_never_run_o
 
 
 class Tally:
-    """Who received what, and whether that is all."""
+    """Counts which consumer received which message, and knows when all were received."""
 
     def __init__(self, number: int) -> None:
         self.received: Counter[str] = Counter()

@@ -22,7 +22,7 @@ from support.holding import COPIES, HOLDS, HoldingTransport
 
 
 class OneColour:
-    """A memory transport of which one colour is not to be seen."""
+    """A memory transport that hides one of its colours."""
 
     def __init__(self, clock: Clock) -> None:
         self.memory: Final = MemoryTransport(clock=clock)
@@ -56,7 +56,7 @@ class OnlyAwaiting(OneColour):
 
 
 class MemoryContract(TransportContract):
-    """What takes time on other brokers takes none on a clock that is moved by whoever waits."""
+    """The contract without real waits: the waiting code itself moves the clock."""
 
     @pytest.fixture
     def clock(self) -> Clock:

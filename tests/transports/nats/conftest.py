@@ -46,5 +46,5 @@ def transport(nats_server: Nats) -> NatsTransport:
 
 @pytest.fixture
 def topic() -> str:
-    """A subject that nobody uses, whose stream and durable are then called the same."""
+    """A subject that nobody uses; its stream and its durable get the same name."""
     return name()

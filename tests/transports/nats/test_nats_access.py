@@ -1,4 +1,4 @@
-"""Getting in: passwords, tokens, TLS, and servers that are not there or not what is needed."""
+"""Connecting: passwords, tokens, TLS, and servers that are missing or cannot be used."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class Guarded(Nats):
         return json.dumps({**json.loads(super()._configured()), **self._settings})
 
     async def _ask_jetstream(self) -> None:
-        """It refuses a login without password; that it answers is enough."""
+        """Do nothing: the server refuses a login without password, and its answer is enough."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def refusal(transport: NatsTransport) -> PumpError:
 
 
 def is_one_clear_error(error: BaseException) -> bool:
-    """Without a cause of nats-py's own."""
+    """Whether the error has no error of nats-py as its cause."""
     return error.__cause__ is None and error.__suppress_context__ and "\n" not in str(error)
 
 

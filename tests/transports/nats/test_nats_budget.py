@@ -1,4 +1,4 @@
-"""How often a message is tried on NATS: over naks, refusals, restarts, and deaths of the process."""
+"""How many attempts a message has on NATS: with naks, refusals, restarts, and processes that die."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ def fails(_: object) -> None:
 
 
 UNSTORED = "posting to {}.dlq failed"
-"""What is logged before a dead letter is posted again."""
+"""The text that is logged before a dead letter is posted again."""
 
 
 def dead_letter_stream(topic: str) -> str:
@@ -238,7 +238,7 @@ def test_a_dead_letter_is_stored_once_however_often_it_is_posted(
     wire: Wire, nats_server: Nats, kind: Kind, topic: str
 ) -> None:
     class Forgetful(Client):
-        """Its first TERM is lost on the way."""
+        """A client whose first TERM is lost on the way."""
 
         lost: list[bytes] = []  # noqa: RUF012 - for one test
 

@@ -1,4 +1,4 @@
-"""Processes that die with kill -9, again and again: nothing is lost, and nobody else's message is given up."""
+"""Processes are killed with kill -9, again and again: no message is lost, and no innocent message is given up."""
 
 import logging
 import signal
@@ -21,7 +21,7 @@ from support.waiting import eventually
 
 log = logging.getLogger("chaos")
 GRACE = 10.0
-"""What a subscription has by default, in seconds."""
+"""The default grace of a subscription, in seconds."""
 
 
 class Mortal(Program):
@@ -33,7 +33,7 @@ class Mortal(Program):
 
 
 class Book:
-    """What the processes have written down."""
+    """The notes that the processes have written."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "nats.md").read_text("utf-8")
 
 
 def loaded(server: Nats, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """All that the page shows, as one module that knows this server."""
+    """All examples of the page, as one module that uses this server."""
     program = folder / "shop.py"
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     program.write_text("\n".join(blocks).replace("nats://127.0.0.1:4222", server.url), "utf-8")

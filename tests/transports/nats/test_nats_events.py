@@ -23,7 +23,7 @@ EXHAUSTED = "router_jetstream_maxdeliver_exhausted_total"
 
 
 class Listener:
-    """Keeps what it is told."""
+    """Keeps the events that it receives."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []

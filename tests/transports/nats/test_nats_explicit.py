@@ -37,7 +37,7 @@ from support.waiting import LIMIT, eventually, eventually_async
 
 
 def settling(*names: str, then: BaseException | None = None) -> Callable[[Any], object]:
-    """A body that settles so, one after the other, and then raises, if anything."""
+    """A handler's body that calls these settlements one after the other, and then raises `then`, if given."""
 
     def body(message: Any) -> object:
         if isinstance(message, AsyncNatsMessage):

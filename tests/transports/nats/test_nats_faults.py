@@ -1,4 +1,4 @@
-"""Whatever breaks, the pump goes on: single calls that fail, servers that die, networks that are cut."""
+"""The pump goes on after every fault: single calls that fail, servers that die, networks that are cut."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ TROUBLES: dict[str, Callable[[Proxy], None]] = {
     "half": lambda proxy: proxy.stall("to_client"),
 }
 SOON = 5.0
-"""After how long everything goes on, in seconds."""
+"""The time after which everything goes on, in seconds."""
 
 
 @pytest.mark.requirement("R-39", "B-23")
@@ -72,7 +72,7 @@ def test_a_pump_survives_any_call_that_fails_and_goes_on_soon(
         eventually(lambda: wire.count(out) >= 1)
         faults.arm(point, mode)
         if point in {"connect", "subscribe"}:
-            dispatcher.restart(topic)  # its consumer is opened anew
+            dispatcher.restart(topic)  # a new consumer is opened
         wire.orders(topic, 2, 3)
         eventually(lambda: faults.done)
         eventually(lambda: wire.numbers(out) >= {1, 2, 3} and wire.settled(topic, topic), SOON)
@@ -256,7 +256,7 @@ def test_an_interrupt_ends_a_receive_at_once_and_loses_nothing(
     waiting.start()
     if waits_for == "messages":
         eventually(lambda: inner._puller.pending)
-        own_nats_server.pause()  # it says no word more of what it was asked
+        own_nats_server.pause()  # it does not answer the request any more
     eventually(lambda: inner._receiving)
 
     consumer.interrupt()

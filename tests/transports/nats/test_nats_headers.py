@@ -1,4 +1,4 @@
-"""What a pump's header becomes on NATS, and what a stranger's headers become here."""
+"""How a pump's header is written on NATS, and how the headers of other senders are read."""
 
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ headers = some.dictionaries(names, texts, max_size=5)
 
 
 def carried(fields: dict[str, str]) -> dict[str, str]:
-    """What nats-py and the server make of headers: stripped, without line ends, by name as it is."""
+    """Headers as nats-py and the server deliver them: values stripped, without line ends; names unchanged."""
     lines = [(name.strip(), value.strip().replace("\r", " ").replace("\n", " ")) for name, value in fields.items()]
     for name, value in lines:
         name.encode("ascii")

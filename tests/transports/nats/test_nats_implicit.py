@@ -94,7 +94,7 @@ def test_a_handler_that_is_ended_by_the_stop_has_not_failed(
 
 
 class Mute(Client):
-    """A client whose acknowledgements fail, as often as the test says."""
+    """A client whose acknowledgements fail as often as the test says."""
 
     failing: dict[bytes, int] = {}  # noqa: RUF012 - a test replaces it
 

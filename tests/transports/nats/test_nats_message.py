@@ -1,4 +1,4 @@
-"""A NatsMessage: what it shows, and what each settlement publishes."""
+"""A NatsMessage: its attributes, and what each settlement publishes."""
 
 import asyncio
 import contextvars
@@ -160,7 +160,7 @@ def test_a_trace_parent_says_the_trace(setup: MakeSetup) -> None:
     assert setup(Payload(), headers={"traceparent": "nonsense"}).message.trace_id == "by-payload"
 
 
-# -- what each settlement says
+# -- what each settlement publishes
 
 
 @pytest.mark.requirement("E-04", "E-07")
@@ -335,7 +335,7 @@ def test_a_nak_at_the_servers_own_limit_holds_the_message_here(setup: MakeSetup)
     assert made.line.channel._intake.waiting[0].id == "1"
 
 
-# -- from where
+# -- from which thread and loop
 
 
 @pytest.mark.requirement("E-15", "E-38")

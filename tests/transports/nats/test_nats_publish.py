@@ -37,7 +37,7 @@ TIMEOUT = nats.errors.TimeoutError()
 
 
 class FakeConnection:
-    """A connection on which each posting ends as it is told to, and then is confirmed."""
+    """A connection on which each posting first has the results that the test sets, and then is confirmed."""
 
     alive = True
     closed = False
@@ -57,7 +57,7 @@ class FakeConnection:
 
 
 class FakeProducer(NatsProducer):
-    """A producer over a fake connection, on a clock that moves when somebody waits."""
+    """A producer with a fake connection, and a clock that moves when code waits."""
 
     def __init__(self, outcomes: Sequence[BaseException | None], **retries: Any) -> None:
         self.clock = ManualClock(automatic=True)

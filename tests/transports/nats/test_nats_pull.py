@@ -1,4 +1,4 @@
-"""Asking for messages: one request at a time, and what the server says of it."""
+"""Pull requests: one at a time, and the server's status messages."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class FakeSubscription:
 
 
 class FakeClient:
-    """Notes what is asked, and answers when the test says so."""
+    """Notes the requests, and answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ class FakeConnection:
 
 
 class Asking:
-    """A puller, with its clock and what it asks in the test's hands."""
+    """A puller whose clock and client the test controls."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

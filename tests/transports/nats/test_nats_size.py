@@ -1,4 +1,4 @@
-"""What thousands of messages leave behind: nothing."""
+"""Thousands of messages leave nothing behind in memory."""
 
 import gc
 import threading
@@ -75,7 +75,7 @@ def test_memory_stays_flat(wire: Wire, transport: NatsTransport, topic: str, mes
         used = [after(number) for number in range(1, 11)]
         tracemalloc.stop()
 
-    assert min(used[-3:]) - min(used[:3]) < 200 * 1024, used  # what is on its way only adds
+    assert min(used[-3:]) - min(used[:3]) < 200 * 1024, used  # messages under way can only add to it
 
 
 @pytest.mark.requirement("E-04", "E-40")

@@ -1,4 +1,4 @@
-"""What others made on the server, or changed there: messages of their own kind, consumers with limits, lost streams."""
+"""Things that others made or changed on the server: unusual messages, consumers with limits, deleted streams."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ def send_raw(server: Nats, subject: str, headers: bytes, body: bytes) -> None:
 
 
 def largest(**headers: str) -> bytes:
-    """What makes the largest message that the server takes, with such headers."""
+    """The body that, with these headers, makes the largest message that the server takes."""
     framed = sum(len(f"{name}: {text}\r\n") for name, text in headers.items()) + len("NATS/1.0\r\n\r\n")
     return b"x" * (MEBIBYTE - (framed if headers else 0))
 

@@ -1,4 +1,4 @@
-"""Streams and durables: made, found, refused; and what a start says of them."""
+"""Streams and durables: made, found or refused at the start, and the warnings about them."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What URLs say, and what they never tell."""
+"""What is read from URLs, and which parts of them are never shown."""
 
 import ssl
 from typing import Any

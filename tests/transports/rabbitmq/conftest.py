@@ -1,4 +1,4 @@
-"""What the tests of the RabbitMQ transport are made with."""
+"""The fixtures of the tests of the RabbitMQ transport."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from support.rabbitmq_works import Works
 
 @pytest.fixture
 def rabbitmq(own_rabbitmq: RabbitMQ) -> RabbitMQ:
-    """The one that may be restarted will do for everybody here, and one is started sooner than two."""
+    """The broker that may be restarted, for all tests here: one broker starts faster than two."""
     return own_rabbitmq
 
 
@@ -24,7 +24,7 @@ def works(tmp_path: Path) -> Works:
 
 @pytest.fixture
 def running() -> Iterator[Callable[[Dispatcher], Dispatcher]]:
-    """Start dispatchers; they are stopped after the test."""
+    """A function that starts dispatchers; they are stopped after the test."""
     with ExitStack() as stack:
         yield stack.enter_context
 

@@ -33,7 +33,7 @@ def test_the_frame_names_no_delivery_that_the_broker_has_forgotten() -> None:
 
 
 class Broker:
-    """What RabbitMQ does with acknowledgements; it closes the channel over one that it does not know."""
+    """Treats acknowledgements as RabbitMQ does: it closes the channel because of a tag that it does not know."""
 
     def __init__(self, deliveries: int) -> None:
         self.unsettled = set(range(1, deliveries + 1))

@@ -27,7 +27,7 @@ FAST: dict[str, Any] = {
 
 
 class Patience:
-    """What a handler does in each of its runs, over all handlers and all their dispatchers."""
+    """What the handler does in each run, counted over all dispatchers of the test."""
 
     def __init__(self, refusals: int = 0) -> None:
         self.runs = 0
@@ -60,7 +60,7 @@ class FailingAsync(RequestHandler[Job]):
 
 
 class Budget:
-    """One channel with handlers that fail, and a look at its dead letters."""
+    """One channel with handlers that fail, and its dead letters."""
 
     def __init__(self, broker: RabbitMQ, queue_type: str, channel: str, *, colour: str) -> None:
         self.broker = broker
@@ -86,7 +86,7 @@ class Budget:
         return self.ready(f"{self.channel}.dead")
 
     def nothing_more_happens(self, patience: Patience, dispatcher: Dispatcher, runs: int) -> None:
-        """A message posted later comes to its end, and the one before has not come again."""
+        """Check that a message posted later is settled, and that the one before has not come again."""
         dispatcher.post(Job("another"))
         eventually(lambda: patience.runs == runs + 3)
         eventually(lambda: self.dead == 2)
@@ -159,7 +159,7 @@ def test_refusals_lose_nothing_on_a_queue_of_others(
 
 
 class FullGrave:
-    """A dead-letter queue that takes nothing more, until it is emptied."""
+    """A dead-letter queue that is full until the test empties it."""
 
     def __init__(self, budget: Budget) -> None:
         self._broker, self._name = budget.broker, f"{budget.channel}.dead"

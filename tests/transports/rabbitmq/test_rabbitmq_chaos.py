@@ -1,6 +1,6 @@
-"""Consumers killed, the broker restarted and the network cut while messages are handled: what is lost, what twice.
+"""Consumers are killed, the broker is restarted and the network is cut: which messages are lost, which run twice.
 
-`pytest -m long tests/rabbitmq/test_rabbitmq_chaos.py -s` prints the rows of the table in docs/rabbitmq.md.
+`pytest -m long tests/transports/rabbitmq/test_rabbitmq_chaos.py -s` prints the rows of the table in docs/rabbitmq.md.
 """
 
 import random
@@ -28,7 +28,7 @@ PATIENCE = 120.0
 
 
 class Score(NamedTuple):
-    """What came of it."""
+    """The result for one line."""
 
     lost: int
     twice: int
@@ -37,7 +37,7 @@ class Score(NamedTuple):
 
 
 class Line:
-    """One queue of jobs, and the process that does them, of which there is always one."""
+    """One queue of jobs, and the one process that handles them."""
 
     def __init__(self, broker: RabbitMQ, url: str, works: Works, names: Sequence[str], colour: str) -> None:
         self._broker, self._url, self._works, self._names = broker, url, works, set(names)
@@ -60,7 +60,7 @@ class Line:
         eventually(lambda: self._consumers == 0)
 
     def starts(self) -> None:
-        """A program that finds no broker says so and ends, so nothing else happens before it has found it."""
+        """Start the program, and wait until it has found the broker: without a broker it would end."""
         self._program = self._programs.enter_context(self._works.program(self._url, **self._options))
         eventually(lambda: self._consumers == 1)
 
@@ -81,7 +81,7 @@ class Line:
 
 
 class Chaos:
-    """A line for each type of queue in each colour, and what happens to them, to their broker and to its network."""
+    """A line for each type of queue in each colour, and the faults of the lines, their broker and its network."""
 
     def __init__(self, broker: RabbitMQ, proxy: Proxy, folder: Path) -> None:
         self._broker, self._proxy, self._folder = broker, proxy, folder

@@ -1,4 +1,4 @@
-"""When a consumer is told what, on a broker that does nothing by itself: the frames, in their order."""
+"""Which frames a consumer sends, and in which order, to a fake broker that does nothing by itself."""
 
 from collections.abc import Callable
 from itertools import count
@@ -38,7 +38,7 @@ class Operation:
 
 
 class Connection:
-    """A connection in which everything happens at once, in the calling thread."""
+    """A connection that does everything at once, in the calling thread."""
 
     def __init__(
         self, settings: RabbitMQSettings, name: str, opened: object, lost: Callable[[PumpError], None]
@@ -67,7 +67,7 @@ class Connection:
 
 
 class Channel:
-    """An AMQP channel that records what is asked of it, and answers when it is told to."""
+    """An AMQP channel that records its requests, and answers when the test says so."""
 
     is_open = True
     numbers = count(1)
@@ -106,7 +106,7 @@ class Channel:
         self._answers.append(lambda _: self._closed(exceptions.ChannelClosedByClient(0, "closed by us")))
 
     def answer(self) -> None:
-        """Answer what was asked last and not answered yet."""
+        """Answer the last request that has no answer yet."""
         self._answers.pop(0)(None)
 
     def closes(self, reason: Exception) -> None:
@@ -114,7 +114,7 @@ class Channel:
 
     @property
     def sent(self) -> list[tuple[Any, ...]]:
-        """What was asked since this was looked at last."""
+        """The requests since the last call of this."""
         asked, self.asked = self.asked, []
         return asked
 
@@ -145,7 +145,7 @@ class Consumer:
         self.real._begin_to_receive(limit)
 
     def wait(self, limit: int, timeout: float) -> list[Message] | None:
-        """One look of a receive that has so much time left; None if it has to wait."""
+        """One step of a receive that has `timeout` seconds left; None if it must wait."""
         return self.real._take(limit, self.clock.monotonic() + timeout)
 
     def hand_back(self) -> Operation:
@@ -159,7 +159,7 @@ class Consumer:
         return operation  # type: ignore[no-any-return]
 
     def deliver(self, *counts: int) -> None:
-        """Messages arrive, each with the number of deliveries that it had before."""
+        """Let messages arrive, each with its number of earlier deliveries."""
         for before in counts or (0,):
             self.connection.channel.delivered += 1
             header = Header(f"m{next(self._numbers)}", "topic")
@@ -187,7 +187,7 @@ class Consumer:
         self.answer()
 
     def quiet(self) -> None:
-        """Let so much time pass that nothing can be on its way."""
+        """Let time pass until no delivery can be on its way."""
         self.clock.advance(QUIET_SECONDS)
 
 

@@ -12,7 +12,7 @@ from pump.transports.rabbitmq import RabbitMQTransport, delivery_channel
 
 
 class RabbitMQContract(TransportContract):
-    """Through a proxy, which is the network that breaks."""
+    """The contract through a proxy, which breaks connections."""
 
     silence_seconds = 0.15
     lease_seconds = 0.5  # there are none

@@ -1,4 +1,4 @@
-"""What becomes of the messages when the broker dies, the network is cut, or a consumer is taken away."""
+"""What becomes of messages when the broker dies, the network is cut, or a consumer dies or loses its queue."""
 
 import signal
 import threading
@@ -23,7 +23,7 @@ from support.waiting import eventually
 RECOVERY = 40.0
 OUTAGE = 10.0
 FAST = {"failure_backoff": (0.2, 2.0)}
-"""So that a test need not wait for what is right for a program."""
+"""Shorter waits than a program should have, for tests."""
 
 Running = Callable[[Dispatcher], Dispatcher]
 
@@ -37,7 +37,7 @@ def jobs(count: int, seconds: float = 0.0, prefix: str = "job") -> list[Job]:
 
 
 def stored(broker: RabbitMQ, queue: str) -> int:
-    """How many messages of a queue are in nobody's hands; -1 if there is no such queue."""
+    """How many messages of a queue no consumer has in hand; -1 if there is no such queue."""
     with broker.connect() as connection:
         try:
             return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
@@ -209,7 +209,7 @@ def test_heartbeats_go_on_while_handlers_run(rabbitmq: RabbitMQ, pair: Pair) -> 
 
 
 class Alarm:
-    """Makes the broker short of memory, so that it blocks whoever publishes."""
+    """Makes the broker short of memory, so that it blocks publishers."""
 
     def __init__(self, broker: RabbitMQ) -> None:
         self._broker = broker

@@ -1,4 +1,4 @@
-"""Messages read out of a connection's bytes, wherever these are cut, and what is left to pika."""
+"""Messages are read from a connection's bytes, in pieces of any length; pika reads all other frames."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -32,7 +32,7 @@ ENCODED = b"".join(PROPERTIES.encode())
 
 
 class Connection:
-    """What the reader sees of pika's."""
+    """The part of pika's connection that the reader uses."""
 
     def __init__(self) -> None:
         self.bytes_received = 0

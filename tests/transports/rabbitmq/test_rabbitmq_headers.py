@@ -1,4 +1,4 @@
-"""Headers to properties and back, what copies take over of strangers' messages, and bytes that make no sense."""
+"""Headers to properties and back, what copies keep of other programs' messages, and bytes that cannot be read."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -24,7 +24,7 @@ REFUSALS = 20
 
 
 class ManagedRabbitMQ(RabbitMQ):
-    """One with its management API."""
+    """A RabbitMQ with its management API."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_what_is_no_address_of_a_management_api_is_refused(management: str) -> N
 
 
 class Patience:
-    """Refuses a message so often, and then does it."""
+    """Refuses a message so many times, and then handles it."""
 
     def __init__(self) -> None:
         self.runs = 0

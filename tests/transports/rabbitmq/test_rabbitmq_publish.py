@@ -1,4 +1,4 @@
-"""What is known of a message once it was sent: stored, refused, or nothing; and of copies and dead letters likewise."""
+"""What is known of a message after it was sent: stored, refused, or unknown. The same for copies and dead letters."""
 
 import gc
 import threading
@@ -32,7 +32,7 @@ class Job(Command):
 
 
 class Shop:
-    """One channel on one broker: a producer, consumers, and a look past the transport."""
+    """One channel on one broker: a producer, consumers, and access without the transport."""
 
     def __init__(self, broker: RabbitMQ, url: str, stack: ExitStack, name: str = "") -> None:
         self.broker = broker
@@ -53,7 +53,7 @@ class Shop:
         return [Message(Header(uuid4().hex, topic or self.name), body) for _ in range(count)]
 
     def post_by_pika(self, body: bytes = b"body", queue: str = "", **properties: Any) -> None:
-        """As another program would, straight to the queue."""
+        """Post directly to the queue, as another program would."""
         with self.broker.connect() as connection:
             channel = connection.channel()
             channel.confirm_delivery()

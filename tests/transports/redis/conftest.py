@@ -1,4 +1,4 @@
-"""What the tests of the Redis transports are made with."""
+"""The fixtures of the tests of the Redis transports."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ from support.redis_works import Works
 
 
 def brisk(server: Redis) -> Redis:
-    """The server, which ends a read that waits in vain within 10 ms of its time, not within 100: tests wait a lot."""
+    """The server, changed to end a blocking read within 10 ms of its time-out, not within 100: tests wait a lot."""
     server._options["hz"] = "100"
     with server.client() as client:
         client.config_set("hz", 100)
@@ -52,7 +52,7 @@ def bench(request: pytest.FixtureRequest, redis_server: Redis) -> Iterator[Redis
 
 @pytest.fixture(params=["redis", "redis+list"])
 def scheme(request: pytest.FixtureRequest) -> str:
-    """Either kind in turn, as a URL says it."""
+    """Either kind in turn, as the scheme of its URL."""
     return str(request.param)
 
 
@@ -75,5 +75,5 @@ def running() -> Iterator[Callable[[Dispatcher], Dispatcher]]:
 
 @pytest.fixture
 def key() -> str:
-    """A key that nobody has."""
+    """A key that nobody uses."""
     return f"key-{uuid4().hex[:12]}"

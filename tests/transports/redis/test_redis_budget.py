@@ -66,7 +66,7 @@ class Shop:
         return dead(self.server, self.topic)
 
     def ends(self) -> None:
-        """Wait until there is one dead letter, and nothing else: nothing is left that could be run."""
+        """Wait until there is one dead letter, and no other message that could be run."""
         eventually(lambda: self.dead == 1)
         eventually(lambda: left(self.server, self.topic) == 0)
 
@@ -111,7 +111,7 @@ def test_fifty_nacks_charge_no_attempt(shop: Shop) -> None:
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[object]:
-    """What grows by one with each call of the method."""
+    """A list that grows by one with each call of the method."""
     calls, method = list[object](), getattr(owner, name)
 
     def counted(*arguments: object) -> object:

@@ -1,4 +1,4 @@
-"""Reaching Redis: logins, encryption, what its errors become, and waits that end when they are told to."""
+"""Connecting to Redis: logins, encryption, its errors, and waits that end when they should."""
 
 import asyncio
 import threading
@@ -148,7 +148,7 @@ def test_a_database_that_is_not_there_is_to_be_mended(redis_server: Redis) -> No
 
 
 class TlsRedis(Redis):
-    """Speaks TLS alone, on its port and on a Unix socket without it."""
+    """A Redis with TLS on its port, and without TLS on a Unix socket."""
 
     def __init__(self, certificates: Certificates, socket_file: Path) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ def test_a_network_that_fell_silent_is_noticed_before_anything_is_sent(
 
 @pytest.fixture
 def _long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that nobody ends lasts for longer than any test waits."""
+    """Make a read that nobody ends last longer than any test waits."""
     for module in (redis_consumer, redis_lists):
         monkeypatch.setattr(module, "POLL_SECONDS", 60.0)
 
@@ -557,7 +557,7 @@ def test_both_kinds_acknowledge_soon() -> None:
 
 
 def slot(key: str) -> bytes:
-    """What of a key decides where it lies, as Redis Cluster's specification says."""
+    """The part of a key that decides its slot, as Redis Cluster's specification says."""
     begin = key.find("{")
     end = key.find("}", begin + 1)
     return (key[begin + 1 : end] if begin >= 0 and end > begin + 1 else key).encode()

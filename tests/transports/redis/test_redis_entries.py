@@ -1,4 +1,4 @@
-"""Between messages and what stands on Redis: stream entries, and elements of lists. Any bytes make a message."""
+"""Messages written to Redis and read back: entries of streams, elements of lists. Any bytes make a message."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lists on a real Redis: copies for every channel, what is in whose hands, and what becomes of it."""
+"""Lists on a real Redis: copies for every channel, which consumer has which message, and what becomes of it."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def waiting(lists: ListBench) -> list[str]:
-    """What waits in the channel."""
+    """The messages that wait in the channel."""
     elements = lists.client.lrange(lists.key("list"), 0, -1)
     return bodies([entries.read_element(element, topic=lists.topic, generation=0) for element in elements])
 
@@ -63,7 +63,7 @@ def test_a_channel_called_as_its_topic_takes_what_others_push_there(lists: ListB
 
 TEA = b'{"sku": "tea"}'
 ELEMENTS = [TEA, TEA, b"", b"", entries.TAG, entries.TAG + bytes(40), entries.MAGIC, entries.MAGIC, TEA]
-"""What others push: the same several times, nothing at all, and what looks like ours."""
+"""Elements that others push: equal ones, empty ones, and some that look like ours."""
 
 
 def test_equal_elements_are_each_acknowledged_once(lists: ListBench) -> None:
@@ -173,7 +173,7 @@ def test_a_living_consumer_keeps_what_it_has_in_hand_however_long(lists: ListBen
 
 
 def die(lists: ListBench, name: str) -> None:
-    """As if the consumer's process had ended, and some time had passed."""
+    """Do as if the consumer's process had died, and some time had passed."""
     (sign,) = lists.client.keys(lists.key(f"alive:{name}-1.*"))
     lists.client.delete(sign)
 
@@ -319,5 +319,5 @@ def test_what_comes_to_a_name_after_its_consumer_was_opened_again_is_anothers_lo
 
 
 def silence(consumer: RedisConsumer) -> None:
-    """It gives no more signs of life."""
+    """Let the consumer send no more heartbeats."""
     consumer._closed = True

@@ -44,7 +44,7 @@ dispatcher = Dispatcher({url!r}, handlers=[Handler], subscriptions=[subscription
 
 
 def refusal(folder: Path, url: str, topic: str, missing: str = "create") -> str:
-    """What `pump run` says is wrong, which is one line, and no traceback of the client's or ours."""
+    """The one line in which `pump run` says what is wrong, without any traceback."""
     (folder / "refused.py").write_text(PROGRAM.format(url=url, topic=topic, missing=missing), "utf-8")
 
     ended = pump_run("run", "refused:dispatcher", folder=folder)
@@ -98,7 +98,7 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence(tmp_path: Path, scheme
 
 
 class ClusterRedis(Redis):
-    """All of a cluster, which refuses whatever touches two slots."""
+    """A whole cluster in one server; it refuses every command with keys in two slots."""
 
     def __init__(self) -> None:
         super().__init__()

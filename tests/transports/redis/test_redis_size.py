@@ -1,4 +1,4 @@
-"""A body that is larger than this program takes, from one that takes more."""
+"""A body that is larger than this program's limit, sent by a program with a higher limit."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 @dataclass(frozen=True)
 class Tick(Command):
-    """Something that others told."""
+    """A request that another program sent."""
 
     number: int = 0
 
@@ -42,7 +42,7 @@ class CountTicksAsync(RequestHandler[Tick]):
 
 
 def counting(url: str, count: Count, key: str, *, awaiting: bool, **options: object) -> Dispatcher:
-    """A program that counts what it finds under that key."""
+    """A dispatcher that counts the messages that it finds under that key."""
     rules: dict[str, object] = {"topic": key, "channel": key, "receive_timeout": 0.1, "buffer_size": 50, **options}
     return Dispatcher(
         url,
@@ -52,7 +52,7 @@ def counting(url: str, count: Count, key: str, *, awaiting: bool, **options: obj
 
 
 def trims(client: Any) -> int:
-    """How often a consumer has looked what may be removed: it then asks for the consumers of its two streams."""
+    """How often a consumer has trimmed: each time it asks for the consumers of its two streams."""
     return int(client.info("commandstats")["cmdstat_xinfo|consumers"]["calls"])
 
 

@@ -320,7 +320,7 @@ def test_what_was_acknowledged_is_kept_as_long_as_it_was_asked_for(
 
 
 def handle_all(streams: StreamBench, count: int, *, transport: Any = None, **options: Any) -> None:
-    """Handle so many messages, and give the transport time to remove what it will."""
+    """Handle so many messages, and give the transport time to trim the stream."""
     consumer = streams.consumer(transport, **options)
     for message in receive(consumer, count):
         consumer.acknowledge(message)
