@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from brokers.mosquitto import Mosquitto
 from brokers.nats import Nats
 from brokers.postgres import Postgres
 from brokers.proxy import Proxy
@@ -48,6 +49,12 @@ def redis_server() -> Iterator[Redis]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    with Mosquitto() as broker:
+        yield broker
+
+
 @pytest.fixture
 def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
     second_rabbitmq.revive()
@@ -72,6 +79,12 @@ def own_redis_server(second_redis_server: Redis) -> Redis:
     return second_redis_server
 
 
+@pytest.fixture
+def own_mosquitto(second_mosquitto: Mosquitto) -> Mosquitto:
+    second_mosquitto.revive()
+    return second_mosquitto
+
+
 @pytest.fixture(scope="session")
 def second_rabbitmq() -> Iterator[RabbitMQ]:
     with RabbitMQ() as broker:
@@ -93,6 +106,12 @@ def second_postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def second_redis_server() -> Iterator[Redis]:
     with Redis() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def second_mosquitto() -> Iterator[Mosquitto]:
+    with Mosquitto() as broker:
         yield broker
 
 

