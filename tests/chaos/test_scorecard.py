@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from brokers.fixtures import ProxyTo
 
 PATIENCE = 90.0
-TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres"]
+TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "mqtt", "mqtt-3.1.1", "sqlite", "postgres"]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -61,9 +61,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             server = found("own_nats_server")
         case "streams" | "lists":
             server = found("own_redis_server")
+        case "mqtt" | "mqtt-3.1.1":
+            server = found("own_mosquitto")
         case _:
             server = found("own_rabbitmq")
     proxy = proxy_to(server.port)
+    if request.param.startswith("mqtt"):
+        version = request.param.removeprefix("mqtt-").replace("mqtt", "5")
+        return Place(f"mqtt://127.0.0.1:{proxy.port}?version={version}", server.restart, proxy.reset)
     if request.param in {"streams", "lists"}:
         scheme = "redis" if request.param == "streams" else "redis+list"
         return Place(f"{scheme}://127.0.0.1:{proxy.port}", server.restart, proxy.reset)

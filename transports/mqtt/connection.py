@@ -69,7 +69,7 @@ class Answers:
         self.done.set()
 
 
-class _Outgoing(NamedTuple):
+class _ToPublish(NamedTuple):
     """A packet that is to be published."""
 
     packet: Packet
@@ -112,7 +112,7 @@ class MqttConnection:
         self._connected: Final = Signal()
         self._acks: Final[deque[int]] = deque()
         self._subscribing: Final[deque[tuple[Sequence[str], Answers]]] = deque()
-        self._publishing: Final[deque[_Outgoing]] = deque()
+        self._publishing: Final[deque[_ToPublish]] = deque()
         """What its thread shall send. The client is that thread's alone."""
         self._asked: Final[dict[tuple[str, int], tuple[Answers, int]]] = {}
         """Who waits for the answer to which packet."""
@@ -227,7 +227,7 @@ class MqttConnection:
         """Publish with QoS 1; returns when all are answered, or no answer comes any more."""
         answers = Answers(len(packets))
         if packets:
-            self._publishing.extend(_Outgoing(packet, retain, answers, place) for place, packet in enumerate(packets))
+            self._publishing.extend(_ToPublish(packet, retain, answers, place) for place, packet in enumerate(packets))
             self._wait(answers)
         return answers
 

@@ -53,7 +53,7 @@ class MqttConsumer:
         self._subscription: Final = subscription
         self._destinations: Final = Destinations.of(subscription)
         self._channel: Final = self._destinations.channel
-        self._seat: Final[Seat] = transport.members.take(self._channel)
+        self._seat: Final[Seat] = transport.members.take(self._channel, shared=transport.shared)
         self._copies_topic: Final = transport.copies_topic(self._seat.client_id)
         self._ready: Final[deque[Message]] = deque()
         self._later: list[tuple[float, int, Message]] = []

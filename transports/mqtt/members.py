@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from pump.errors import ConfigurationError
+from pump.errors import ConfigurationError, TransportError
 
 _taken: Final[set[str]] = set()
 """What this process has."""
@@ -56,10 +56,12 @@ class Members:
         self._name: Final = name
         self._place: Final = place
 
-    def take(self, channel: str) -> Seat:
-        """The seat with the lowest number that nobody has."""
+    def take(self, channel: str, *, shared: bool = True) -> Seat:
+        """The seat with the lowest number that nobody has; TransportError if there is one only, and somebody has it."""
         number = 0
         while (seat := self.take_number(channel, number)) is None:
+            if not shared:
+                raise TransportError(f"mqtt: channel {channel!r} is not shared, and has a consumer already")
             number += 1
         return seat
 

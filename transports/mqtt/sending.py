@@ -77,7 +77,7 @@ class Unheard(PublishError):  # noqa: N818 - it says what is the matter
     """No session, of whoever is connected or not, subscribes to the topic: the broker has dropped the message."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"nothing was sent: nobody subscribes to {topic!r}", sent=False, retriable=False)
+        super().__init__(f"nothing was sent: nobody subscribes to {topic!r}", sent=False)
 
 
 def _caused(text: str, cause: PumpError | None, *, sent: bool | None) -> PublishError:

@@ -23,11 +23,20 @@ LARGEST_BODY: Final = 256 * 1024 * 1024 - 256 * 1024
 LARGEST_HEADERS: Final = 60_000
 LARGEST_WINDOW: Final = 65_535
 ROOT: Final = "message-pump"
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise ValueError("it is true or false")
+    return text == "true"
+
+
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("member", "root", "will_topic", "will_payload"), str),
     "receive_maximum": int,
     "largest_body": int,
+    "shared": _yes_or_no,
 }
 
 
@@ -35,7 +44,8 @@ class MqttTransport:
     """Topics of an MQTT broker, and a channel as a shared subscription. Making one opens no connection.
 
     `member` names this host where several hosts consume one channel; `root` begins the topics that the transport needs
-    for itself; `receive_maximum` is how many messages the broker sends to a consumer before the first is acknowledged.
+    for itself; `receive_maximum` is how many messages the broker sends to a consumer before the first is acknowledged;
+    without `shared` a channel has one consumer at a time, by a subscription of its own.
     """
 
     capabilities: Capabilities = Capabilities(
@@ -66,6 +76,7 @@ class MqttTransport:
         will: Will | None = None,
         receive_maximum: int | None = None,
         largest_body: int = LARGEST_BODY,
+        shared: bool = True,
     ) -> None:
         if not 0 < largest_body <= LARGEST_BODY:
             raise ConfigurationError(f"mqtt: largest_body must be 1 to {LARGEST_BODY} bytes, not {largest_body}")
@@ -78,6 +89,7 @@ class MqttTransport:
         self.clock: Final = SystemClock()
         self.members: Final = Members(member, str(self.server))
         self.will: Final = will
+        self.shared: Final = shared
         self._root: Final = root
         self._receive_maximum: Final = receive_maximum
 
@@ -158,6 +170,9 @@ class MqttTransport:
     def consumer(self, subscription: Subscription) -> MqttConsumer:
         """Open a consumer of the subscription's channel, created or validated as the subscription says."""
         self.prepare([subscription], [])
+        if subscription.missing == "create" and self.server.version != "5":
+            for channel in list(_channels(subscription))[1:]:  # nobody would say that a dead letter was not kept
+                self._begin_session(channel)
         consumer = MqttConsumer(self, subscription)
         consumer.open()
         return consumer
@@ -169,7 +184,9 @@ class MqttTransport:
     # -- names
 
     def share(self, channel: Destinations) -> str:
-        """The subscription that all consumers of a channel share."""
+        """The subscription that all consumers of a channel share; without sharing, that of its only one."""
+        if not self.shared:
+            return channel.topic
         return f"$share/{quoted(channel.channel)}/{channel.topic}"
 
     def copies_topic(self, client_id: str) -> str:
