@@ -103,6 +103,7 @@ class MqttConnection:
         self.largest_packet: int | None = server.largest_packet
         self._server: Final = server
         self._clock: Final = clock
+        self._client_id: Final = client_id
         self._keeps: Final = bool(client_id)
         self._receive_maximum: Final = receive_maximum
         self._ended: Final = ended
@@ -368,8 +369,9 @@ class MqttConnection:
             text = "another client connected with the same client id: each host needs a name of its own by member="
             self._fail(TransportError(f"{self._server}: {text}"))
             return
-        by = "the broker ended the connection" if flags.is_disconnect_packet_from_server else "the connection broke"
-        self._fail(TransportError(f"{self._server}: {by}: {reason}"))
+        by = "was ended by the broker" if flags.is_disconnect_packet_from_server else "broke"
+        whose = f" of client id {self._client_id}" if self._keeps else ""
+        self._fail(TransportError(f"{self._server}: the connection{whose} {by}: {reason}"))
 
     def _fail(self, error: PumpError) -> None:
         """It has ended; everybody who waits is told."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LONGEST_DELAY: Final = 10 * 365 * 86_400.0
 """Longer delays are as long as this, ten years: a message that never came again would be lost."""
+MOST_WAITING: Final = 10_000
+"""How many messages are kept here that nobody has asked for yet; only a broker of MQTT 3.1.1 sends so many."""
 MOST_COPIES: Final = 65_535
 """How many copies may wait here until they are due, if the broker allows as many."""
 
@@ -63,6 +65,8 @@ class MqttConsumer:
         """Copies that the receiving thread has not looked at yet, and what it shall hold until it is due."""
         self._unsettled: Final[dict[PacketReceipt, None]] = {}
         self._changed: Final = Signal()
+        self._overflows = False
+        """Whether more came than is kept here: the session has the rest, and sends it to the next connection."""
         self._interrupted = False
         self._closed = False
         window = transport.window(subscription)
@@ -118,6 +122,8 @@ class MqttConsumer:
 
     def _check(self) -> None:
         failure = self._main.failure or self._side.failure
+        if failure is None and self._overflows and not self._ready:
+            failure = TransportError("mqtt: the broker sent more at a time than is kept here; the rest comes now")
         if failure is not None:
             raise failure
 
@@ -141,6 +147,9 @@ class MqttConsumer:
     # -- what comes, by the connections' threads
 
     def _take_in(self, packet: MQTTMessage) -> None:
+        if self._overflows or len(self._ready) >= MOST_WAITING:
+            self._overflows = True
+            return
         self._ready.append(self._noted(packet, is_copy=False))
         self._changed.set()
 
