@@ -13,12 +13,12 @@ class Mosquitto(Peer):
     name: ClassVar[str] = "mosquitto"
 
     def __init__(self, *settings: str) -> None:
-        """`settings` are more lines of its configuration."""
+        """`settings` are lines of its configuration, more of them or other ones."""
         self._client = install.client("paho.mqtt.client", wheel="paho-mqtt")
         self._program = install.program(install.MOSQUITTO)
         super().__init__()
         self.port = self._reserve()
-        own = (
+        own: tuple[str, ...] = (
             f"listener {self.port} 127.0.0.1",
             "persistence true",
             f"persistence_location {self.folder}/",
@@ -29,10 +29,12 @@ class Mosquitto(Peer):
             "set_tcp_nodelay true",
             "log_dest stderr",
             "user root",
+            "allow_anonymous true",
         )
-        open_to_all = () if any("allow_anonymous" in each for each in settings) else ("allow_anonymous true",)
+        changed = {each.split()[0] for each in settings}
+        own = tuple(each for each in own if each.split()[0] not in changed)
         self._file = self.folder / "mosquitto.conf"
-        self._file.write_text("\n".join((*own, *open_to_all, *settings)) + "\n")
+        self._file.write_text("\n".join((*own, *settings)) + "\n")
         self._greeting: dict[str, Any] = {}
 
     @property

@@ -162,7 +162,9 @@ class MqttConnection:
             client.username_pw_set(server.user, server.password or None)
         if server.tls:
             files = {"ca_file": server.ca_file, "cert_file": server.cert_file, "key_file": server.key_file}
-            client.tls_set_context(tls_context("mqtt", **files))
+            context = tls_context("mqtt", **files)
+            context.sslsocket_class = _SocketClosedOnFailure
+            client.tls_set_context(context)
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1)
         client.on_connect = self._on_connect
@@ -427,6 +429,17 @@ class MqttConnection:
                 connected.close()
         self._wake_reader.close()
         self._wake_writer.close()
+
+
+class _SocketClosedOnFailure(ssl.SSLSocket):
+    """A socket that is closed if nothing comes of it: the client forgets it."""
+
+    def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - as it is inherited
+        try:
+            super().do_handshake(block)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _send_at_once(connected: Any) -> None:  # noqa: ANN401 - the client does not say what it is
