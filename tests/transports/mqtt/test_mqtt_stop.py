@@ -13,6 +13,9 @@ from support.pumps import PROACTOR, REACTOR, Kind, Order, Outcomes
 from support.redis_works import Works, jobs, names
 from support.waiting import eventually
 
+LOADED = 1.0
+"""What a machine that does other things may take longer."""
+
 
 @pytest.mark.requirement("P-11")
 @pytest.mark.parametrize(("version", "awaiting"), [("5", True), ("3.1.1", False)])
@@ -58,4 +61,4 @@ def test_a_stop_is_in_time_though_the_broker_hangs(own_mosquitto: Mosquitto, ver
     began = time.monotonic()
     dispatcher.stop()
 
-    assert time.monotonic() - began < 0.5 + 2
+    assert time.monotonic() - began < 0.5 + 2 + LOADED
