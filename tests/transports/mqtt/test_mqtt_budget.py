@@ -16,8 +16,6 @@ from support.pumps import KINDS, Order, Outcomes
 from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
 
-pytestmark = pytest.mark.requirement("P-04")
-
 Running = Callable[[Dispatcher], Dispatcher]
 
 
