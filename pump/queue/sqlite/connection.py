@@ -1,5 +1,8 @@
 """The connections of one process to one SQLite file: one for each thread, none across a fork, one writer at a time.
 
+A connection is closed only while nobody uses it: SQLite frees what a statement of another thread still reads, which
+ends the process.
+
 Every write is `BEGIN IMMEDIATE`: a transaction that begins by reading and then writes fails at once if another process
 wrote in between, and no time-out helps it.
 """
@@ -37,6 +40,8 @@ class FileConnection:
 
     def __init__(self, path: Path, synchronous: str, *, create: bool) -> None:
         self.closed = False
+        self.in_use = threading.RLock()
+        """Held by the thread that runs statements; whoever closes the connection waits for it."""
         self._path = path
         self.connection = sqlite3.connect(
             f"{path.as_uri()}?mode={'rwc' if create else 'rw'}", uri=True, timeout=BUSY_MS / 1000,
@@ -59,9 +64,10 @@ class FileConnection:
         return file_at(self._path) != self._file
 
     def close(self) -> None:
-        """Close the file."""
-        self.closed = True
-        self.connection.close()
+        """Close the file, once nobody uses the connection."""
+        with self.in_use:
+            self.closed = True
+            self.connection.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never opened
@@ -75,11 +81,19 @@ class ProcessState:
         self.writing = threading.Lock()
         """Threads of one process wait for each other here instead of polling the file."""
         self.of_thread = threading.local()
-        self.connections: weakref.WeakSet[FileConnection] = weakref.WeakSet()
+        self._listing = threading.Lock()
+        self._connections: weakref.WeakSet[FileConnection] = weakref.WeakSet()
+
+    def add(self, opened: FileConnection) -> None:
+        """Close it with the others."""
+        with self._listing:
+            self._connections.add(opened)
 
     def close(self) -> None:
-        """Close every connection; a thread that needs one afterwards opens a new one."""
-        for each in list(self.connections):
+        """Close every connection when its user has done; a thread that needs one afterwards opens a new one."""
+        with self._listing:
+            opened = list(self._connections)
+        for each in opened:
             each.close()
 
 
@@ -100,23 +114,33 @@ class Connections:
             prepare(connection, self.path)
         self._prepared = True
 
-    def reading(self) -> sqlite3.Connection:
-        """This thread's connection."""
-        if self.closed:
-            raise QueueUnavailable(f"{self.path} is closed")
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """This thread's connection, which nobody closes during the block."""
+        opened = self.of_this_thread()
+        with opened.in_use:
+            self._check_open()
+            yield opened.connection
+
+    def of_this_thread(self) -> FileConnection:
+        """This thread's connection, opened where it is not; whoever runs statements holds its `in_use`."""
+        self._check_open()
         of_thread = self._process.of_thread
         opened: FileConnection | None = getattr(of_thread, "opened", None)
         if opened is not None and opened.lost_its_file():
             opened.close()
         if opened is None or opened.closed:
             opened = of_thread.opened = self.open()
-        return opened.connection
+        return opened
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise QueueUnavailable(f"{self.path} is closed")
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed at the end of the block, rolled back by any exception in it."""
-        with fork_gate.using(), our_errors(self.path), self._process.writing:
-            connection = self.reading()
+        with fork_gate.using(), our_errors(self.path), self._process.writing, self.reading() as connection:
             begin(connection, self._clock)
             try:
                 yield connection
@@ -129,8 +153,7 @@ class Connections:
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """One view of the file that does not change; it makes no writer wait."""
-        with fork_gate.using(), our_errors(self.path):
-            connection = self.reading()
+        with fork_gate.using(), our_errors(self.path), self.reading() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -143,12 +166,15 @@ class Connections:
             if self._prepared and file_at(self.path) is None:
                 raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
             opened = FileConnection(self.path, self._synchronous, create=not self._prepared)
-        self._process.connections.add(opened)
+        self._process.add(opened)
+        if self.closed:  # since it was asked for: who closed the others may not have seen this one
+            opened.close()
+            self._check_open()
         return opened
 
     def close(self) -> None:
-        """Close all connections of this process, waiting for a write that is under way."""
-        with fork_gate.using(), self._process.writing:
+        """Close all connections of this process, waiting for the reads and the write that are under way."""
+        with fork_gate.using():
             self.closed = True
             self._process.close()
 
