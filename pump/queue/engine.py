@@ -10,7 +10,7 @@ connection broke during the commit itself. A caller who cannot know repeats the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pump.queue.errors import QueueUnavailable
@@ -31,6 +31,7 @@ from pump.queue.vocabulary import (
     Extended,
     Filter,
     GroupInfo,
+    PartitionNumbers,
     PopRequest,
     PopResult,
     Push,
@@ -142,9 +143,13 @@ class Engine(ABC):
         check_start(start)
         self._write(lambda work: work.subscribe(queue, group, start))
 
-    def queues(self, name: str | None = None) -> Sequence[QueueInfo]:
-        """All queues without their partitions, or the one of that name with its partitions."""
-        return self._read(lambda work: work.queues(name))
+    def queues(self, name: str | None = None, *, whole: bool = False) -> Sequence[QueueInfo]:
+        """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
+        return self._read(lambda work: work.queues(name, whole=whole))
+
+    def numbers(self, queue: str | None = None) -> Mapping[str, Sequence[PartitionNumbers]]:
+        """How many messages are where in the partitions of each queue, or of one, in one look at each table."""
+        return self._read(lambda work: work.numbers(queue))
 
     def delete_queue(self, queue: str) -> bool:
         """Remove a queue and all it holds except its dead letters; False if there was none."""
@@ -195,6 +200,10 @@ class Engine(ABC):
         """A page of dead letters, newest first, and how many there are in total."""
         check_filter(which)
         return self._read(lambda work: work.dead_letters(which))
+
+    def dead_letter_counts(self) -> Mapping[str, int]:
+        """How many dead letters each queue has that has any."""
+        return self._read(lambda work: work.dead_letter_counts())
 
     def redrive(self, dead_letter_ids: Sequence[str]) -> list[Pushed | None]:
         """Push each again as `reprocess-<transaction id>`, once; None for one that is unknown or already redriven."""

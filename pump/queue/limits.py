@@ -17,6 +17,9 @@ LONGEST_ID_BYTES: Final = 255
 LONGEST_ERROR: Final = 8192
 """Longer error texts are cut off."""
 LARGEST_PAYLOAD_BYTES: Final = 1_000_000
+MOST_QUEUES: Final = 1_000
+"""Queues that one call may push to."""
+MOST_TRACE_NAMES: Final = 100
 MOST_ITEMS: Final = 10_000
 MOST_POPPED: Final = 10_000
 MOST_PARTITIONS: Final = 100_000
@@ -124,6 +127,8 @@ def check_steps(steps: Sequence[Step]) -> None:
     """Refuse the whole call if it has too many items, or if one is wrong; the error says which."""
     if len(steps) > MOST_ITEMS:
         raise BadRequest(f"at most {MOST_ITEMS} items at once")
+    if len(steps) > MOST_QUEUES and len({step.queue for step in steps if isinstance(step, Push)}) > MOST_QUEUES:
+        raise BadRequest(f"at most {MOST_QUEUES} queues at once")
     for index, step in enumerate(steps):
         try:
             check_push(step) if isinstance(step, Push) else check_settlement(step)
@@ -182,6 +187,8 @@ def check_trace(trace: Trace) -> None:
     if uuid_or_none(trace.partition_id) is None:
         raise BadRequest("partitionId must be a UUID")
     check_name("eventType", trace.event)
+    if len(trace.names) > MOST_TRACE_NAMES:
+        raise BadRequest(f"at most {MOST_TRACE_NAMES} traceNames for one trace")
     for name in trace.names:
         check_name("traceNames", name)
     if trace.group is not None:

@@ -36,7 +36,7 @@ A module imports from its own layer and those below; a new one gets its place he
 QUEUE_LAYERS: tuple[str, ...] = (
     "errors forks ids listeners vocabulary",
     "limits",
-    "options results sealing",
+    "numbers options results sealing",
     "work",
     "engine",
     "batching postgres sqlite wire",

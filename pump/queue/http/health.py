@@ -8,7 +8,6 @@ from pump.errors import PumpError
 from pump.queue.http.metrics import Gauges
 from pump.queue.http.request import QueueRequest
 from pump.queue.http.responses import reply
-from pump.queue.vocabulary import Filter
 
 
 async def health(request: QueueRequest) -> Response:
@@ -44,9 +43,7 @@ async def _gauges(request: QueueRequest) -> Gauges:
     if not await _is_healthy(request):
         return Gauges()
     groups = await request.call(request.engine.groups)
-    queues = await request.call(request.engine.queues)
-    pages = [await request.call(request.engine.dead_letters, Filter(queue=each.name, limit=1)) for each in queues]
-    dead = {queue.name: total for queue, (_, total) in zip(queues, pages, strict=True)}
+    dead = {each.queue: 0 for each in groups} | dict(await request.call(request.engine.dead_letter_counts))
     return Gauges(up=True, groups=groups, dead_letters=dead, warnings=len(await _warnings(request)))
 
 

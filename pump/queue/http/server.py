@@ -72,6 +72,10 @@ class QueueServer:
         """Answer all consumers that wait: the server is about to close. For the loop's thread."""
         self._state.stop_waiting()
 
+    def count_refused(self, why: str) -> None:
+        """Count a connection that was refused, or ended since there were too many. For the loop's thread."""
+        self._state.metrics.count("refused_connections", why=why)
+
     def _application(self, guard: Guard, origins: list[str]) -> ASGIApp:
         app = Starlette(
             routes=[
@@ -166,7 +170,12 @@ class _Endpoint:
             _refuse_two_hosts(request)
             self._guard.check_origin(request.headers)
             producer = self._guard.check_token(request.headers.get("authorization"), self._spec.level)
-            answer = await self._spec.respond(QueueRequest(self._state, request, producer))
+            asked = QueueRequest(self._state, request, producer)
+            try:
+                answer = await self._spec.respond(asked)
+            finally:
+                if asked.body_reader is not None:
+                    asked.end_body(asked.body_reader)
         except Exception as error:
             return self._error_response(error)
         return answer if isinstance(answer, Response) else reply(answer)

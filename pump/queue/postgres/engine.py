@@ -19,9 +19,15 @@ from pump.queue.ids import ids_for
 from pump.queue.limits import check_steps
 from pump.queue.postgres import operators
 from pump.queue.postgres.connection import Connection, checked_address, connect
-from pump.queue.postgres.dead_letters import give_up_message, list_dead_letters, redrive_letters, retry_message
+from pump.queue.postgres.dead_letters import (
+    count_dead_letters,
+    give_up_message,
+    list_dead_letters,
+    redrive_letters,
+    retry_message,
+)
 from pump.queue.postgres.errors import STALE, TRANSIENT, as_ours
-from pump.queue.postgres.infos import list_groups, list_queues
+from pump.queue.postgres.infos import count_messages, list_groups, list_queues
 from pump.queue.postgres.migrations import checked_schema, migrate
 from pump.queue.postgres.notifier import Notifier
 from pump.queue.postgres.pool import Pool
@@ -56,6 +62,7 @@ class PostgresOperations(PostgresWork):
     options = operators.options_of
     subscribe = operators.subscribe_group
     queues = list_queues
+    numbers = count_messages
     delete_queue = operators.remove_queue
     clear = operators.clear_queue
     groups = list_groups
@@ -65,6 +72,7 @@ class PostgresOperations(PostgresWork):
     message = find_message
     delete_message = operators.remove_message
     dead_letters = list_dead_letters
+    dead_letter_counts = count_dead_letters
     redrive = redrive_letters
     retry = retry_message
     give_up = give_up_message

@@ -114,17 +114,10 @@ class Connections:
             prepare(connection, self.path)
         self._prepared = True
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """This thread's connection, which nobody closes during the block."""
-        opened = self.of_this_thread()
-        with opened.in_use:
-            self._check_open()
-            yield opened.connection
-
-    def of_this_thread(self) -> FileConnection:
+    def reading(self) -> FileConnection:
         """This thread's connection, opened where it is not; whoever runs statements holds its `in_use`."""
-        self._check_open()
+        if self.closed:
+            raise self._closed()
         of_thread = self._process.of_thread
         opened: FileConnection | None = getattr(of_thread, "opened", None)
         if opened is not None and opened.lost_its_file():
@@ -133,32 +126,40 @@ class Connections:
             opened = of_thread.opened = self.open()
         return opened
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise QueueUnavailable(f"{self.path} is closed")
+    def _closed(self) -> QueueUnavailable:
+        return QueueUnavailable(f"{self.path} is closed")
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed at the end of the block, rolled back by any exception in it."""
-        with fork_gate.using(), our_errors(self.path), self._process.writing, self.reading() as connection:
-            begin(connection, self._clock)
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+        with fork_gate.using(), our_errors(self.path), self._process.writing:
+            opened = self.reading()
+            with opened.in_use:
+                if opened.closed:
+                    raise self._closed()
+                connection = opened.connection
+                begin(connection, self._clock)
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """One view of the file that does not change; it makes no writer wait."""
-        with fork_gate.using(), our_errors(self.path), self.reading() as connection:
-            connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                connection.execute("ROLLBACK")
+        with fork_gate.using(), our_errors(self.path):
+            opened = self.reading()
+            with opened.in_use:
+                if opened.closed:
+                    raise self._closed()
+                opened.connection.execute("BEGIN")
+                try:
+                    yield opened.connection
+                finally:
+                    opened.connection.execute("ROLLBACK")
 
     def open(self) -> FileConnection:
         """A connection that belongs to no thread; its user holds the fork gate."""
@@ -169,7 +170,7 @@ class Connections:
         self._process.add(opened)
         if self.closed:  # since it was asked for: who closed the others may not have seen this one
             opened.close()
-            self._check_open()
+            raise self._closed()
         return opened
 
     def close(self) -> None:

@@ -21,8 +21,8 @@ from pump.queue.limits import check_steps
 from pump.queue.sealing import Sealing
 from pump.queue.sqlite import messages
 from pump.queue.sqlite.connection import Connections, on_connection, our_errors, savepoint
-from pump.queue.sqlite.dead_letters import list_dead_letters, redrive_letters, retry_message
-from pump.queue.sqlite.infos import list_groups, list_queues
+from pump.queue.sqlite.dead_letters import count_dead_letters, list_dead_letters, redrive_letters, retry_message
+from pump.queue.sqlite.infos import count_messages, list_groups, list_queues
 from pump.queue.sqlite.operators import (
     clear_queue,
     configure_queue,
@@ -63,6 +63,7 @@ class SqliteOperations(SqliteWork):
     options = options_of
     subscribe = subscribe_group
     queues = list_queues
+    numbers = count_messages
     delete_queue = remove_queue
     clear = clear_queue
     groups = list_groups
@@ -72,6 +73,7 @@ class SqliteOperations(SqliteWork):
     message = find_message
     delete_message = messages.remove_message
     dead_letters = list_dead_letters
+    dead_letter_counts = count_dead_letters
     redrive = redrive_letters
     retry = retry_message
     give_up = messages.give_up_message

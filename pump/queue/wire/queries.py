@@ -80,7 +80,8 @@ class PageQuery(Struct, rename="camel"):
 
     def part(self, rows: Sequence[Row]) -> Sequence[Row]:
         """This page of all the rows."""
-        return rows[self.offset : self.offset + self.limit]
+        most, first = self.page()
+        return rows[first : first + most]
 
 
 class QueuesQuery(PageQuery):
@@ -88,6 +89,12 @@ class QueuesQuery(PageQuery):
 
     limit: Number = MOST_LISTED
     search: str = ""
+
+
+class NamesQuery(PageQuery):
+    """A page of names or groups."""
+
+    limit: Number = MOST_LISTED
 
 
 class QueueQuery(PageQuery):
