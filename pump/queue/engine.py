@@ -13,9 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from pump.errors import PumpError
 from pump.queue.errors import QueueUnavailable
 from pump.queue.ids import ids_for
 from pump.queue.limits import (
+    LARGEST_PAYLOAD_BYTES,
     check_filter,
     check_name,
     check_pop,
@@ -25,6 +27,7 @@ from pump.queue.limits import (
     check_trace,
 )
 from pump.queue.options import QueueOptions
+from pump.queue.sealing import Sealing
 from pump.queue.vocabulary import (
     Committed,
     DeadLetter,
@@ -53,6 +56,8 @@ class Engine(ABC):
 
     clock_offset: float
     """Seconds added to the database's time, for tests."""
+    largest_payload: int = LARGEST_PAYLOAD_BYTES
+    """No message may be larger."""
 
     @abstractmethod
     def close(self) -> None:
@@ -67,6 +72,20 @@ class Engine(ABC):
         return True
 
     @abstractmethod
+    def use_keys(self, keys: Sealing) -> None:
+        """Seal and open with these from now on; ConfigurationError, and nothing changes, if one is a wrong one."""
+
+    def problem(self) -> str:
+        """Why the database cannot be written to now, in words; "" if it can."""
+        try:
+            self._write(lambda work: work.probe())
+        except QueueUnavailable as error:
+            return error.cause.words
+        except PumpError as error:
+            return str(error)
+        return ""
+
+    @abstractmethod
     def warnings(self) -> Sequence[str]:
         """What an operator should mend before it does harm, each as a sentence; no secrets."""
 
@@ -77,7 +96,7 @@ class Engine(ABC):
 
         A duplicate is not stored again. An item that its queue refuses does not stop the others.
         """
-        check_steps(items)
+        check_steps(items, self.largest_payload)
         ids = ids_for(items)
         return self._write(lambda work: work.push(items, ids)) if items else []
 
@@ -102,7 +121,7 @@ class Engine(ABC):
 
         A message that was completed before, or a push that is a duplicate, refuses the whole transaction.
         """
-        check_steps(steps)
+        check_steps(steps, self.largest_payload)
         ids = ids_for(pushes_of(steps))
         try:
             return self._write(lambda work: transact(work, steps, leases, ids))

@@ -34,6 +34,7 @@ A module imports from its own layer and those below; a new one gets its place he
 """
 
 QUEUE_LAYERS: tuple[str, ...] = (
+    "causes",
     "errors forks ids listeners vocabulary",
     "limits",
     "numbers options results sealing",

@@ -11,12 +11,15 @@ from pump.queue.http.responses import reply
 
 
 async def health(request: QueueRequest) -> Response:
-    """Whether the database answers, and warnings for operators."""
-    healthy = await _is_healthy(request)
+    """Whether the database answers and can be written to, and warnings for operators."""
+    answers = await _is_healthy(request)
+    problem = await request.state.problem() if answers else await request.state.why_not()
+    healthy = answers and not problem
     return reply(
         {
             "status": "healthy" if healthy else "unhealthy",
-            "database": "connected" if healthy else "disconnected",
+            "database": "connected" if answers else "disconnected",
+            "problem": problem or None,
             "server": "closing" if request.state.closing else "running",
             "version": version("message-pump"),
             "warnings": await _warnings(request) if healthy else [],

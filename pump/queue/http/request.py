@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -11,10 +12,13 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from pump.clock import Clock
+from pump.errors import PumpError
 from pump.queue.batching.batched_engine import BatchedEngine
 from pump.queue.engine import Engine
+from pump.queue.errors import QueueUnavailable
 from pump.queue.http.body_room import SMALL_BODY_BYTES, BodyReader, BodyRoom
 from pump.queue.http.metrics import Metrics
+from pump.queue.http.outages import Outages
 from pump.queue.wire import queries
 from pump.queue.wire.queries import Query
 
@@ -23,6 +27,8 @@ log: Final = logging.getLogger("pump.queue")
 Result = TypeVar("Result")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
+PROBE_SECONDS: Final = 5.0
+"""How often /health writes at most."""
 BODY_SECONDS: Final = 30.0
 """The whole body of a request has to arrive within this time."""
 
@@ -46,8 +52,25 @@ class ServerState:
         self.metrics: Final = Metrics()
         self.create_groups: Final = create_groups
         self.bodies: Final = BodyRoom(clock)
+        self.outages: Final = Outages(clock, self.metrics)
         self.closing = False
+        self._problem = ("", -math.inf)
         self._waiting: Final[set[asyncio.Task[Any]]] = set()
+
+    async def problem(self) -> str:
+        """Why the database cannot be written to; tried at most every few seconds, as it costs a write."""
+        words, tried = self._problem
+        if self.clock.monotonic() - tried > PROBE_SECONDS:
+            words = await self.why_not()
+            self._problem = (words, self.clock.monotonic())
+        return words
+
+    async def why_not(self) -> str:
+        """The same, tried now."""
+        try:
+            return await self.batched.call(self.engine.problem)
+        except PumpError as error:
+            return error.cause.words if isinstance(error, QueueUnavailable) else str(error)
 
     def stop_waiting(self) -> None:
         """Answer every consumer that waits for messages, and let none wait any longer."""

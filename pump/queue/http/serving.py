@@ -2,9 +2,10 @@
 
 import asyncio
 import errno
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 import uvicorn
 
 from pump.clock import Clock, Signal, SystemClock
-from pump.errors import SetupError
+from pump.errors import PumpError, SetupError
 from pump.process_signals import handling
 from pump.queue.http.connection import ClientConnection
 from pump.queue.http.front import Front, raise_descriptor_limit
@@ -39,7 +40,7 @@ class _Uvicorn(uvicorn.Server):
     At the end it first ends the waiting of consumers, and then waits for the last reply.
     """
 
-    def __init__(self, server: QueueServer, front: Front, clock: Clock) -> None:
+    def __init__(self, server: QueueServer, front: Front, clock: Clock, reload: Callable[[], None] | None) -> None:
         config = uvicorn.Config(
             server,
             lifespan="on",
@@ -56,6 +57,9 @@ class _Uvicorn(uvicorn.Server):
         self._server: Final = server
         self._front: Final = front
         self._clock: Final = clock
+        self._reload: Final = reload
+        self.hung_up: Final = Signal()
+        """Set by a SIGHUP before the loop runs."""
         self._closing: Final = Signal()
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -63,6 +67,10 @@ class _Uvicorn(uvicorn.Server):
         await super().startup(sockets=[])  # it is here that connections are accepted
         self._tasks.extend(asyncio.create_task(self._accept(each)) for each in sockets or ())
         self._tasks.append(asyncio.create_task(self._end_slow()))
+        if self._reload is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_again, self._reload)
+            if self.hung_up.is_set():
+                self._read_again(self._reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
@@ -71,6 +79,19 @@ class _Uvicorn(uvicorn.Server):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.stop_waiting()
         await super().shutdown(sockets)
+
+    def _read_again(self, reload: Callable[[], None]) -> None:
+        """What cannot be read or used now changes nothing."""
+
+        def read() -> None:
+            try:
+                reload()
+            except PumpError as error:
+                log.error("tokens and keys stay as they were: %s", error)
+            else:
+                log.info("tokens and keys were read again")
+
+        self._tasks.append(asyncio.create_task(asyncio.to_thread(read)))
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -99,15 +120,17 @@ class _Uvicorn(uvicorn.Server):
             self._front.end_slow()
 
 
-def serve(server: QueueServer, host: str, port: int) -> None:
-    """Answer requests until SIGTERM or SIGINT; then finish those that have begun."""
+def serve(server: QueueServer, host: str, port: int, reload: Callable[[], None] | None = None) -> None:
+    """Answer requests until SIGTERM or SIGINT; then finish those that have begun. SIGHUP calls `reload`."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     clock = SystemClock()
     front = Front(clock, server.count_refused, most=raise_descriptor_limit())
+    uvicorn_server = _Uvicorn(server, front, clock, reload)
     with ExitStack() as stack:
         listeners = _listening(host, port, stack)
+        if reload is not None:
+            stack.enter_context(handling(lambda *_: uvicorn_server.hung_up.set(), signal.SIGHUP))
         log.info("listening on %s", " and ".join(map(_address, listeners)))
-        uvicorn_server = _Uvicorn(server, front, clock)
         with handling(uvicorn_server.handle_exit):  # a signal ends the server, not the process, at any moment
             uvicorn_server.run(listeners)
 

@@ -20,9 +20,10 @@ from typing import Final
 
 from pump.clock import Clock, Signal
 from pump.errors import SetupError
+from pump.queue.causes import CLOSED, GONE, OTHER, of_result
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.forks import fork_gate
-from pump.queue.sqlite.schema import prepare
+from pump.queue.sqlite.schema import must_be_queue, prepare, refuse_others
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
@@ -43,6 +44,8 @@ class FileConnection:
         self.in_use = threading.RLock()
         """Held by the thread that runs statements; whoever closes the connection waits for it."""
         self._path = path
+        if create:
+            make_private(path)
         self.connection = sqlite3.connect(
             f"{path.as_uri()}?mode={'rwc' if create else 'rw'}", uri=True, timeout=BUSY_MS / 1000,
             isolation_level=None, check_same_thread=False, cached_statements=512,
@@ -100,12 +103,26 @@ class ProcessState:
 class Connections:
     """Gives each thread its connection."""
 
-    def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Clock,
+        *,
+        synchronous: str = "FULL",
+        beside_others: bool = True,
+        create: bool = True,
+    ) -> None:
         self._clock = clock
         self.path = checked_path(path)
         self._synchronous = synchronous.upper()
         if self._synchronous not in {"FULL", "NORMAL", "EXTRA"}:
             raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
+        if not create:
+            with our_errors(self.path):
+                must_be_queue(self.path)
+        if not beside_others:
+            with our_errors(self.path):
+                refuse_others(self.path)
         self._process = ProcessState()
         self.closed = False
         self._prepared = False
@@ -127,7 +144,7 @@ class Connections:
         return opened
 
     def _closed(self) -> QueueUnavailable:
-        return QueueUnavailable(f"{self.path} is closed")
+        return QueueUnavailable(f"{self.path} is closed", CLOSED)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -165,7 +182,7 @@ class Connections:
         """A connection that belongs to no thread; its user holds the fork gate."""
         with our_errors(self.path):
             if self._prepared and file_at(self.path) is None:
-                raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
+                raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file", GONE)
             opened = FileConnection(self.path, self._synchronous, create=not self._prepared)
         self._process.add(opened)
         if self.closed:  # since it was asked for: who closed the others may not have seen this one
@@ -256,7 +273,9 @@ def our_errors(path: Path) -> Iterator[None]:
     except (OverflowError, UnicodeEncodeError):
         raise BadRequest("a number or a text that the database cannot store") from None
     except sqlite3.Error as error:
-        raise QueueUnavailable(f"database connection unavailable: {path.name}: {error}") from error
+        cause = of_result(getattr(error, "sqlite_errorcode", 0))
+        why = "" if cause is OTHER else f": {cause.words}"
+        raise QueueUnavailable(f"database connection unavailable: {path.name}{why} ({error})", cause) from error
 
 
 def file_at(path: Path) -> tuple[int, int] | None:
@@ -266,6 +285,12 @@ def file_at(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
+
+
+def make_private(path: Path) -> None:
+    """Make the file where there is none, for its owner alone; SQLite gives the files beside it the same mode."""
+    with contextlib.suppress(OSError):  # it is there already, or SQLite says why it cannot be made
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def checked_path(path: str | Path) -> Path:

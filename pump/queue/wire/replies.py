@@ -392,10 +392,15 @@ def _time(seconds: float | None) -> Time | None:
     return None if seconds is None else Time(seconds)
 
 
+_NOT_REDRIVEN: Final = "no dead letter has this id, or it was redriven before"
+
+
 def redriven(dead_letter_id: str, pushed: Pushed | None) -> Reply:
     """What became of one dead letter that was to be pushed again."""
     if pushed is None:
-        return {"id": dead_letter_id, "redriven": False}
+        return {"id": dead_letter_id, "redriven": False, "error": _NOT_REDRIVEN}
+    if pushed.refused:
+        return {"id": dead_letter_id, "redriven": False, "error": pushed.refused}
     ids = {"messageId": pushed.message_id, "transactionId": pushed.transaction_id}
     return {"id": dead_letter_id, "redriven": True, **ids}
 
