@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 
-class Cause(NamedTuple):
+class Fault(NamedTuple):
     """What is wrong."""
 
     name: str
@@ -28,67 +28,67 @@ class Cause(NamedTuple):
     """Of the operating system."""
 
 
-OTHER: Final = Cause("other", "the database does not answer as it should")
-CLOSED: Final = Cause("closed", "the engine is closed")
-NO_CONNECTION_FREE: Final = Cause("pool", "all connections are in use: give the queue more (pool_size), or ask less")
-GONE: Final = Cause("gone", "the file is gone: put it back, or begin with a new one")
+OTHER: Final = Fault("other", "the database does not answer as it should")
+CLOSED: Final = Fault("closed", "the engine is closed")
+NO_CONNECTION_FREE: Final = Fault("pool", "all connections are in use: give the queue more (pool_size), or ask less")
+GONE: Final = Fault("gone", "the file is gone: put it back, or begin with a new one")
 
 CAUSES: Final = (
-    Cause(
+    Fault(
         "disk_full", "the disk is full: make room on it", ("53100",),
         results=(sqlite3.SQLITE_FULL,), numbers=(errno.ENOSPC, errno.EDQUOT),
     ),
-    Cause(
+    Fault(
         "read_only",
         "the database is read-only: after a failover the address leads to a standby server, so connect to the primary",
         ("25006",),
     ),
-    Cause(
+    Fault(
         "read_only_file", "the file cannot be written: mend its permissions and those of its folder",
         results=(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), numbers=(errno.EROFS, errno.EACCES, errno.EPERM),
     ),
-    Cause(
+    Fault(
         "damaged", "pages of the database are damaged: stop writing to it, and restore a backup",
         ("XX001", "XX002"), results=(sqlite3.SQLITE_CORRUPT,),
     ),
-    Cause(
+    Fault(
         "foreign", "the file is no SQLite database: give the queue a file of its own", results=(sqlite3.SQLITE_NOTADB,)
     ),
-    Cause("unknown_database", "there is no database of that name: create it, or mend the URL", ("3D000",),
+    Fault("unknown_database", "there is no database of that name: create it, or mend the URL", ("3D000",),
           r'database ".*" does not exist'),
-    Cause("wrong_password", "the password is wrong, or there is none: mend the URL", ("28P01",),
+    Fault("wrong_password", "the password is wrong, or there is none: mend the URL", ("28P01",),
           "password authentication failed|no password supplied|authentication failed"),
-    Cause("unknown_user", "there is no such user: create it, or mend the URL", (), 'role ".*" does not exist'),
-    Cause("not_allowed", "this machine or this user is not allowed to connect: see pg_hba.conf", ("28",),
+    Fault("unknown_user", "there is no such user: create it, or mend the URL", (), 'role ".*" does not exist'),
+    Fault("not_allowed", "this machine or this user is not allowed to connect: see pg_hba.conf", ("28",),
           "pg_hba.conf|permission denied for database|not permitted to log in"),
-    Cause("no_right", "the user lacks a right that the queue needs", ("42501",)),
-    Cause("too_many_connections", "the server has no connection left: raise max_connections, or lower pool_size",
+    Fault("no_right", "the user lacks a right that the queue needs", ("42501",)),
+    Fault("too_many_connections", "the server has no connection left: raise max_connections, or lower pool_size",
           ("53300",), "too many clients|too many connections|remaining connection slots"),
-    Cause("starting", "the server is starting, stopping or recovering: wait for it", ("57P03",),
+    Fault("starting", "the server is starting, stopping or recovering: wait for it", ("57P03",),
           "starting up|shutting down|recovery mode|not yet accepting"),
-    Cause("unknown_host", "the host's name is unknown: mend the URL, or the name service", (),
+    Fault("unknown_host", "the host's name is unknown: mend the URL, or the name service", (),
           "could not translate host name|resolve host|Name or service not known|name resolution"),
-    Cause("refused", "nobody listens at that address: start the server, or mend host and port", (),
+    Fault("refused", "nobody listens at that address: start the server, or mend host and port", (),
           "Connection refused|No such file or directory", numbers=(errno.ECONNREFUSED,)),
-    Cause("no_answer", "the server does not answer in time: see whether it hangs, and the network",
+    Fault("no_answer", "the server does not answer in time: see whether it hangs, and the network",
           (), "timeout expired|timed out|timeout|No route to host|unreachable",
           numbers=(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)),
-    Cause("no_tls", "the server and this client do not agree about TLS: see sslmode in the URL", (), "SSL|certificate"),
-    Cause("stopped", "the server was stopped, or the connection broke", ("57P01", "57P02", "57P04", "08"),
+    Fault("no_tls", "the server and this client do not agree about TLS: see sslmode in the URL", (), "SSL|certificate"),
+    Fault("stopped", "the server was stopped, or the connection broke", ("57P01", "57P02", "57P04", "08"),
           "closed the connection|connection is closed|connection is lost|terminating connection|reset by peer"),
-    Cause("out_of_memory", "the server has no memory left", ("53200",), results=(sqlite3.SQLITE_NOMEM,)),
-    Cause("locked", "another transaction holds a lock for too long: end it", ("55P03",)),
-    Cause("too_slow", "a statement took too long and was ended", ("57014",)),
-    Cause("in_use", "another process writes for too long", results=(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)),
-    Cause("cannot_open", "the file cannot be opened: see its folder, its permissions and the limit of open files",
+    Fault("out_of_memory", "the server has no memory left", ("53200",), results=(sqlite3.SQLITE_NOMEM,)),
+    Fault("locked", "another transaction holds a lock for too long: end it", ("55P03",)),
+    Fault("too_slow", "a statement took too long and was ended", ("57014",)),
+    Fault("in_use", "another process writes for too long", results=(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)),
+    Fault("cannot_open", "the file cannot be opened: see its folder, its permissions and the limit of open files",
           results=(sqlite3.SQLITE_CANTOPEN,), numbers=(errno.EMFILE, errno.ENFILE)),
-    Cause("input_output", "the disk fails: see the log of the system", ("58",), results=(sqlite3.SQLITE_IOERR,),
+    Fault("input_output", "the disk fails: see the log of the system", ("58",), results=(sqlite3.SQLITE_IOERR,),
           numbers=(errno.EIO,)),
 )  # fmt: skip
 """In this order: the first that fits is the one."""
 
 
-def of_state(state: str, message: str = "") -> Cause:
+def of_state(state: str, message: str = "") -> Fault:
     """The cause of an error of PostgreSQL: by its SQLSTATE, or by its message where a connection was not made."""
     if state:
         for cause in CAUSES:
@@ -98,11 +98,11 @@ def of_state(state: str, message: str = "") -> Cause:
     return next((each for each in CAUSES if each.says and re.search(each.says, message)), OTHER)
 
 
-def of_result(result: int) -> Cause:
+def of_result(result: int) -> Fault:
     """The cause of an error of SQLite."""
     return next((each for each in CAUSES if result & 0xFF in each.results), OTHER)
 
 
-def of_number(number: int | None) -> Cause:
+def of_number(number: int | None) -> Fault:
     """The cause of an error of the operating system."""
     return next((each for each in CAUSES if number in each.numbers), OTHER)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from pump.errors import PumpError, TransportError
-from pump.queue.causes import OTHER, Cause
+from pump.queue.causes import OTHER, Fault
 
 
 class QueueError(PumpError):
@@ -29,6 +29,6 @@ class QueueFull(QueueError):  # noqa: N818 - it says what is wrong
 class QueueUnavailable(TransportError):  # noqa: N818 - it says what is wrong
     """The database cannot be reached, or is too busy: the same call may succeed later."""
 
-    def __init__(self, text: str, cause: Cause = OTHER) -> None:
+    def __init__(self, text: str, cause: Fault = OTHER) -> None:
         super().__init__(text)
         self.cause: Final = cause

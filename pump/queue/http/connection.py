@@ -29,7 +29,7 @@ _REASONS: Final = {
 }
 
 
-class Phase(Enum):
+class Stage(Enum):
     """What a connection is at."""
 
     NEW = "new"
@@ -111,10 +111,10 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, front: "Front", **of_uvicorn: Any) -> None:  # noqa: ANN401 - what its base class takes
         super().__init__(**of_uvicorn)
-        self.phase = Phase.NEW
+        self.phase = Stage.NEW
         self._front: Final = front
         self.parser: Any = UpgradelessParser(self)
-        self._part: Phase | None = None
+        self._part: Stage | None = None
         """HEAD or BODY, if a part of a request is missing."""
         self._unread = 0
         """Bytes since the parser last came to an end of something."""
@@ -137,7 +137,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     def data_received(self, data: bytes) -> None:
         """Read requests. A head that is too large is refused before anything else is known of it."""
         while data and not self._refused:
-            piece = data if self._part is Phase.BODY else data[:_SLICE_BYTES]
+            piece = data if self._part is Stage.BODY else data[:_SLICE_BYTES]
             data = data[len(piece) :]
             self._unread += len(piece)
             super().data_received(piece)
@@ -149,7 +149,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._part = Phase.HEAD
+        self._part = Stage.HEAD
         if not self._upgrading:
             super().on_message_begin()
 
@@ -160,7 +160,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header of it."""
-        if not self._upgrading and self._part is Phase.HEAD:  # what stands behind a body is no header
+        if not self._upgrading and self._part is Stage.HEAD:  # what stands behind a body is no header
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -168,7 +168,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         if self.parser.is_upgrade():
             self._upgrading = True  # nothing of it counts until its head is read again
             return
-        self._unread, self._part, self._upgrading = 0, Phase.BODY, False
+        self._unread, self._part, self._upgrading = 0, Stage.BODY, False
         self._answering += 1
         super().on_headers_complete()
 
@@ -187,7 +187,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     def on_response_complete(self) -> None:
         """A request is answered."""
         self._answering -= 1
-        if self._refused and self._answering <= (self._part is Phase.BODY):  # a body that is broken never ends
+        if self._refused and self._answering <= (self._part is Stage.BODY):  # a body that is broken never ends
             self.transport.close()
             return
         super().on_response_complete()
@@ -216,7 +216,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             return
         self._refused = True
         self._front.refused(str(status))
-        in_body = self._part is Phase.BODY and self._answering == 1
+        in_body = self._part is Stage.BODY and self._answering == 1
         if self.transport.is_closing() or (self._answering and not in_body):
             return
         if not in_body:
@@ -240,7 +240,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def too_slow(self) -> None:
         """Its time is over."""
-        if self.phase is Phase.HEAD:
+        if self.phase is Stage.HEAD:
             self.refuse(408, "the head of a request has to come faster")
         else:
             self.end()
@@ -251,11 +251,11 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self.phase = phase
             self._front.moved(self)
 
-    def _current_phase(self) -> Phase:
+    def _current_phase(self) -> Stage:
         if self._refused:
-            return Phase.BUSY if self._answering else Phase.DRAIN
-        if self._part is Phase.BODY:
-            return Phase.BODY if self._answering else Phase.DRAIN
+            return Stage.BUSY if self._answering else Stage.DRAIN
+        if self._part is Stage.BODY:
+            return Stage.BODY if self._answering else Stage.DRAIN
         if self._answering:
-            return Phase.BUSY
-        return Phase.IDLE if self._part is None else Phase.HEAD
+            return Stage.BUSY
+        return Stage.IDLE if self._part is None else Stage.HEAD

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from pump.clock import Clock, Signal
-from pump.queue.http.connection import ClientConnection, Phase
+from pump.queue.http.connection import ClientConnection, Stage
 from pump.queue.http.request import log
 
 HEAD_SECONDS: Final = 10.0
@@ -26,14 +26,14 @@ MOST_DESCRIPTORS: Final = 100_000
 
 _NOT_FULL: Final = 0.9
 
-_LIMITS: Final[Mapping[Phase, float]] = {
-    Phase.NEW: HEAD_SECONDS,
-    Phase.HEAD: HEAD_SECONDS,
-    Phase.BODY: BODY_SECONDS,
-    Phase.DRAIN: DRAIN_SECONDS,
+_LIMITS: Final[Mapping[Stage, float]] = {
+    Stage.NEW: HEAD_SECONDS,
+    Stage.HEAD: HEAD_SECONDS,
+    Stage.BODY: BODY_SECONDS,
+    Stage.DRAIN: DRAIN_SECONDS,
 }
-_UNFINISHED: Final = (Phase.HEAD, Phase.DRAIN, Phase.BODY)
-_MAY_GO: Final = (*_UNFINISHED, Phase.NEW, Phase.IDLE)
+_UNFINISHED: Final = (Stage.HEAD, Stage.DRAIN, Stage.BODY)
+_MAY_GO: Final = (*_UNFINISHED, Stage.NEW, Stage.IDLE)
 """In this order, the oldest of each first."""
 
 
@@ -48,8 +48,8 @@ class Front:
         self._clock: Final = clock
         self._most: Final = most
         self._most_unfinished: Final = min(most_unfinished, max(1, most // 2))
-        self._since: Final[dict[Phase, dict[ClientConnection, float]]] = {phase: {} for phase in Phase}
-        self._at: Final[dict[ClientConnection, Phase]] = {}
+        self._since: Final[dict[Stage, dict[ClientConnection, float]]] = {phase: {} for phase in Stage}
+        self._at: Final[dict[ClientConnection, Stage]] = {}
         self._room: Final = Signal()
         self._room.set()
         self._is_full = False
@@ -109,7 +109,7 @@ class Front:
     def _unfinished(self) -> int:
         return sum(len(self._since[phase]) for phase in _UNFINISHED)
 
-    def _end_oldest(self, phases: tuple[Phase, ...], but: ClientConnection | None = None) -> bool:
+    def _end_oldest(self, phases: tuple[Stage, ...], but: ClientConnection | None = None) -> bool:
         """End the one that has waited longest in the first of these phases that has any; False if none has."""
         for phase in phases:
             for connection in self._since[phase]:

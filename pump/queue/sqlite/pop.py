@@ -80,7 +80,7 @@ class PopState:
 
     def take(self, row: Candidate, partition: Partition) -> bool:
         """Add the message to the reply; False if its payload cannot be opened here."""
-        payload = self.work.opened(row.payload, partition.uid, row.transaction_id, sealed=bool(row.sealed))
+        payload = self.work.readable(row.payload, partition.uid, row.transaction_id, sealed=bool(row.sealed))
         if payload is None:
             self.passed_over = True
             return False

@@ -185,6 +185,10 @@ class SqliteWork(Work):
         """Whether a lease with that end is live; an end too far off was set before the clock was put back."""
         return until is not None and self.now < until <= self.now + LONGEST_LEASE_SECONDS
 
+    def readable(self, payload: bytes, partition_uid: str, transaction_id: str, *, sealed: bool) -> bytes | None:
+        """The payload as it was pushed; None, which is told to operators, if it cannot be opened here."""
+        return self.opened(payload, partition_uid, transaction_id, sealed=sealed)
+
     def key_check(self, key_id: str) -> bytes | None:
         """What the key of that id has sealed; None if it is new here."""
         row = self.execute("SELECT sealed FROM key_check WHERE id = ?", (key_id,)).fetchone()
