@@ -10,12 +10,14 @@ connection broke during the commit itself. A caller who cannot know repeats the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from pump.errors import PumpError
 from pump.queue.errors import QueueUnavailable
 from pump.queue.ids import ids_for
 from pump.queue.limits import (
+    LARGEST_PAYLOAD_BYTES,
     check_filter,
     check_name,
     check_pop,
@@ -25,12 +27,14 @@ from pump.queue.limits import (
     check_trace,
 )
 from pump.queue.options import QueueOptions
+from pump.queue.sealing import Sealing
 from pump.queue.vocabulary import (
     Committed,
     DeadLetter,
     Extended,
     Filter,
     GroupInfo,
+    PartitionNumbers,
     PopRequest,
     PopResult,
     Push,
@@ -52,6 +56,8 @@ class Engine(ABC):
 
     clock_offset: float
     """Seconds added to the database's time, for tests."""
+    largest_payload: int = LARGEST_PAYLOAD_BYTES
+    """No message may be larger."""
 
     @abstractmethod
     def close(self) -> None:
@@ -66,6 +72,20 @@ class Engine(ABC):
         return True
 
     @abstractmethod
+    def use_keys(self, keys: Sealing) -> None:
+        """Seal and open with these from now on; ConfigurationError, and nothing changes, if one is a wrong one."""
+
+    def problem(self) -> str:
+        """Why the database cannot be written to now, in words; "" if it can."""
+        try:
+            self._write(lambda work: work.probe())
+        except QueueUnavailable as error:
+            return error.cause.words
+        except PumpError as error:
+            return str(error)
+        return ""
+
+    @abstractmethod
     def warnings(self) -> Sequence[str]:
         """What an operator should mend before it does harm, each as a sentence; no secrets."""
 
@@ -76,7 +96,7 @@ class Engine(ABC):
 
         A duplicate is not stored again. An item that its queue refuses does not stop the others.
         """
-        check_steps(items)
+        check_steps(items, self.largest_payload)
         ids = ids_for(items)
         return self._write(lambda work: work.push(items, ids)) if items else []
 
@@ -101,7 +121,7 @@ class Engine(ABC):
 
         A message that was completed before, or a push that is a duplicate, refuses the whole transaction.
         """
-        check_steps(steps)
+        check_steps(steps, self.largest_payload)
         ids = ids_for(pushes_of(steps))
         try:
             return self._write(lambda work: transact(work, steps, leases, ids))
@@ -142,9 +162,13 @@ class Engine(ABC):
         check_start(start)
         self._write(lambda work: work.subscribe(queue, group, start))
 
-    def queues(self, name: str | None = None) -> Sequence[QueueInfo]:
-        """All queues without their partitions, or the one of that name with its partitions."""
-        return self._read(lambda work: work.queues(name))
+    def queues(self, name: str | None = None, *, whole: bool = False) -> Sequence[QueueInfo]:
+        """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
+        return self._read(lambda work: work.queues(name, whole=whole))
+
+    def numbers(self, queue: str | None = None) -> Mapping[str, Sequence[PartitionNumbers]]:
+        """How many messages are where in the partitions of each queue, or of one, in one look at each table."""
+        return self._read(lambda work: work.numbers(queue))
 
     def delete_queue(self, queue: str) -> bool:
         """Remove a queue and all it holds except its dead letters; False if there was none."""
@@ -195,6 +219,10 @@ class Engine(ABC):
         """A page of dead letters, newest first, and how many there are in total."""
         check_filter(which)
         return self._read(lambda work: work.dead_letters(which))
+
+    def dead_letter_counts(self) -> Mapping[str, int]:
+        """How many dead letters each queue has that has any."""
+        return self._read(lambda work: work.dead_letter_counts())
 
     def redrive(self, dead_letter_ids: Sequence[str]) -> list[Pushed | None]:
         """Push each again as `reprocess-<transaction id>`, once; None for one that is unknown or already redriven."""

@@ -1,6 +1,9 @@
 """Errors of the queue, grouped by what the caller would do about them."""
 
+from typing import Final
+
 from pump.errors import PumpError, TransportError
+from pump.queue.causes import OTHER, Fault
 
 
 class QueueError(PumpError):
@@ -25,3 +28,7 @@ class QueueFull(QueueError):  # noqa: N818 - it says what is wrong
 
 class QueueUnavailable(TransportError):  # noqa: N818 - it says what is wrong
     """The database cannot be reached, or is too busy: the same call may succeed later."""
+
+    def __init__(self, text: str, cause: Fault = OTHER) -> None:
+        super().__init__(text)
+        self.cause: Final = cause

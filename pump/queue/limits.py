@@ -17,6 +17,9 @@ LONGEST_ID_BYTES: Final = 255
 LONGEST_ERROR: Final = 8192
 """Longer error texts are cut off."""
 LARGEST_PAYLOAD_BYTES: Final = 1_000_000
+MOST_QUEUES: Final = 1_000
+"""Queues that one call may push to."""
+MOST_TRACE_NAMES: Final = 100
 MOST_ITEMS: Final = 10_000
 MOST_POPPED: Final = 10_000
 MOST_PARTITIONS: Final = 100_000
@@ -88,7 +91,7 @@ def checked_text(text: str | None) -> str | None:
     return text[:LONGEST_ERROR].replace("\0", "�").encode("utf-8", "replace").decode()
 
 
-def check_push(item: Push) -> None:
+def check_push(item: Push, largest: int = LARGEST_PAYLOAD_BYTES) -> None:
     """Refuse a Push that no queue can store."""
     check_name("Queue", item.queue)
     check_name("Partition", item.partition)
@@ -100,8 +103,8 @@ def check_push(item: Push) -> None:
         check_name("Producer", item.producer)
     if not isinstance(item.payload, bytes):
         raise BadRequest("payload must be bytes")
-    if len(item.payload) > LARGEST_PAYLOAD_BYTES:
-        raise BadRequest(f"payload must not be larger than {LARGEST_PAYLOAD_BYTES} bytes")
+    if len(item.payload) > largest:
+        raise BadRequest(f"payload must not be larger than {largest} bytes")
     check_seconds("not_before", item.not_before)
     check_seconds("delay", item.delay)
 
@@ -120,13 +123,15 @@ def check_count(what: str, number: int, least: int = 0) -> int:
     return number
 
 
-def check_steps(steps: Sequence[Step]) -> None:
+def check_steps(steps: Sequence[Step], largest: int = LARGEST_PAYLOAD_BYTES) -> None:
     """Refuse the whole call if it has too many items, or if one is wrong; the error says which."""
     if len(steps) > MOST_ITEMS:
         raise BadRequest(f"at most {MOST_ITEMS} items at once")
+    if len(steps) > MOST_QUEUES and len({step.queue for step in steps if isinstance(step, Push)}) > MOST_QUEUES:
+        raise BadRequest(f"at most {MOST_QUEUES} queues at once")
     for index, step in enumerate(steps):
         try:
-            check_push(step) if isinstance(step, Push) else check_settlement(step)
+            check_push(step, largest) if isinstance(step, Push) else check_settlement(step)
         except BadRequest as wrong:
             raise BadRequest(f"item {index}: {wrong}") from None
 
@@ -182,6 +187,8 @@ def check_trace(trace: Trace) -> None:
     if uuid_or_none(trace.partition_id) is None:
         raise BadRequest("partitionId must be a UUID")
     check_name("eventType", trace.event)
+    if len(trace.names) > MOST_TRACE_NAMES:
+        raise BadRequest(f"at most {MOST_TRACE_NAMES} traceNames for one trace")
     for name in trace.names:
         check_name("traceNames", name)
     if trace.group is not None:

@@ -3,7 +3,9 @@
 A sealed payload can be opened only for the partition and transaction id that it was sealed for.
 """
 
+import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +14,12 @@ from pump.errors import ConfigurationError, SetupError
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 LONGEST_KEY_ID: Final = 255
+PASS_SECONDS: Final = 1.0
+"""For so long a message that cannot be opened is left to other servers, before this one looks at it again."""
+_CHECK: Final = b"message-pump: is this the key of that id?"
+_REMEMBERED_SECONDS: Final = 600.0
+
+log: Final = logging.getLogger("pump.queue")
 
 
 class Sealing:
@@ -30,6 +38,22 @@ class Sealing:
     def key_ids(self) -> list[bytes]:
         """The ids of all keys, as they begin a sealed payload."""
         return [key_id.encode() for key_id in self._ciphers]
+
+    def check_value(self, key_id: str) -> bytes:
+        """What only this key can have sealed, to be stored beside its id."""
+        nonce = os.urandom(NONCE_BYTES)
+        sealed: bytes = self._ciphers[key_id].encrypt(nonce, b"", _CHECK)
+        return nonce + sealed
+
+    def proves(self, key_id: str, value: bytes) -> bool:
+        """Whether it was this key that sealed that value."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
+
+        try:
+            self._ciphers[key_id].decrypt(value[:NONCE_BYTES], value[NONCE_BYTES:], _CHECK)
+        except InvalidTag:
+            return False
+        return True
 
     def seal(self, payload: bytes, partition_id: str, transaction_id: str) -> bytes:
         """The payload for the database."""
@@ -69,3 +93,26 @@ def _cipher(key_id: str, key: bytes) -> Any:  # noqa: ANN401 - a vendor's class,
     except ImportError as missing:
         raise SetupError("encryption at rest needs the package `cryptography`") from missing
     return AESGCM(key)
+
+
+class MissingKeys:
+    """The keys that messages were sealed with and that are not here; from any thread."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def add(self, sealed: bytes) -> None:
+        """A sealed payload could not be opened."""
+        key_id = sealed[1 : 1 + sealed[0]].decode()
+        if key_id not in self._seen:
+            log.warning("messages are passed over that are sealed with the key %r: add it, or mend it", key_id)
+        self._seen[key_id] = time.monotonic()
+
+    def warnings(self) -> list[str]:
+        """A sentence for each that was missed lately."""
+        since = time.monotonic() - _REMEMBERED_SECONDS
+        return [
+            f"messages sealed with the key {key_id!r} are passed over: it is not here, or another one has its id"
+            for key_id, seen in sorted(self._seen.items())
+            if seen > since
+        ]

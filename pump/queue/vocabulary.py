@@ -194,6 +194,22 @@ class QueueInfo:
     groups: Sequence["GroupInfo"] = ()
 
 
+class ProgressNumbers(NamedTuple):
+    """How many messages of a partition a group has where."""
+
+    pending: int
+    leased: int
+    completed: int
+    dead: int
+
+
+class PartitionNumbers(NamedTuple):
+    """How many messages a partition holds, and where each group has them."""
+
+    messages: int
+    progress: Sequence[ProgressNumbers]
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
     """One partition: what it holds, and the progress of every group in it."""

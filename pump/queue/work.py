@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
-from pump.errors import PumpError
+from pump.errors import ConfigurationError, PumpError
+from pump.queue.errors import BadRequest
 from pump.queue.options import QueueOptions
-from pump.queue.sealing import Sealing
+from pump.queue.sealing import MissingKeys, Sealing
 from pump.queue.vocabulary import (
     Committed,
     DeadLetter,
     Extended,
     Filter,
     GroupInfo,
+    PartitionNumbers,
     PopRequest,
     PopResult,
     Push,
@@ -33,8 +35,9 @@ DUPLICATE: Final = "duplicate transactionId"
 class Work:
     """A unit of work on one database: what its operations share, whatever the database."""
 
-    def __init__(self, sealing: Sealing | None, *, lenient: bool) -> None:
+    def __init__(self, sealing: Sealing | None, missing: MissingKeys, *, lenient: bool) -> None:
         self.sealing: Final = sealing
+        self._missing: Final = missing
         self.lenient: Final = lenient
         self.changed: Final[set[str]] = set()
         """Queues where something may have become ready; their listeners are called after the commit."""
@@ -43,7 +46,10 @@ class Work:
         """The payload as it was pushed; None if it is encrypted with a key that is not here."""
         if not sealed:
             return payload
-        return None if self.sealing is None else self.sealing.open(payload, partition_id, transaction_id)
+        found = None if self.sealing is None else self.sealing.open(payload, partition_id, transaction_id)
+        if found is None:
+            self._missing.add(payload)
+        return found
 
 
 class Operations(Protocol):
@@ -54,6 +60,9 @@ class Operations(Protocol):
 
     def ping(self) -> object:
         """Ask the database for an answer."""
+
+    def probe(self) -> object:
+        """Write something that changes nothing."""
 
     def push(self, items: Sequence[Push], ids: Sequence[str], /) -> list[Pushed]:
         """`ids` are those of `ids_for(items)`."""
@@ -68,7 +77,8 @@ class Operations(Protocol):
     def configure(self, queue: str, options: QueueOptions, namespace: str | None, task: str | None, /) -> None: ...
     def options(self, queue: str, /) -> QueueOptions | None: ...
     def subscribe(self, queue: str, group: str, start: float | str, /) -> None: ...
-    def queues(self, name: str | None = ..., /) -> list[QueueInfo]: ...
+    def queues(self, name: str | None = ..., /, *, whole: bool = ...) -> list[QueueInfo]: ...
+    def numbers(self, queue: str | None, /) -> dict[str, list[PartitionNumbers]]: ...
     def delete_queue(self, queue: str, /) -> bool: ...
     def clear(self, queue: str, partition: str | None, /) -> int: ...
     def groups(self, name: str | None = ..., /) -> list[GroupInfo]: ...
@@ -78,15 +88,45 @@ class Operations(Protocol):
     def message(self, partition_id: str, transaction_id: str, /) -> Stored | None: ...
     def delete_message(self, partition_id: str, transaction_id: str, /) -> bool: ...
     def dead_letters(self, which: Filter, /) -> tuple[list[DeadLetter], int]: ...
+    def dead_letter_counts(self) -> dict[str, int]: ...
     def redrive(self, dead_letter_ids: Sequence[str], /) -> list[Pushed | None]: ...
     def retry(self, partition_id: str, transaction_id: str, /) -> int: ...
     def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str, /) -> int: ...
+    def key_check(self, key_id: str, /) -> bytes | None: ...
+    def add_key_check(self, key_id: str, value: bytes, /) -> None:
+        """Unless there is one."""
+
     def add_trace(self, trace: Trace, /) -> str: ...
     def traces(
         self, partition_id: str | None, transaction_id: str | None, name: str | None, /, *, limit: int, offset: int
     ) -> list[Trace]: ...
     def trace_names(self) -> list[str]: ...
     def maintain(self) -> float: ...
+
+
+# -- keys
+
+
+def sealed_data(work: Work, trace: Trace) -> bytes:
+    """What a note about a message of an encrypted queue says, sealed; BadRequest without a key."""
+    if work.sealing is None:
+        raise BadRequest(NO_KEY)
+    return work.sealing.seal(trace.data, trace.partition_id, trace.transaction_id)
+
+
+def opened_data(work: Work, data: bytes, partition_id: str, transaction_id: str, *, sealed: bool) -> bytes:
+    """What a note says; null where its key is not here."""
+    found = work.opened(data, partition_id, transaction_id, sealed=sealed)
+    return b"null" if found is None else found
+
+
+def check_keys(work: Operations, keys: Sealing) -> None:
+    """Refuse a key that has the id of another one, which sealed what is stored; remember keys that are new."""
+    for key_id in [each.decode() for each in keys.key_ids]:
+        if work.key_check(key_id) is None:
+            work.add_key_check(key_id, keys.check_value(key_id))
+        if not keys.proves(key_id, work.key_check(key_id) or b""):
+            raise ConfigurationError(f"the key {key_id!r} is not the one that sealed what the database holds: mend it")
 
 
 # -- several steps as one transaction

@@ -34,9 +34,10 @@ A module imports from its own layer and those below; a new one gets its place he
 """
 
 QUEUE_LAYERS: tuple[str, ...] = (
+    "causes",
     "errors forks ids listeners vocabulary",
     "limits",
-    "options results sealing",
+    "numbers options results sealing",
     "work",
     "engine",
     "batching postgres sqlite wire",
@@ -187,7 +188,7 @@ def test_only_the_program_chooses_an_engine_for_the_server() -> None:
     inside = [module for module in pump_modules() if is_within(module, "pump.queue.http")]
     users = {module for module in inside for target in within_pump(module) if is_within(target, *ENGINES)}
 
-    assert users == {"pump.queue.http.command"}
+    assert users == {"pump.queue.http.command", "pump.queue.http.operating"}
 
 
 @pytest.mark.parametrize(("package", "rank"), [("pump", RANK), ("pump.queue", QUEUE_RANK)], ids=["pump", "queue"])

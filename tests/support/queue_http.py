@@ -13,7 +13,7 @@ import httpx
 from pump.queue.engine import Engine
 from pump.queue.http.server import QueueServer
 from pump.transport_kit.loop_thread import LoopThread
-from support.programs import DEADLINE, Program, pump
+from support.programs import DEADLINE, PUMP, Program
 
 LOOPBACK = "http://127.0.0.1"
 
@@ -148,6 +148,10 @@ class Served:
         """The same as a number."""
         return self._port
 
+    def command(self, *arguments: str) -> list[str]:
+        """How the program is called."""
+        return [*PUMP, *arguments]
+
     def begin_again(self) -> None:
         """Start it anew, where it was; if it still runs, it is killed."""
         self.program.__exit__(None, None, None)
@@ -162,13 +166,14 @@ class Served:
         self.program.__exit__(kind, error, trace)
 
     def _begin(self) -> Program:
-        program = pump("queue", "serve", "--port", str(self._port), *self._options, folder=self._folder)
+        command = self.command("queue", "serve", "--port", str(self._port), *self._options)
+        program = Program(command, self._folder)
         try:
             said = program.says("listening on ")
         except BaseException:
             program.__exit__(None, None, None)
             raise
-        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", said)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", said)
         assert found is not None
         self._port = int(found[1])
         return program

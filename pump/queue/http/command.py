@@ -2,17 +2,20 @@
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from pump.console_log import LEVELS, log_to_stderr
 from pump.errors import ConfigurationError, SetupError
 from pump.queue.engine import Engine
-from pump.queue.http.guard import Guard, read_tokens
+from pump.queue.http import operating
+from pump.queue.http.guard import Guard, Token, checked_origin, read_tokens
+from pump.queue.limits import LARGEST_PAYLOAD_BYTES
 from pump.queue.sealing import Sealing
+from pump.transport_kit.settings import Options, read_url
 
 DEFAULT_DATABASE: Final = "sqlite:///queue.db"
 DEFAULT_PORT: Final = 6632
@@ -21,6 +24,14 @@ TOKENS_VARIABLE: Final = "PUMP_QUEUE_TOKENS"
 KEYS_VARIABLE: Final = "PUMP_QUEUE_KEYS"
 
 _HIGHEST_PORT: Final = 65_535
+_MOST_MESSAGE_BYTES: Final = 8_000_000
+"""A request carries at most 10 MB."""
+_SHORTEST_SWEEP: Final = 0.1
+_LONGEST_SWEEP: Final = 3600.0
+_SQLITE_FORM: Final = "sqlite:///relative.db or sqlite:////absolute.db"
+_POSTGRES_FORM: Final = "postgresql://user:password@host:port/database?option=value"
+_SQLITE_OPTIONS: Final[Options] = {"synchronous": str}
+_POSTGRES_OPTIONS: Final[Options] = {"schema": str, "pool_size": int, "listen_url": str}
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +40,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     about = "serve a durable queue over HTTP, until a signal"
     serving = commands.add_parser("serve", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
     serving.set_defaults(act=_serve, called=serving.prog)
+    _add_operating(commands)
     add = serving.add_argument
     add("--traceback", action="store_true", help="show where an error comes from")
     add(
@@ -54,9 +66,107 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add("--allow-host", action="append", default=[], metavar="NAME", help="another name that this server goes by")
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="web pages of this origin may ask")
+    add(
+        "--max-message",
+        type=_bytes,
+        default=LARGEST_PAYLOAD_BYTES,
+        metavar="BYTES",
+        help=f"the largest payload of a message (default: {LARGEST_PAYLOAD_BYTES}; at most {_MOST_MESSAGE_BYTES})",
+    )
+    add(
+        "--sweep-interval",
+        type=_positive_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="how soon retention and the longest waiting time take effect (default: 5)",
+    )
+    add("--access-log", action="store_true", help="log every request in a line")
     add("--lenient", action="store_true", help="let old clients settle without the id of their lease")
     add("--known-groups", action="store_true", help="a consumer group has to be known before it may consume")
     add("--log-level", type=str.lower, choices=LEVELS, default="info", help="default: info")
+
+
+def _add_operating(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
+    for name, act, about in (
+        ("status", _status, "how many messages are where, and what is wrong"),
+        ("dlq", _dlq, "list dead letters, or push them again"),
+        ("backup", _backup, "copy the queue of a file, which may be in use, into a new file"),
+        ("restore", _restore, "make a backup the queue of a file that nobody uses"),
+    ):
+        command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
+        command.set_defaults(act=act, called=command.prog)
+        command.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        command.add_argument(
+            "--database",
+            metavar="URL",
+            default=os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE),
+            help=f"as for serve (default: ${DATABASE_VARIABLE}, or {DEFAULT_DATABASE})",
+        )
+        command.add_argument("--json", action="store_true", help="print JSON, for programs")
+        if name == "dlq":
+            command.add_argument("--queue", help="those of this queue")
+            command.add_argument("--group", help="those of this consumer group")
+            command.add_argument("--limit", type=_count, default=100, help="so many at most (default: 100)")
+            command.add_argument("--redrive", action="store_true", help="push those that are listed again, once each")
+        if name in {"backup", "restore"}:
+            command.add_argument("file", type=Path, help="the backup")
+        if name == "restore":
+            command.add_argument("--replace", action="store_true", help="keep the queue that is there beside it")
+
+
+def _status(options: argparse.Namespace) -> int:
+    with closing(open_engine(options.database, create=False)) as engine:
+        return operating.status(engine, as_json=options.json)
+
+
+def _dlq(options: argparse.Namespace) -> int:
+    with closing(open_engine(options.database, keys=_keys(None), create=False)) as engine:
+        which = operating.filter_of(options)
+        return operating.dead_letters(engine, which, redrive=options.redrive, as_json=options.json)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    target = options.file.absolute()
+    operating.backup(_file_to_copy(options.database), target)
+    operating.print_done(f"{target} is a backup of the queue", as_json=options.json, backup=str(target))
+    return 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    target = _file_to_copy(options.database)
+    kept = operating.restore(options.file.absolute(), target, replace=options.replace)
+    before = f"; the queue from before is {kept}" if kept else ""
+    names = {"restored": str(target), "kept": kept and str(kept)}
+    operating.print_done(f"{target} is the queue of the backup{before}", as_json=options.json, **names)
+    return 0
+
+
+def _file_to_copy(url: str) -> Path:
+    if url.partition(":")[0] != "sqlite":
+        raise ConfigurationError(
+            "this is for sqlite:/// alone: for PostgreSQL, pg_dump --schema=message_pump --format=custom makes a "
+            "backup while the queue is in use, and pg_restore brings it back"
+        )
+    return Path(file_of(url)).expanduser().resolve()
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= _MOST_MESSAGE_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes from 1 to {_MOST_MESSAGE_BYTES}")
+    return int(text)
+
+
+def _positive_seconds(text: str) -> float:
+    with suppress(ValueError):
+        if _SHORTEST_SWEEP <= float(text) <= _LONGEST_SWEEP:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {_SHORTEST_SWEEP} to {_LONGEST_SWEEP}")
 
 
 def _port(text: str) -> int:
@@ -66,17 +176,38 @@ def _port(text: str) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    tokens = read_tokens(*_lines(options.tokens, TOKENS_VARIABLE))
-    guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens)
+    def tokens() -> Sequence[Token]:
+        found = read_tokens(*_lines(options.tokens, TOKENS_VARIABLE))
+        if options.tokens is not None and not found:
+            raise ConfigurationError(f"{options.tokens} has no token: without one, everybody could do everything")
+        return found
+
+    guard = Guard(bound_to=options.host, hosts=options.allow_host, origins=options.allow_origin, tokens=tokens())
     with _extra("server", "the server"):
         from pump.queue.http.server import QueueServer  # noqa: PLC0415 - needs an extra
         from pump.queue.http.serving import serve  # noqa: PLC0415 - needs an extra
     log_to_stderr(options.log_level)
-    engine = open_engine(options.database, lenient=options.lenient, keys=_keys(options.keys))
+    keys = _keys(options.keys)
+    engine = open_engine(options.database, lenient=options.lenient, keys=keys)
+    engine.largest_payload = options.max_message
+
+    def reload() -> None:
+        """Read tokens and keys again: both are taken, or neither."""
+        new_tokens, new_keys = tokens(), _keys(options.keys)
+        if new_keys is not None:
+            engine.use_keys(new_keys)
+        guard.replace_tokens(new_tokens)
+
     try:
-        groups = not options.known_groups
-        server = QueueServer(engine, guard=guard, create_groups=groups, origins=options.allow_origin)
-        serve(server, options.host, options.port)
+        server = QueueServer(
+            engine,
+            guard=guard,
+            create_groups=not options.known_groups,
+            origins=[checked_origin(each) for each in options.allow_origin],
+            sweep_seconds=options.sweep_interval,
+            access_log=options.access_log,
+        )
+        serve(server, options.host, options.port, reload)
     finally:
         engine.close()
     return 0
@@ -85,21 +216,37 @@ def _serve(options: argparse.Namespace) -> int:
 # -- its options
 
 
-def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None) -> Engine:
-    """The engine for the database of a URL."""
+def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None, create: bool = True) -> Engine:
+    """The engine for the database of a URL, with the URL's options; without `create`, of a queue that is there."""
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - loads one engine alone
 
-        parts = urlsplit(url)
-        if parts.netloc or len(parts.path) < len("/f"):
-            raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
-        return SqliteEngine(unquote(parts.path[1:]), lenient=lenient, keys=keys)
+        found = read_url(url, _SQLITE_FORM, _SQLITE_OPTIONS, schemes=["sqlite"])
+        return SqliteEngine(
+            file_of(url), lenient=lenient, keys=keys, beside_others=False, create=create, **found.options
+        )
     if scheme in {"postgres", "postgresql"}:
         with _extra("postgres", "PostgreSQL"):
             from pump.queue.postgres.engine import PostgresEngine  # noqa: PLC0415 - needs an extra
-        return PostgresEngine(url, lenient=lenient, keys=keys)
+        address, postgres_options = postgres_address(url)
+        return PostgresEngine(address, lenient=lenient, keys=keys, create=create, **postgres_options)
     raise ConfigurationError("--database takes sqlite:///file.db or postgresql://user@host/database")
+
+
+def file_of(url: str) -> str:
+    """The file of a URL of SQLite."""
+    parts = urlsplit(url)
+    if parts.netloc or len(parts.path) < len("/f"):
+        raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
+    return unquote(parts.path[1:])
+
+
+def postgres_address(url: str) -> tuple[str, dict[str, Any]]:
+    """The address without what is the queue's, and the queue's own options."""
+    found = read_url(url, _POSTGRES_FORM, _POSTGRES_OPTIONS, schemes=["postgres", "postgresql"], takes_others=True)
+    query = urlencode(found.others, quote_via=quote)
+    return urlunsplit(("postgresql", found.parts.netloc, found.parts.path, query, "")), dict(found.options)
 
 
 @contextmanager

@@ -9,12 +9,13 @@ from typing import Final, TypeVar
 
 from starlette.responses import Response
 
-from pump.queue.errors import QueueFull
+from pump.queue.errors import BadRequest, QueueFull
 from pump.queue.http.request import ClientDisconnected, QueueRequest, log
 from pump.queue.http.responses import PopResponse, reply
 from pump.queue.vocabulary import PopRequest, PopResult, Pushed, Settled, Settlement
 from pump.queue.wire import replies, requests
 from pump.queue.wire.queries import PopQuery
+from pump.queue.work import NO_KEY
 
 Result = TypeVar("Result")
 
@@ -29,7 +30,7 @@ async def push(request: QueueRequest) -> Response:
     results = await request.batched.push(items)
     _count_pushed(request, results)
     if results and all(each.refused for each in results):
-        raise QueueFull(results[0].refused)
+        raise BadRequest(NO_KEY) if results[0].refused == NO_KEY else QueueFull(results[0].refused)
     return reply(replies.pushed(results), 201)
 
 

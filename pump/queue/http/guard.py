@@ -16,6 +16,7 @@ from pump.queue.errors import QueueError
 
 SHORTEST_SECRET: Final = 16
 _NAME: Final = re.compile(r"[\w.@-]{1,100}", re.ASCII)
+_ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?)/?")
 _REMEMBERED_HOSTS: Final = 64
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
@@ -67,6 +68,14 @@ def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
     return list(tokens.values())
 
 
+def checked_origin(origin: str) -> str:
+    """The origin as browsers send it; ConfigurationError if none would send it."""
+    found = _ORIGIN.fullmatch(origin.lower())
+    if found is None:
+        raise ConfigurationError(f"{origin!r} is no origin: write scheme://host or scheme://host:port, not *")
+    return found[1]
+
+
 def is_loopback(host: str) -> bool:
     """Whether this name or address is the machine's own, out of reach of others."""
     address, name = _address(host), host.lower().rstrip(".")
@@ -98,16 +107,24 @@ class Guard:
         tokens: Sequence[Token] = (),
     ) -> None:
         self._local: Final = is_loopback(bound_to)
-        if not self._local and not tokens:
-            raise ConfigurationError(
-                f"{bound_to} can be reached by others, so there have to be tokens: give a file with --tokens, "
-                "or listen on 127.0.0.1"
-            )
+        self._bound_to: Final = bound_to
         self._hosts: Final = frozenset({bound_to.lower(), *(host.lower() for host in hosts)})
-        self._origins: Final = frozenset(origin.lower().rstrip("/") for origin in origins)
-        self._tokens: Final = tuple(tokens)
+        self._origins: Final = frozenset(map(checked_origin, origins))
+        self._tokens: Sequence[Token] = ()
+        self.replace_tokens(tokens)
         self._is_our_host: Final = lru_cache(_REMEMBERED_HOSTS)(self._decide_host)
         """Most requests of a server have the same `Host`."""
+
+    def replace_tokens(self, tokens: Sequence[Token]) -> None:
+        """Take these from now on; ConfigurationError, and the ones before stay, where others could do everything."""
+        if not self._local and not tokens:
+            raise ConfigurationError(
+                f"{self._bound_to} can be reached by others, so there have to be tokens, in a file that --tokens "
+                "names; or listen on 127.0.0.1"
+            )
+        if self._tokens and not tokens:
+            raise ConfigurationError("there are no tokens any more: without one, everybody could do everything")
+        self._tokens = tuple(tokens)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise Forbidden where the request may come from a web page of another site."""

@@ -8,16 +8,18 @@ from pump.errors import PumpError
 from pump.queue.http.metrics import Gauges
 from pump.queue.http.request import QueueRequest
 from pump.queue.http.responses import reply
-from pump.queue.vocabulary import Filter
 
 
 async def health(request: QueueRequest) -> Response:
-    """Whether the database answers, and warnings for operators."""
-    healthy = await _is_healthy(request)
+    """Whether the database answers and can be written to, and warnings for operators."""
+    answers = await _is_healthy(request)
+    problem = await request.state.problem() if answers else await request.state.why_not()
+    healthy = answers and not problem
     return reply(
         {
             "status": "healthy" if healthy else "unhealthy",
-            "database": "connected" if healthy else "disconnected",
+            "database": "connected" if answers else "disconnected",
+            "problem": problem or None,
             "server": "closing" if request.state.closing else "running",
             "version": version("message-pump"),
             "warnings": await _warnings(request) if healthy else [],
@@ -44,9 +46,7 @@ async def _gauges(request: QueueRequest) -> Gauges:
     if not await _is_healthy(request):
         return Gauges()
     groups = await request.call(request.engine.groups)
-    queues = await request.call(request.engine.queues)
-    pages = [await request.call(request.engine.dead_letters, Filter(queue=each.name, limit=1)) for each in queues]
-    dead = {queue.name: total for queue, (_, total) in zip(queues, pages, strict=True)}
+    dead = {each.queue: 0 for each in groups} | dict(await request.call(request.engine.dead_letter_counts))
     return Gauges(up=True, groups=groups, dead_letters=dead, warnings=len(await _warnings(request)))
 
 

@@ -24,6 +24,8 @@ _COUNTERS: Final[Mapping[str, str]] = {
     "pump_queue_empty_pops_total": "Requests for messages that were answered without any.",
     "pump_queue_settled_messages_total": "Messages settled, by what became of them.",
     "pump_queue_refused_settlements_total": "Settlements refused, by why.",
+    "pump_queue_unavailable_total": "Requests answered with 503, and maintenance put off, by cause.",
+    "pump_queue_refused_connections_total": "Connections refused before their request was read, or ended, by why.",
     "pump_queue_returned_messages_total": "Messages given back since their consumer disconnected before it had them.",
 }
 _SECONDS: Final = "pump_queue_request_seconds"

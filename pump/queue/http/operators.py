@@ -10,7 +10,7 @@ from starlette.responses import Response
 from pump.queue.errors import Conflict, NotFound
 from pump.queue.http.request import QueueRequest, log
 from pump.queue.http.responses import reply
-from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, QueueInfo, Stored
+from pump.queue.vocabulary import DeadLetter, Filter, GroupInfo, PartitionNumbers, QueueInfo, Stored
 from pump.queue.wire import replies, requests
 from pump.queue.wire.queries import (
     ClearQuery,
@@ -18,6 +18,7 @@ from pump.queue.wire.queries import (
     DeleteGroupQuery,
     LaggingQuery,
     MessagesQuery,
+    NamesQuery,
     PageQuery,
     QueueQuery,
     QueuesQuery,
@@ -35,15 +36,15 @@ _AT_ONCE: Final = 20
 
 async def overview(request: QueueRequest) -> object:
     """All queues together."""
-    found = await _queues_with_partitions(request)
-    _, dead = await request.call(request.engine.dead_letters, Filter(limit=1))
-    stats = replies.stats(partition for queue in found for partition in queue.partitions)
+    found = await request.call(request.engine.queues)
+    partitions = _partitions_of(await request.call(request.engine.numbers))
+    dead = await request.call(request.engine.dead_letter_counts)
     return {
         "queues": len(found),
-        "partitions": sum(len(queue.partitions) for queue in found),
+        "partitions": len(partitions),
         "namespaces": len({each.namespace for each in found} - {""}),
         "tasks": len({each.task for each in found} - {""}),
-        "messages": {**stats, "deadLetter": dead},
+        "messages": {**replies.stats(partitions), "deadLetter": sum(dead.values())},
     }
 
 
@@ -188,7 +189,8 @@ async def redrive(request: QueueRequest) -> object:
 
 async def groups(request: QueueRequest) -> object:
     """All groups of all queues."""
-    return [replies.group(each) for each in await request.call(request.engine.groups)]
+    page = request.query(NamesQuery)
+    return [replies.group(each) for each in page.part(await request.call(request.engine.groups))]
 
 
 async def lagging_groups(request: QueueRequest) -> object:
@@ -265,7 +267,8 @@ async def traces(request: QueueRequest) -> object:
 
 async def trace_names(request: QueueRequest) -> object:
     """All names that notes were filed under."""
-    return {"traceNames": await request.call(request.engine.trace_names)}
+    page = request.query(NamesQuery)
+    return {"traceNames": page.part(await request.call(request.engine.trace_names))}
 
 
 # -- numbers
@@ -273,11 +276,13 @@ async def trace_names(request: QueueRequest) -> object:
 
 async def status(request: QueueRequest) -> object:
     """All messages, queues and groups, as numbers."""
-    found = await _queues_with_partitions(request, request.query(QueueQuery).queue)
+    name = request.query(QueueQuery).queue
+    found = await request.call(request.engine.queues)
+    numbers = await request.call(request.engine.numbers, name)
     known = await request.call(request.engine.groups)
     return {
-        "queues": len(found),
-        "messages": replies.stats(partition for queue in found for partition in queue.partitions),
+        "queues": sum(name in {None, each.name} for each in found),
+        "messages": replies.stats(_partitions_of(numbers)),
         "consumerGroups": len({each.name for each in known}),
         "totalLag": sum(each.lag for each in known),
         "counters": request.metrics.totals(),
@@ -287,9 +292,11 @@ async def status(request: QueueRequest) -> object:
 async def status_of_queues(request: QueueRequest) -> object:
     """Every queue with its numbers."""
     query = request.query(QueueQuery)
-    found = await _queues_with_partitions(request, query.queue)
-    rows = [{**_queue(each), "messages": replies.stats(each.partitions)} for each in found]
-    return {"queues": query.part(rows), "total": len(rows)}
+    every = await request.call(request.engine.queues)
+    found = [each for each in every if query.queue in {None, each.name}]
+    numbers = await request.call(request.engine.numbers, query.queue)
+    rows = [{**_queue(each), "messages": replies.stats(numbers.get(each.name, ()))} for each in query.part(found)]
+    return {"queues": rows, "total": len(found)}
 
 
 async def refresh(_request: QueueRequest) -> object:
@@ -300,9 +307,12 @@ async def refresh(_request: QueueRequest) -> object:
 # -- what several of them need
 
 
+def _partitions_of(numbers: Mapping[str, Sequence[PartitionNumbers]]) -> Sequence[PartitionNumbers]:
+    return [partition for partitions in numbers.values() for partition in partitions]
+
+
 async def _queues_with_partitions(request: QueueRequest, name: str | None = None) -> Sequence[QueueInfo]:
-    names = [name] if name is not None else [each.name for each in await request.call(request.engine.queues)]
-    return [info for each in names for info in await request.call(request.engine.queues, each)]
+    return await request.call(request.engine.queues, name, whole=True)
 
 
 async def _options(request: QueueRequest, name: str) -> OptionsRequest:

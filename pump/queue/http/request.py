@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -10,10 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from pump.clock import Clock, Signal
+from pump.clock import Clock
+from pump.errors import PumpError
 from pump.queue.batching.batched_engine import BatchedEngine
 from pump.queue.engine import Engine
+from pump.queue.errors import QueueUnavailable
+from pump.queue.http.body_room import SMALL_BODY_BYTES, BodyReader, BodyRoom
 from pump.queue.http.metrics import Metrics
+from pump.queue.http.outages import Outages
 from pump.queue.wire import queries
 from pump.queue.wire.queries import Query
 
@@ -22,9 +27,14 @@ log: Final = logging.getLogger("pump.queue")
 Result = TypeVar("Result")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
+PROBE_SECONDS: Final = 5.0
+"""How often /health writes at most."""
 BODY_SECONDS: Final = 30.0
 """The whole body of a request has to arrive within this time."""
 
+_NO_ROOM: Final = "the server is reading too many large bodies: try again"
+_CLOSE: Final[Mapping[str, str]] = {"Connection": "close"}
+_GO_AWAY: Final[Mapping[str, str]] = {"Connection": "close", "Retry-After": "1"}
 _TOO_LARGE: Final = f"a request carries at most {LARGEST_BODY_BYTES} bytes"
 
 
@@ -41,8 +51,26 @@ class ServerState:
         self.batched: Final = BatchedEngine(engine)
         self.metrics: Final = Metrics()
         self.create_groups: Final = create_groups
+        self.bodies: Final = BodyRoom(clock)
+        self.outages: Final = Outages(clock, self.metrics)
         self.closing = False
+        self._problem = ("", -math.inf)
         self._waiting: Final[set[asyncio.Task[Any]]] = set()
+
+    async def problem(self) -> str:
+        """Why the database cannot be written to; tried at most every few seconds, as it costs a write."""
+        words, tried = self._problem
+        if self.clock.monotonic() - tried > PROBE_SECONDS:
+            words = await self.why_not()
+            self._problem = (words, self.clock.monotonic())
+        return words
+
+    async def why_not(self) -> str:
+        """The same, tried now."""
+        try:
+            return await self.batched.call(self.engine.problem)
+        except PumpError as error:
+            return error.cause.words if isinstance(error, QueueUnavailable) else str(error)
 
     def stop_waiting(self) -> None:
         """Answer every consumer that waits for messages, and let none wait any longer."""
@@ -87,6 +115,13 @@ class QueueRequest:
         self._request: Final = request
         self._pieces: Final[list[bytes]] = []
         self._size = 0
+        self.body_reader: BodyReader | None = None
+        """Whoever read its body, if that did not come with its head."""
+
+    def end_body(self, reader: BodyReader) -> None:
+        """It is answered: give back the room of its body."""
+        self._pieces.clear()
+        self.state.bodies.leave(reader)
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -99,12 +134,13 @@ class QueueRequest:
 
     async def body(self) -> bytes:
         """The whole body; HTTPException as early as possible where it is too large or too slow."""
-        length = self._request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > LARGEST_BODY_BYTES:
+        text = self._request.headers.get("content-length", "")
+        length = int(text) if text.isdecimal() else 0
+        if length > LARGEST_BODY_BYTES:
             raise HTTPException(413, _TOO_LARGE)
         arrived = self._arrived()  # most bodies have arrived together with their head
         if arrived is None or not self._is_last(arrived):
-            await self._receive_rest()
+            await self._receive_rest(length)
         return b"".join(self._pieces)
 
     def is_disconnected(self) -> bool:
@@ -128,21 +164,29 @@ class QueueRequest:
         waiting.close()
         return None
 
-    async def _receive_rest(self) -> None:
+    async def _receive_rest(self, length: int) -> None:
         """Receive the rest of the body; HTTPException where it takes too long."""
-        task, ended = asyncio.ensure_future(self._receive_all()), Signal()
-        task.add_done_callback(lambda _: ended.set())
+        reader = self.body_reader = self.state.bodies.enter()
+        task = asyncio.ensure_future(self._receive_all(reader, length))
+        task.add_done_callback(lambda _: reader.makes_way.set())
         try:
-            if not await self.state.clock.wait_async(ended, BODY_SECONDS):
-                text = f"the body of a request comes within {BODY_SECONDS:g} seconds"
-                raise HTTPException(408, text, {"Connection": "close"})
+            in_time = await self.state.clock.wait_async(reader.makes_way, BODY_SECONDS)
+            if not task.done():
+                if in_time:
+                    raise HTTPException(503, _NO_ROOM, _GO_AWAY)
+                raise HTTPException(408, f"the body of a request comes within {BODY_SECONDS:g} seconds", _CLOSE)
             await task
         finally:
             task.cancel()
 
-    async def _receive_all(self) -> None:
+    async def _receive_all(self, reader: BodyReader, length: int) -> None:
+        """The room for a body whose length is known is taken before more of it is read; else piece by piece."""
+        if length > SMALL_BODY_BYTES:
+            await self.state.bodies.take(reader, length)
         while not self._is_last(await self._request.receive()):
-            pass
+            if self._size > max(reader.held, SMALL_BODY_BYTES):
+                await self.state.bodies.take(reader, self._size - reader.held)
+        reader.is_complete = True
 
     def _is_last(self, message: Message) -> bool:
         """Keep a piece of the body; whether it was the last one."""

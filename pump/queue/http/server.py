@@ -1,6 +1,7 @@
 """The queue over HTTP: an ASGI application in front of an engine. Every request is answered, whatever goes wrong."""
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -31,7 +32,8 @@ from pump.queue.wire.queries import path_part
 UNAVAILABLE: Final = "database connection unavailable"
 """Consumers of the original client go on where an error speaks of a connection, and end where it does not."""
 
-LONGEST_PAUSE_SECONDS: Final = 60.0
+SWEEP_SECONDS: Final = 5.0
+"""What time alone makes necessary is done so soon."""
 SHORTEST_PAUSE_SECONDS: Final = 0.02
 _AFTER_FAILURE_SECONDS: Final = 5.0
 
@@ -44,6 +46,7 @@ _STATUSES: Final[Mapping[type[Exception], int]] = {
 }
 _TRY_LATER: Final[Mapping[str, str]] = {"Retry-After": "1"}
 _LOG_IN: Final[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
+access_log: Final = logging.getLogger("pump.queue.access")
 _POP: Final = "/api/v1/pop/"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
 
@@ -58,8 +61,12 @@ class QueueServer:
         guard: Guard | None = None,
         create_groups: bool = True,
         origins: Iterable[str] = (),
+        sweep_seconds: float = SWEEP_SECONDS,
+        access_log: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        self._sweep_seconds: Final = sweep_seconds
+        self._access_log: Final = access_log
         self._clock: Final = SystemClock() if clock is None else clock
         self._state: Final = ServerState(engine, clock=self._clock, create_groups=create_groups)
         self._app: Final = self._application(Guard() if guard is None else guard, list(origins))
@@ -72,10 +79,14 @@ class QueueServer:
         """Answer all consumers that wait: the server is about to close. For the loop's thread."""
         self._state.stop_waiting()
 
+    def count_refused(self, why: str) -> None:
+        """Count a connection that was refused, or ended since there were too many. For the loop's thread."""
+        self._state.metrics.count("refused_connections", why=why)
+
     def _application(self, guard: Guard, origins: list[str]) -> ASGIApp:
         app = Starlette(
             routes=[
-                _QueueRoute(spec, _Endpoint(spec, self._state, guard), loose=loose)
+                _QueueRoute(spec, _Endpoint(spec, self._state, guard, access_log=self._access_log), loose=loose)
                 for loose in (False, True)
                 for spec in ROUTES
             ],
@@ -110,9 +121,10 @@ class QueueServer:
             pause = _AFTER_FAILURE_SECONDS
             try:
                 due = await self._state.batched.call(self._state.engine.maintain)
-                pause = min(max(due, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                self._state.outages.succeeded("maintenance")
+                pause = min(max(due, SHORTEST_PAUSE_SECONDS), self._sweep_seconds)
             except TransportError as error:
-                log.warning("maintenance has to wait: %s", type(error).__name__)
+                self._state.outages.failed("maintenance", error)
             except Exception:
                 log.exception("maintenance failed and is tried again")
 
@@ -150,7 +162,8 @@ def _raw_path(scope: Scope) -> str:
 class _Endpoint:
     """Answers the requests of one route: checks who asks, and turns every error into a reply."""
 
-    def __init__(self, spec: RouteSpec, state: ServerState, guard: Guard) -> None:
+    def __init__(self, spec: RouteSpec, state: ServerState, guard: Guard, *, access_log: bool) -> None:
+        self._access_log: Final = access_log
         self._spec: Final = spec
         self._state: Final = state
         self._guard: Final = guard
@@ -158,7 +171,10 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
         response = await self._answer(Request(scope, receive, send))
-        self._state.metrics.answered(self._spec.path, response.status_code, time.monotonic() - started)
+        took = time.monotonic() - started
+        self._state.metrics.answered(self._spec.path, response.status_code, took)
+        if self._access_log:
+            log_access(scope, response.status_code, took)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -166,9 +182,16 @@ class _Endpoint:
             _refuse_two_hosts(request)
             self._guard.check_origin(request.headers)
             producer = self._guard.check_token(request.headers.get("authorization"), self._spec.level)
-            answer = await self._spec.respond(QueueRequest(self._state, request, producer))
+            asked = QueueRequest(self._state, request, producer)
+            try:
+                answer = await self._spec.respond(asked)
+            finally:
+                if asked.body_reader is not None:
+                    asked.end_body(asked.body_reader)
         except Exception as error:
             return self._error_response(error)
+        if self._state.outages.any:
+            self._state.outages.succeeded(self._spec.path)
         return answer if isinstance(answer, Response) else reply(answer)
 
     def _error_response(self, error: Exception) -> Response:
@@ -183,11 +206,20 @@ class _Endpoint:
             if isinstance(error, kind):
                 return refusal(str(error), status, _TRY_LATER if kind is QueueFull else None)
         unavailable = isinstance(error, TransportError)
-        if not unavailable:
+        if unavailable:
+            self._state.outages.failed(self._spec.path, error)
+        else:
             log.error("%s %s failed", self._spec.method, self._spec.path, exc_info=error)
         if unavailable or self._spec.path.startswith(_POP):  # consumers of the original client end at a 500
             return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
         return refusal("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def log_access(scope: Scope, status: int, seconds: float) -> None:
+    """A line for a request: who, what, with which outcome. What stands behind the question mark is left out."""
+    client = scope.get("client")
+    who = client[0] if client else "-"
+    access_log.info("%s %s %s %d %.1f ms", who, scope["method"], _raw_path(scope), status, seconds * 1000)
 
 
 def _refuse_two_hosts(request: Request) -> None:

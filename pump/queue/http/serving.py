@@ -1,13 +1,22 @@
 """Runs the server in this process, under uvicorn, until a signal."""
 
+import asyncio
+import errno
+import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final
 
 import uvicorn
 
-from pump.errors import SetupError
+from pump.clock import Clock, Signal, SystemClock
+from pump.errors import PumpError, SetupError
 from pump.process_signals import handling
+from pump.queue.http.connection import ClientConnection
+from pump.queue.http.front import Front, raise_descriptor_limit
 from pump.queue.http.request import log
 from pump.queue.http.server import QueueServer
 
@@ -17,51 +26,144 @@ _GRACE_SECONDS: Final = 10
 _BACKLOG: Final = 2048
 _SWITCH_SECONDS: Final = 0.0005
 """A thread that has the database's answer waits no longer than this for the loop's thread."""
+_LOOK_SECONDS: Final = 0.5
+"""How often to look for connections whose time is over."""
+_NOT_OF_THIS_MACHINE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""A name may have addresses of a family that this machine does not use."""
+_NO_FILE_SECONDS: Final = 1.0
+"""Between attempts to accept a connection while the system lets no more files be opened."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """Ends the waiting of consumers before it waits for the last reply."""
+    """Accepts connections as long as there is room for them.
 
-    def __init__(self, server: QueueServer) -> None:
+    At the end it first ends the waiting of consumers, and then waits for the last reply.
+    """
+
+    def __init__(self, server: QueueServer, front: Front, clock: Clock, reload: Callable[[], None] | None) -> None:
         config = uvicorn.Config(
             server,
             lifespan="on",
             access_log=False,
             log_config=None,
-            log_level="warning",
+            log_level="error",
             server_header=False,
             proxy_headers=False,
+            ws="none",
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         super().__init__(config)
         self._server: Final = server
+        self._front: Final = front
+        self._clock: Final = clock
+        self._reload: Final = reload
+        self.hung_up: Final = Signal()
+        """Set by a SIGHUP before the loop runs."""
+        self._closing: Final = Signal()
+        self._tasks: Final[list[asyncio.Task[None]]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])  # it is here that connections are accepted
+        self._tasks.extend(asyncio.create_task(self._accept(each)) for each in sockets or ())
+        self._tasks.append(asyncio.create_task(self._end_slow()))
+        if self._reload is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_again, self._reload)
+            if self.hung_up.is_set():
+                self._read_again(self._reload)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.stop_waiting()
         await super().shutdown(sockets)
 
+    def _read_again(self, reload: Callable[[], None]) -> None:
+        """What cannot be read or used now changes nothing."""
 
-def serve(server: QueueServer, host: str, port: int) -> None:
-    """Answer requests until SIGTERM or SIGINT; then finish those that have begun."""
+        def read() -> None:
+            try:
+                reload()
+            except PumpError as error:
+                log.error("tokens and keys stay as they were: %s", error)
+            else:
+                log.info("tokens and keys were read again")
+
+        self._tasks.append(asyncio.create_task(asyncio.to_thread(read)))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connect = partial(
+            ClientConnection, self._front, config=self.config, server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )  # fmt: skip
+        listener.settimeout(0)
+        can_open = True
+        while True:
+            await self._front.wait_for_room()
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if can_open:
+                    log.error("no connection can be accepted just now: %s", error.strerror)
+                can_open = False
+                await self._clock.wait_async(self._closing, _NO_FILE_SECONDS)
+                continue
+            can_open = True
+            with suppress(OSError):  # it has gone already
+                await loop.connect_accepted_socket(connect, accepted)
+
+    async def _end_slow(self) -> None:
+        while not await self._clock.wait_async(self._closing, _LOOK_SECONDS):
+            self._front.end_slow()
+
+
+def serve(server: QueueServer, host: str, port: int, reload: Callable[[], None] | None = None) -> None:
+    """Answer requests until SIGTERM or SIGINT; then finish those that have begun. SIGHUP calls `reload`."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    with _listening(host, port) as listener:
-        log.info("listening on %s", _address(listener))
-        uvicorn_server = _Uvicorn(server)
+    clock = SystemClock()
+    front = Front(clock, server.count_refused, most=raise_descriptor_limit())
+    uvicorn_server = _Uvicorn(server, front, clock, reload)
+    with ExitStack() as stack:
+        listeners = _listening(host, port, stack)
+        if reload is not None:
+            stack.enter_context(handling(lambda *_: uvicorn_server.hung_up.set(), signal.SIGHUP))
+        log.info("listening on %s", " and ".join(map(_address, listeners)))
         with handling(uvicorn_server.handle_exit):  # a signal ends the server, not the process, at any moment
-            uvicorn_server.run([listener])
+            uvicorn_server.run(listeners)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int, stack: ExitStack) -> list[socket.socket]:
+    """A listener for each address that the host has, all of them at one port."""
+    listeners: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        family, kind, protocol, _, address = found
-        listener = socket.socket(family, kind, protocol)  # with it, asyncio sets TCP_NODELAY: small replies go at once
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for number, (family, kind, protocol, _, address) in enumerate(dict.fromkeys(found), start=1):
+            at_port = (address[0], listeners[0].getsockname()[1] if listeners else port, *address[2:])
+            try:
+                listeners.append(stack.enter_context(_listener(family, kind, protocol, at_port)))
+            except OSError as error:
+                is_last = number == len(found) and not listeners
+                if error.errno not in _NOT_OF_THIS_MACHINE or is_last:
+                    raise
     except OSError as error:
         raise SetupError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    return listeners
+
+
+def _listener(family: int, kind: int, protocol: int, address: Sequence[object]) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)  # with it, asyncio sets TCP_NODELAY: small replies go at once
+    try:
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the other family has its own listener
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(tuple(address))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 

@@ -30,6 +30,11 @@ def letter(work: PostgresWork, row: Row) -> DeadLetter:
     return DeadLetter(*(*head, opened, *row[9:18]))
 
 
+def count_dead_letters(work: PostgresWork) -> dict[str, int]:
+    """How many each queue has."""
+    return dict(work.rows("select x.queue_name, count(*) from message_pump.dead x group by x.queue_name"))
+
+
 def redrive_letters(work: PostgresWork, ids: Sequence[str]) -> list[Pushed | None]:
     """Push each again, once; None for one that is unknown or already redriven."""
     wanted = list(dict.fromkeys(found for found in map(uuid_or_none, ids) if found))

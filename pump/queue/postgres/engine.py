@@ -19,10 +19,16 @@ from pump.queue.ids import ids_for
 from pump.queue.limits import check_steps
 from pump.queue.postgres import operators
 from pump.queue.postgres.connection import Connection, checked_address, connect
-from pump.queue.postgres.dead_letters import give_up_message, list_dead_letters, redrive_letters, retry_message
-from pump.queue.postgres.errors import STALE, TRANSIENT, as_ours
-from pump.queue.postgres.infos import list_groups, list_queues
-from pump.queue.postgres.migrations import checked_schema, migrate
+from pump.queue.postgres.dead_letters import (
+    count_dead_letters,
+    give_up_message,
+    list_dead_letters,
+    redrive_letters,
+    retry_message,
+)
+from pump.queue.postgres.errors import STALE, TRANSIENT, as_ours, is_about_connecting
+from pump.queue.postgres.infos import count_messages, list_groups, list_queues
+from pump.queue.postgres.migrations import checked_schema, migrate, must_exist
 from pump.queue.postgres.notifier import Notifier
 from pump.queue.postgres.pool import Pool
 from pump.queue.postgres.pop import pop_messages
@@ -33,9 +39,9 @@ from pump.queue.postgres.traces import insert_trace, list_trace_names, list_trac
 from pump.queue.postgres.vacuum import Vacuum
 from pump.queue.postgres.warnings import OLD_SECONDS, SnapshotHolders
 from pump.queue.postgres.work import LookupCache, PostgresWork
-from pump.queue.sealing import Sealing
+from pump.queue.sealing import MissingKeys, Sealing
 from pump.queue.vocabulary import Step
-from pump.queue.work import StepRefused, pushes_of, transact
+from pump.queue.work import StepRefused, check_keys, pushes_of, transact
 
 T = TypeVar("T")
 
@@ -56,6 +62,7 @@ class PostgresOperations(PostgresWork):
     options = operators.options_of
     subscribe = operators.subscribe_group
     queues = list_queues
+    numbers = count_messages
     delete_queue = operators.remove_queue
     clear = operators.clear_queue
     groups = list_groups
@@ -65,6 +72,7 @@ class PostgresOperations(PostgresWork):
     message = find_message
     delete_message = operators.remove_message
     dead_letters = list_dead_letters
+    dead_letter_counts = count_dead_letters
     redrive = redrive_letters
     retry = retry_message
     give_up = give_up_message
@@ -90,18 +98,21 @@ class PostgresEngine(Engine):
         statement_timeout: float = 30.0,
         prepare_threshold: int | None = 1,
         listen_url: str | None = None,
+        create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         """Behind a pooler that shares sessions, `prepare_threshold` is None and `listen_url` bypasses the pooler.
 
-        A call waits at most `pool_wait` seconds for one of `pool_size` connections.
+        Without `create` there has to be a queue in the schema. A call waits at most `pool_wait` seconds for one of
+        `pool_size` connections.
         """
         self.clock_offset = clock_offset
         self._schema: Final = checked_schema(schema)
         address = checked_address(url)
         listen_address = checked_address(listen_url) if listen_url else address
         self._lenient: Final = lenient
-        self._keys: Final = keys
+        self._keys = keys
+        self._missing: Final = MissingKeys()
         clock = clock or SystemClock()
         self._cache: Final = LookupCache()
         self._holders: Final = SnapshotHolders()
@@ -111,7 +122,11 @@ class PostgresEngine(Engine):
         self._notifier: Final = Notifier(partial(new, address), partial(new, listen_address), self._schema, clock)
         try:
             with self._our_errors(), self._pool.connection() as connection:
+                if not create:
+                    must_exist(connection, self._schema)
                 migrate(connection, self._schema)
+                if keys is not None:
+                    check_keys(self._work(connection), keys)
         except BaseException:
             self.close()
             raise
@@ -126,9 +141,14 @@ class PostgresEngine(Engine):
         finally:
             self._pool.close()
 
+    def use_keys(self, keys: Sealing) -> None:
+        """Seal and open with these from now on."""
+        self._write(lambda work: check_keys(work, keys))
+        self._keys = keys
+
     def warnings(self, *, older_than: float = OLD_SECONDS) -> Sequence[str]:
         """What should be mended before it does harm, such as a snapshot that is older than so many seconds."""
-        return self._write(lambda work: self._holders.warnings(work, older_than))
+        return [*self._write(lambda work: self._holders.warnings(work, older_than)), *self._missing.warnings()]
 
     def maintain(self) -> float:
         """As every engine's; then vacuum the small tables where they need it."""
@@ -191,7 +211,13 @@ class PostgresEngine(Engine):
 
     def _work(self, connection: Connection) -> PostgresOperations:
         return PostgresOperations(
-            connection, self._schema, self.clock_offset, self._keys, self._cache, lenient=self._lenient
+            connection,
+            self._schema,
+            self.clock_offset,
+            self._keys,
+            self._cache,
+            missing=self._missing,
+            lenient=self._lenient,
         )
 
     @contextmanager
@@ -203,7 +229,7 @@ class PostgresEngine(Engine):
             log.debug("the database raised %s", type(error).__name__)
             if error.sqlstate == STALE:
                 self._cache.clear()
-            raise as_ours(error) from None
+            raise as_ours(error) from (error if is_about_connecting(error) else None)
         except (OverflowError, UnicodeEncodeError):
             raise BadRequest("a number or a text that the database cannot store") from None
 

@@ -5,6 +5,7 @@ from typing import Final
 import psycopg
 
 from pump.errors import PumpError, SetupError
+from pump.queue.causes import OTHER, of_state
 from pump.queue.errors import BadRequest, QueueUnavailable
 
 UNAVAILABLE: Final = "database connection unavailable"
@@ -24,11 +25,18 @@ def as_ours(error: psycopg.Error) -> PumpError:
     """The error to raise in place of the database's."""
     state = error.sqlstate or ""
     what = f"{type(error).__name__}{f', SQLSTATE {state}' if state else ''}"
+    cause = of_state(state, "" if state else str(error))
+    why = "" if cause is OTHER else f": {cause.words}"
     broken = not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     if broken or state.startswith(TEMPORARY):
-        return QueueUnavailable(f"{UNAVAILABLE} ({what})")
+        return QueueUnavailable(f"{UNAVAILABLE}{why} ({what})", cause)
     if state == STALE:
         return QueueUnavailable("the queue has changed meanwhile: try again")
     if isinstance(error, psycopg.DataError):
         return BadRequest(f"a number or a text that the database cannot store ({what})")
-    return SetupError(f"the database does not let the queue work ({what})")
+    return SetupError(f"the database does not let the queue work{why} ({what})")
+
+
+def is_about_connecting(error: psycopg.Error) -> bool:
+    """Whether it quotes at most an address without its password, and no statement or value."""
+    return not error.sqlstate or error.sqlstate.startswith(("08", "28", "3D", "57P"))

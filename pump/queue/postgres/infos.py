@@ -4,17 +4,26 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
+from pump.queue.numbers import numbers_of
 from pump.queue.postgres.work import PostgresWork
-from pump.queue.vocabulary import GroupInfo, PartitionInfo, ProgressInfo, QueueInfo
+from pump.queue.vocabulary import GroupInfo, PartitionInfo, PartitionNumbers, ProgressInfo, QueueInfo
 
 
-def list_queues(work: PostgresWork, name: str | None = None) -> list[QueueInfo]:
-    """All queues without their partitions, or the one of that name with its partitions."""
+def list_queues(work: PostgresWork, name: str | None = None, *, whole: bool = False) -> list[QueueInfo]:
+    """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
+    if name is None and not whole:
+        return [QueueInfo(*row) for row in work.rows(QUEUES, name)]
     found = work.rows(GROUPS, work.offset, name, None)
     groups = {queue: list(rows) for queue, rows in groupby(found, itemgetter(0))}
-    partitions = partition_infos(work, name) if name is not None else []
+    partitions = partition_infos(work, name)
     return [
-        QueueInfo(*(*row, partitions, [GroupInfo(each[1], row[1], *each[2:]) for each in groups.get(row[1], ())]))
+        QueueInfo(
+            *(
+                *row,
+                partitions.get(row[1], []),
+                [GroupInfo(each[1], row[1], *each[2:]) for each in groups.get(row[1], ())],
+            )
+        )
         for row in work.rows(QUEUES, name)
     ]
 
@@ -24,12 +33,78 @@ def list_groups(work: PostgresWork, name: str | None = None) -> list[GroupInfo]:
     return [GroupInfo(row[1], row[0], *row[2:]) for row in work.rows(GROUPS, work.offset, None, name)]
 
 
-def partition_infos(work: PostgresWork, queue: str) -> list[PartitionInfo]:
-    """All partitions of a queue, each with how far every group is in it."""
+def count_messages(work: PostgresWork, queue: str | None) -> dict[str, list[PartitionNumbers]]:
+    """How many messages are where in the partitions of each queue, or of one."""
+    return numbers_of(work.rows(NUMBERS, {"clock": work.offset, "queue": queue}))
+
+
+NUMBERS: Final = """
+with part as materialized (
+    select p.id, p.last_seq, q.name, coalesce(q.ordered, true) ordered, message_pump.now_at(%(clock)s::float8) now
+    from message_pump.partition p join message_pump.queue q on q.id = p.queue_id
+    where q.name = coalesce(%(queue)s::text, q.name)
+),
+progress as materialized (
+    select s.*, part.last_seq, part.ordered, part.now, part.name from message_pump.progress s
+    join part on part.id = s.part_id
+),
+placed as (
+    select m.part_id, count(*) n from message_pump.message m
+    where %(queue)s::text is null or m.part_id in (select part.id from part) group by 1
+),
+waiting as (select w.part_id, count(*) n from message_pump.scheduled w group by 1),
+gaps as (
+    select s.group_id, s.part_id,
+        sum(r.last - greatest(r.seq - 1, s.claimed)) filter (where r.last > s.claimed) beyond,
+        sum(least(r.last, s.claimed) - r.seq + 1) filter (where r.seq <= s.claimed) before
+    from message_pump.removed r join progress s on s.part_id = r.part_id group by 1, 2
+),
+ahead as (
+    select x.group_id, x.part_id, count(*) filter (where x.seq > s.claimed) placed,
+        count(*) filter (where x.seq > s.claimed and not x.dead) done,
+        count(*) filter (where x.seq is null) waiting, count(*) filter (where x.seq is null and x.dead) dead
+    from message_pump.passed x join progress s on s.group_id = x.group_id and s.part_id = x.part_id group by 1, 2
+),
+given as (
+    select d.group_id, d.part_id, count(*) n, count(*) filter (where d.lease_id is not null and case when s.ordered
+        then d.lease_id = s.lease_id and message_pump.lives(s.lease_until, s.now)
+        else message_pump.lives(d.visible_at, s.now) end) leased
+    from message_pump.delivery d join progress s on s.group_id = d.group_id and s.part_id = d.part_id group by 1, 2
+),
+buried as (
+    select x.group_id, x.part_id, count(*) n, count(*) filter (where x.seq <= s.claimed) before
+    from message_pump.dead x join progress s on s.group_id = x.group_id and s.part_id = x.part_id
+    where x.seq is not null group by 1, 2
+)
+select part.name, part.id, coalesce(placed.n, 0) + coalesce(waiting.n, 0), s.group_id,
+    (s.last_seq - s.claimed - coalesce(gaps.beyond, 0) - coalesce(ahead.placed, 0) + coalesce(given.n, 0)
+        - coalesce(given.leased, 0) + coalesce(waiting.n, 0) - coalesce(ahead.waiting, 0))::bigint,
+    coalesce(given.leased, 0),
+    (s.claimed - s.base + coalesce(ahead.done, 0) - coalesce(given.n, 0) - coalesce(buried.before, 0)
+        - coalesce(gaps.before, 0))::bigint,
+    coalesce(ahead.dead, 0) + coalesce(buried.n, 0)
+from part
+left join placed on placed.part_id = part.id
+left join waiting on waiting.part_id = part.id
+left join progress s on s.part_id = part.id
+left join gaps on gaps.group_id = s.group_id and gaps.part_id = s.part_id
+left join ahead on ahead.group_id = s.group_id and ahead.part_id = s.part_id
+left join given on given.group_id = s.group_id and given.part_id = s.part_id
+left join buried on buried.group_id = s.group_id and buried.part_id = s.part_id
+order by part.id, s.group_id
+"""
+
+
+def partition_infos(work: PostgresWork, queue: str | None) -> dict[str, list[PartitionInfo]]:
+    """All partitions of a queue, or of each queue, with how far every group is in it."""
+    named = (queue,) if queue is not None else ()
     progress: dict[str, list[ProgressInfo]] = {}
-    for uid, *rest in work.rows(PROGRESS, work.offset, queue):
+    for uid, *rest in work.rows(PROGRESS if named else ALL_PROGRESS, work.offset, *named):
         progress.setdefault(uid, []).append(ProgressInfo(*rest))
-    return [PartitionInfo(*(*row, progress.get(row[0], []))) for row in work.rows(PARTITIONS, queue)]
+    partitions: dict[str, list[PartitionInfo]] = {}
+    for name, *row in work.rows(PARTITIONS if named else ALL_PARTITIONS, *named):
+        partitions.setdefault(name, []).append(PartitionInfo(*(*row, progress.get(row[0], []))))
+    return partitions
 
 
 QUEUES: Final = """
@@ -76,13 +151,14 @@ group by q.id, g.id, q.name, g.name, g.subscription, g.subscribed_from, g.create
 """  # noqa: S608 - of constants
 
 PARTITIONS: Final = """
-select p.uid::text, p.name, (m.n + s.n)::bigint, p.last_seq, date_part('epoch', p.created_at)
+select q.name, p.uid::text, p.name, (m.n + s.n)::bigint, p.last_seq, date_part('epoch', p.created_at)
 from message_pump.queue q
 cross join lateral (select * from message_pump.partition p where p.queue_id = q.id) p
 cross join lateral (select count(*) n from message_pump.message m where m.part_id = p.id) m
 cross join lateral (select count(*) n from message_pump.scheduled s where s.part_id = p.id) s
 where q.name = %s::text order by p.id
 """
+ALL_PARTITIONS: Final = PARTITIONS.replace("q.name = %s::text", "true")
 
 PROGRESS: Final = f"""
 select p.uid::text, g.name, coalesce(d.first - 1, s.claimed),
@@ -107,3 +183,4 @@ cross join lateral (
 {OPEN}
 where q.name = %s::text order by p.id, g.id
 """  # noqa: S608 - of constants
+ALL_PROGRESS: Final = PROGRESS.replace("q.name = %s::text", "true")

@@ -59,6 +59,12 @@ def migrate(connection: Connection, schema: str) -> None:
             ) from None
 
 
+def must_exist(connection: Connection, schema: str) -> None:
+    """SetupError if there is no queue in the schema."""
+    if not rows(connection, FIND, (schema,)):
+        raise SetupError(f"there is no queue in the schema {schema}")
+
+
 def version_of(connection: Connection, schema: str, known: Sequence[str]) -> int:
     """The number of the last migration that was applied; 0 if there is none."""
     if not rows(connection, FIND, (schema,)):

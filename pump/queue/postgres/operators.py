@@ -71,7 +71,8 @@ def clear_queue(work: PostgresWork, name: str, partition: str | None) -> int:
     """Remove every message of a queue or of one partition."""
     required(work, name, None, partition)
     count: int = sum(gone for (gone,) in work.rows(CLEAR, work.offset, name, partition))
-    log.info("queue %s, partition %s: %d messages were removed", name, partition or "any", count)
+    if count:
+        log.info("queue %s, partition %s: %d messages were removed", name, partition or "any", count)
     return count
 
 
@@ -96,7 +97,8 @@ def purge(work: PostgresWork, name: str, group: str) -> int:
         while again:
             done, again = work.rows(PURGE, group_id, part_id, AT_ONCE, work.offset)[0]
             count += done
-    log.info("group %s of queue %s: %d messages were purged", group, name, count)
+    if count:
+        log.info("group %s of queue %s: %d messages were purged", group, name, count)
     return count
 
 

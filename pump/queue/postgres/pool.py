@@ -14,6 +14,7 @@ from typing import Final
 from psycopg.pq import TransactionStatus
 
 from pump.clock import Clock, Signal
+from pump.queue.causes import CLOSED, NO_CONNECTION_FREE
 from pump.queue.errors import QueueUnavailable
 from pump.queue.forks import fork_gate
 from pump.queue.postgres.connection import Connection
@@ -101,12 +102,12 @@ class Pool:
             if not served:
                 self._stop_waiting(waiter)
         if not served:
-            raise QueueUnavailable(f"{UNAVAILABLE}: none was free within {self._wait_seconds:g} s")
+            raise QueueUnavailable(f"{UNAVAILABLE}: none was free within {self._wait_seconds:g} s", NO_CONNECTION_FREE)
         self._must_be_open()
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise QueueUnavailable(f"{UNAVAILABLE}: the engine is closed")
+            raise QueueUnavailable(f"{UNAVAILABLE}: the engine is closed", CLOSED)
 
     def _stop_waiting(self, waiter: Signal) -> None:
         with self._lock:

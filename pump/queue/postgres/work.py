@@ -12,7 +12,7 @@ from pump.queue.limits import MOST_PARTITIONS
 from pump.queue.postgres.connection import Connection, Row, execute, rows
 from pump.queue.postgres.errors import OTHER_MODE
 from pump.queue.postgres.migrations import in_schema
-from pump.queue.sealing import Sealing
+from pump.queue.sealing import MissingKeys, Sealing
 from pump.queue.vocabulary import PopRequest
 from pump.queue.work import Work
 
@@ -69,9 +69,10 @@ class PostgresWork(Work):
         sealing: Sealing | None,
         cache: LookupCache,
         *,
+        missing: MissingKeys,
         lenient: bool,
     ) -> None:
-        super().__init__(sealing, lenient=lenient)
+        super().__init__(sealing, missing, lenient=lenient)
         self._connection: Final = connection
         self._schema: Final = schema
         self._cached_partitions: Final = cache.partitions  # another call may clear the cache meanwhile
@@ -89,6 +90,10 @@ class PostgresWork(Work):
     def ping(self) -> object:
         """Ask the database for an answer."""
         return self.rows("select 1")
+
+    def probe(self) -> object:
+        """Write a row as it is."""
+        return self.execute("update message_pump.schema_version v set applied_at = v.applied_at where v.number = 1")
 
     def rows(self, statement: str, *values: object) -> list[Row]:
         """All rows that a statement returns; its values by position, or one dictionary of them by name."""
@@ -108,6 +113,18 @@ class PostgresWork(Work):
     def execute(self, statement: str, *values: object) -> int:
         """Carry out a statement; returns how many rows it changed."""
         return execute(self._connection, cached_in_schema(self._schema, statement), values or None)
+
+    def key_check(self, key_id: str) -> bytes | None:
+        """What the key of that id has sealed; None if it is new here."""
+        found: bytes | None = self.value("select k.sealed from message_pump.key_check k where k.id = %s::text", key_id)
+        return found
+
+    def add_key_check(self, key_id: str, value: bytes) -> None:
+        """Remember it, unless there is one."""
+        self.execute(
+            "insert into message_pump.key_check (id, sealed) values (%s::text, %s::bytea) on conflict do nothing",
+            key_id, value,
+        )  # fmt: skip
 
     # -- lookups
 

@@ -1,5 +1,8 @@
 """The connections of one process to one SQLite file: one for each thread, none across a fork, one writer at a time.
 
+A connection is closed only while nobody uses it: SQLite frees what a statement of another thread still reads, which
+ends the process.
+
 Every write is `BEGIN IMMEDIATE`: a transaction that begins by reading and then writes fails at once if another process
 wrote in between, and no time-out helps it.
 """
@@ -17,9 +20,10 @@ from typing import Final
 
 from pump.clock import Clock, Signal
 from pump.errors import SetupError
+from pump.queue.causes import CLOSED, GONE, OTHER, of_result
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.forks import fork_gate
-from pump.queue.sqlite.schema import prepare
+from pump.queue.sqlite.schema import must_be_queue, prepare, refuse_others
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
@@ -37,7 +41,11 @@ class FileConnection:
 
     def __init__(self, path: Path, synchronous: str, *, create: bool) -> None:
         self.closed = False
+        self.in_use = threading.RLock()
+        """Held by the thread that runs statements; whoever closes the connection waits for it."""
         self._path = path
+        if create:
+            make_private(path)
         self.connection = sqlite3.connect(
             f"{path.as_uri()}?mode={'rwc' if create else 'rw'}", uri=True, timeout=BUSY_MS / 1000,
             isolation_level=None, check_same_thread=False, cached_statements=512,
@@ -59,9 +67,10 @@ class FileConnection:
         return file_at(self._path) != self._file
 
     def close(self) -> None:
-        """Close the file."""
-        self.closed = True
-        self.connection.close()
+        """Close the file, once nobody uses the connection."""
+        with self.in_use:
+            self.closed = True
+            self.connection.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never opened
@@ -75,23 +84,45 @@ class ProcessState:
         self.writing = threading.Lock()
         """Threads of one process wait for each other here instead of polling the file."""
         self.of_thread = threading.local()
-        self.connections: weakref.WeakSet[FileConnection] = weakref.WeakSet()
+        self._listing = threading.Lock()
+        self._connections: weakref.WeakSet[FileConnection] = weakref.WeakSet()
+
+    def add(self, opened: FileConnection) -> None:
+        """Close it with the others."""
+        with self._listing:
+            self._connections.add(opened)
 
     def close(self) -> None:
-        """Close every connection; a thread that needs one afterwards opens a new one."""
-        for each in list(self.connections):
+        """Close every connection when its user has done; a thread that needs one afterwards opens a new one."""
+        with self._listing:
+            opened = list(self._connections)
+        for each in opened:
             each.close()
 
 
 class Connections:
     """Gives each thread its connection."""
 
-    def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Clock,
+        *,
+        synchronous: str = "FULL",
+        beside_others: bool = True,
+        create: bool = True,
+    ) -> None:
         self._clock = clock
         self.path = checked_path(path)
         self._synchronous = synchronous.upper()
         if self._synchronous not in {"FULL", "NORMAL", "EXTRA"}:
             raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
+        if not create:
+            with our_errors(self.path):
+                must_be_queue(self.path)
+        if not beside_others:
+            with our_errors(self.path):
+                refuse_others(self.path)
         self._process = ProcessState()
         self.closed = False
         self._prepared = False
@@ -100,55 +131,68 @@ class Connections:
             prepare(connection, self.path)
         self._prepared = True
 
-    def reading(self) -> sqlite3.Connection:
-        """This thread's connection."""
+    def reading(self) -> FileConnection:
+        """This thread's connection, opened where it is not; whoever runs statements holds its `in_use`."""
         if self.closed:
-            raise QueueUnavailable(f"{self.path} is closed")
+            raise self._closed()
         of_thread = self._process.of_thread
         opened: FileConnection | None = getattr(of_thread, "opened", None)
         if opened is not None and opened.lost_its_file():
             opened.close()
         if opened is None or opened.closed:
             opened = of_thread.opened = self.open()
-        return opened.connection
+        return opened
+
+    def _closed(self) -> QueueUnavailable:
+        return QueueUnavailable(f"{self.path} is closed", CLOSED)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction: committed at the end of the block, rolled back by any exception in it."""
         with fork_gate.using(), our_errors(self.path), self._process.writing:
-            connection = self.reading()
-            begin(connection, self._clock)
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            opened = self.reading()
+            with opened.in_use:
+                if opened.closed:
+                    raise self._closed()
+                connection = opened.connection
+                begin(connection, self._clock)
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """One view of the file that does not change; it makes no writer wait."""
         with fork_gate.using(), our_errors(self.path):
-            connection = self.reading()
-            connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                connection.execute("ROLLBACK")
+            opened = self.reading()
+            with opened.in_use:
+                if opened.closed:
+                    raise self._closed()
+                opened.connection.execute("BEGIN")
+                try:
+                    yield opened.connection
+                finally:
+                    opened.connection.execute("ROLLBACK")
 
     def open(self) -> FileConnection:
         """A connection that belongs to no thread; its user holds the fork gate."""
         with our_errors(self.path):
             if self._prepared and file_at(self.path) is None:
-                raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file")
+                raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file", GONE)
             opened = FileConnection(self.path, self._synchronous, create=not self._prepared)
-        self._process.connections.add(opened)
+        self._process.add(opened)
+        if self.closed:  # since it was asked for: who closed the others may not have seen this one
+            opened.close()
+            raise self._closed()
         return opened
 
     def close(self) -> None:
-        """Close all connections of this process, waiting for a write that is under way."""
-        with fork_gate.using(), self._process.writing:
+        """Close all connections of this process, waiting for the reads and the write that are under way."""
+        with fork_gate.using():
             self.closed = True
             self._process.close()
 
@@ -229,7 +273,9 @@ def our_errors(path: Path) -> Iterator[None]:
     except (OverflowError, UnicodeEncodeError):
         raise BadRequest("a number or a text that the database cannot store") from None
     except sqlite3.Error as error:
-        raise QueueUnavailable(f"database connection unavailable: {path.name}: {error}") from error
+        cause = of_result(getattr(error, "sqlite_errorcode", 0))
+        why = "" if cause is OTHER else f": {cause.words}"
+        raise QueueUnavailable(f"database connection unavailable: {path.name}{why} ({error})", cause) from error
 
 
 def file_at(path: Path) -> tuple[int, int] | None:
@@ -239,6 +285,12 @@ def file_at(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
+
+
+def make_private(path: Path) -> None:
+    """Make the file where there is none, for its owner alone; SQLite gives the files beside it the same mode."""
+    with contextlib.suppress(OSError):  # it is there already, or SQLite says why it cannot be made
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def checked_path(path: str | Path) -> Path:

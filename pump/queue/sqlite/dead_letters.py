@@ -126,6 +126,11 @@ def letter(work: SqliteWork, row: tuple[Any, ...]) -> DeadLetter:
     return replace(found, payload=payload)
 
 
+def count_dead_letters(work: SqliteWork) -> dict[str, int]:
+    """How many each queue has."""
+    return dict(work.execute("SELECT queue, count(*) FROM dead GROUP BY queue"))
+
+
 def redrive_letters(work: SqliteWork, ids: Sequence[str]) -> list[Pushed | None]:
     """Push each again, once; None for one that is unknown or was redriven before."""
     return [_redrive(work, dead_id) if is_text(dead_id) else None for dead_id in ids]

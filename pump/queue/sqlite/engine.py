@@ -18,11 +18,11 @@ from pump.queue.engine import Engine
 from pump.queue.errors import Conflict
 from pump.queue.ids import ids_for
 from pump.queue.limits import check_steps
-from pump.queue.sealing import Sealing
+from pump.queue.sealing import MissingKeys, Sealing
 from pump.queue.sqlite import messages
 from pump.queue.sqlite.connection import Connections, on_connection, our_errors, savepoint
-from pump.queue.sqlite.dead_letters import list_dead_letters, redrive_letters, retry_message
-from pump.queue.sqlite.infos import list_groups, list_queues
+from pump.queue.sqlite.dead_letters import count_dead_letters, list_dead_letters, redrive_letters, retry_message
+from pump.queue.sqlite.infos import count_messages, list_groups, list_queues
 from pump.queue.sqlite.operators import (
     clear_queue,
     configure_queue,
@@ -42,7 +42,7 @@ from pump.queue.sqlite.warnings import LARGE_LOG_BYTES, log_too_large
 from pump.queue.sqlite.watch import Watch
 from pump.queue.sqlite.work import SqliteWork
 from pump.queue.vocabulary import PopRequest, PopResult, Step
-from pump.queue.work import StepRefused, pushes_of, transact
+from pump.queue.work import StepRefused, check_keys, pushes_of, transact
 
 log: Final = logging.getLogger("pump.queue")
 
@@ -63,6 +63,7 @@ class SqliteOperations(SqliteWork):
     options = options_of
     subscribe = subscribe_group
     queues = list_queues
+    numbers = count_messages
     delete_queue = remove_queue
     clear = clear_queue
     groups = list_groups
@@ -72,6 +73,7 @@ class SqliteOperations(SqliteWork):
     message = find_message
     delete_message = messages.remove_message
     dead_letters = list_dead_letters
+    dead_letter_counts = count_dead_letters
     redrive = redrive_letters
     retry = retry_message
     give_up = messages.give_up_message
@@ -92,16 +94,28 @@ class SqliteEngine(Engine):
         lenient: bool = False,
         keys: Sealing | None = None,
         synchronous: str = "FULL",
+        beside_others: bool = True,
+        create: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """`synchronous` NORMAL is faster, and may lose the last commits when the power fails, never otherwise."""
+        """`synchronous` NORMAL is faster, and may lose the last commits when the power fails, never otherwise.
+
+        A file that has tables of other programs is taken too, unless `beside_others` is false. Without
+        `create` there has to be a queue in the file, of this version.
+        """
         self.clock_offset = clock_offset
         self._lenient: Final = lenient
-        self._keys: Final = keys
+        self._keys = keys
+        self._missing: Final = MissingKeys()
         clock = clock or SystemClock()
-        self._connections: Final = Connections(path, clock, synchronous=synchronous)
+        self._connections: Final = Connections(
+            path, clock, synchronous=synchronous, beside_others=beside_others, create=create
+        )
         self._latest = math.inf
         self._watch: Final = Watch(self._connections, self.now, clock)
+        if keys is not None:
+            with self._closed_by_errors(), self._connections.writing() as connection:
+                check_keys(self._work(connection), keys)
 
     def now(self) -> float:
         """The time of all calls."""
@@ -112,9 +126,14 @@ class SqliteEngine(Engine):
         self._watch.close()
         self._connections.close()
 
+    def use_keys(self, keys: Sealing) -> None:
+        """Seal and open with these from now on."""
+        self._write(lambda work: check_keys(work, keys))
+        self._keys = keys
+
     def warnings(self, *, large_log: int = LARGE_LOG_BYTES) -> Sequence[str]:
         """What should be mended before it does harm, such as a log of changes larger than so many bytes."""
-        return log_too_large(self._connections.path, large_log)
+        return [*log_too_large(self._connections.path, large_log), *self._missing.warnings()]
 
     @contextmanager
     def transaction_on(
@@ -152,7 +171,8 @@ class SqliteEngine(Engine):
             count, due = count + scheduled[0], scheduled[1]
         while placed := self._write(lambda work: messages.purge(work, queue, group, part_id)):  # noqa: B023 - called at once
             count, part_id = count + placed[0], placed[1]
-        log.info("group %s of queue %s: %d messages were purged", group, queue, count)
+        if count:
+            log.info("group %s of queue %s: %d messages were purged", group, queue, count)
         return count
 
     def _listen(self, queue: str, on_ready: Callable[[], None]) -> Callable[[], None]:
@@ -180,4 +200,13 @@ class SqliteEngine(Engine):
             return act(self._work(connection))
 
     def _work(self, connection: sqlite3.Connection) -> SqliteOperations:
-        return SqliteOperations(connection, self.now(), self._keys, lenient=self._lenient)
+        return SqliteOperations(connection, self.now(), self._keys, self._missing, lenient=self._lenient)
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        """An engine that could not be made leaves nothing open."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise

@@ -3,29 +3,73 @@
 from collections.abc import Sequence
 from typing import Final
 
+from pump.queue.limits import LONGEST_LEASE_SECONDS
+from pump.queue.numbers import numbers_of
 from pump.queue.sqlite.gaps import NEW_IN, NEXT, OPEN
 from pump.queue.sqlite.progress import Progress, is_leased, progress_of
 from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork
-from pump.queue.vocabulary import GroupInfo, PartitionInfo, ProgressInfo, QueueInfo
+from pump.queue.vocabulary import GroupInfo, PartitionInfo, PartitionNumbers, ProgressInfo, QueueInfo
 
 
-def list_queues(work: SqliteWork, name: str | None = None) -> list[QueueInfo]:
-    """All queues without their partitions, or the one of that name with its partitions."""
+def list_queues(work: SqliteWork, name: str | None = None, *, whole: bool = False) -> list[QueueInfo]:
+    """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
     rows = work.execute(
         "SELECT id, uid, name, namespace, task, ordered, created_at FROM queue"
         " WHERE ?1 IS NULL OR name = ?1 ORDER BY name",
         (name,),
     ).fetchall()
-    return [_queue_info(work, row, whole=name is not None) for row in rows]
+    return [_queue_info(work, row, whole=whole or name is not None) for row in rows]
 
 
 def _queue_info(work: SqliteWork, row: tuple[int, str, str, str, str, int | None, float], *, whole: bool) -> QueueInfo:
     queue_id, uid, name, namespace, task, ordered, created_at = row
-    queue, groups = work.queue_of(queue_id), work.groups_of(queue_id)
-    partitions = [_partition_info(work, queue, each, groups) for each in work.partitions(queue_id)] if whole else []
     mode = None if ordered is None else bool(ordered)
+    if not whole:
+        return QueueInfo(uid, name, namespace, task, mode, created_at)
+    queue, groups = work.queue_of(queue_id), work.groups_of(queue_id)
+    partitions = [_partition_info(work, queue, each, groups) for each in work.partitions(queue_id)]
     infos = [_group_info(work, queue, group) for group in groups]
     return QueueInfo(uid, name, namespace, task, mode, created_at, partitions, infos)
+
+
+def count_messages(work: SqliteWork, queue: str | None) -> dict[str, list[PartitionNumbers]]:
+    """How many messages are where in the partitions of each queue, or of one."""
+    return numbers_of(work.execute(NUMBERS, (work.now, work.now + LONGEST_LEASE_SECONDS, queue)))
+
+
+NUMBERS: Final = """
+WITH part AS MATERIALIZED (
+    SELECT p.id, p.last_seq, q.name, q.ordered IS NOT 0 AS ordered
+    FROM partition AS p JOIN queue AS q ON q.id = p.queue_id WHERE ?3 IS NULL OR q.name = ?3),
+placed AS MATERIALIZED (
+    SELECT m.part_id, count(*) AS n FROM message AS m WHERE m.part_id IN (SELECT id FROM part) GROUP BY m.part_id),
+waiting AS MATERIALIZED (SELECT part_id, count(*) AS n FROM scheduled GROUP BY part_id),
+empty AS MATERIALIZED (
+    SELECT pr.group_id, pr.part_id, sum(gap.last - max(gap.seq - 1, pr.claimed)) AS n
+    FROM gap JOIN progress AS pr ON pr.part_id = gap.part_id AND gap.last > pr.claimed GROUP BY 1, 2),
+ahead AS MATERIALIZED (
+    SELECT x.group_id, x.part_id, sum(x.seq IS NOT NULL AND x.seq > pr.claimed) AS placed,
+        sum(x.seq IS NULL) AS waiting, sum(x.seq IS NULL AND x.dead) AS dead
+    FROM passed AS x JOIN progress AS pr ON pr.group_id = x.group_id AND pr.part_id = x.part_id GROUP BY 1, 2),
+given AS MATERIALIZED (
+    SELECT d.group_id, d.part_id, count(*) AS n, sum(d.lease_id IS NOT NULL AND CASE WHEN part.ordered
+        THEN d.lease_id = pr.lease_id AND pr.lease_until > ?1 AND pr.lease_until <= ?2
+        ELSE d.visible_at > ?1 END) AS leased
+    FROM delivery AS d JOIN part ON part.id = d.part_id
+    JOIN progress AS pr ON pr.group_id = d.group_id AND pr.part_id = d.part_id GROUP BY 1, 2),
+buried AS MATERIALIZED (SELECT group_id, part_id, count(*) AS n FROM dead WHERE seq IS NOT NULL GROUP BY 1, 2)
+SELECT part.name, part.id, coalesce(placed.n, 0) + coalesce(waiting.n, 0), pr.group_id,
+    part.last_seq - pr.claimed - coalesce(empty.n, 0) - coalesce(ahead.placed, 0)
+        + coalesce(given.n, 0) - coalesce(given.leased, 0) + coalesce(waiting.n, 0) - coalesce(ahead.waiting, 0),
+    coalesce(given.leased, 0), pr.total, coalesce(ahead.dead, 0) + coalesce(buried.n, 0)
+FROM part LEFT JOIN placed ON placed.part_id = part.id LEFT JOIN waiting ON waiting.part_id = part.id
+LEFT JOIN progress AS pr ON pr.part_id = part.id
+LEFT JOIN empty ON empty.group_id = pr.group_id AND empty.part_id = pr.part_id
+LEFT JOIN ahead ON ahead.group_id = pr.group_id AND ahead.part_id = pr.part_id
+LEFT JOIN given ON given.group_id = pr.group_id AND given.part_id = pr.part_id
+LEFT JOIN buried ON buried.group_id = pr.group_id AND buried.part_id = pr.part_id
+ORDER BY part.id, pr.group_id
+"""
 
 
 def _partition_info(

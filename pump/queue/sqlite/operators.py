@@ -108,7 +108,8 @@ def clear_queue(work: SqliteWork, name: str, partition_name: str | None) -> int:
     """Remove every message of a queue or of one partition."""
     queue = work.required_queue(name)
     count = sum(clear_partition(work, queue, partition) for partition in chosen(work, queue, partition_name))
-    log.info("queue %s, partition %s: %d messages were removed", name, partition_name or "any", count)
+    if count:
+        log.info("queue %s, partition %s: %d messages were removed", name, partition_name or "any", count)
     return count
 
 

@@ -12,6 +12,7 @@ from pump.queue.errors import Conflict
 from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS, MOST_POPPED
 from pump.queue.options import QueueOptions
+from pump.queue.sealing import PASS_SECONDS
 from pump.queue.sqlite.dead_letters import MAX_RETRIES, Cause, insert_dead
 from pump.queue.sqlite.gaps import skip_passed
 from pump.queue.sqlite.groups import make_group
@@ -62,6 +63,8 @@ class PopState:
         self.parts: Final[list[int]] = []
         self.room = min(request.limit, MOST_POPPED)
         self.bytes_left = request.largest_reply
+        self.passed_over = False
+        """Whether a message of the partition that was looked at last could not be opened."""
         self.too_large = False
         """Whether the last message looked at did not fit beside the others, only because of its size."""
 
@@ -75,9 +78,12 @@ class PopState:
         self.too_large = self.room > 0 and bool(self.messages) and len(row.payload) > self.bytes_left
         return self.room > 0 and not self.too_large
 
-    def take(self, row: Candidate, partition: Partition) -> Candidate:
-        """Add the message to the reply."""
+    def take(self, row: Candidate, partition: Partition) -> bool:
+        """Add the message to the reply; False if its payload cannot be opened here."""
         payload = self.work.readable(row.payload, partition.uid, row.transaction_id, sealed=bool(row.sealed))
+        if payload is None:
+            self.passed_over = True
+            return False
         self.room -= 1
         self.bytes_left -= len(row.payload)
         self.messages.append(
@@ -86,7 +92,18 @@ class PopState:
                 row.deliveries, row.retries, row.crashes, self.lease_id, row.trace_id, row.producer,
             )
         )  # fmt: skip
-        return row
+        return True
+
+    def pass_over(self, row: Candidate, partition: Partition) -> None:
+        """Leave the message to other servers for a while, uncounted."""
+        self.work.execute(
+            "INSERT OR REPLACE INTO delivery (group_id, part_id, seq, lease_id, deliveries, retries, crashes, budget,"
+            " visible_at, error) VALUES (?, ?, ?, NULL, ?, ?, ?, ?, ?, ?)",
+            (
+                self.group.id, partition.id, row.seq, row.deliveries, row.retries, row.crashes,
+                self.request.retry_limit, self.work.now + PASS_SECONDS, row.error,
+            ),
+        )  # fmt: skip
 
     def candidates(self, statement: str, values: tuple[object, ...]) -> list[Candidate]:
         """What a statement finds."""
@@ -215,16 +232,17 @@ def take_from(state: PopState, partition: Partition, progress: Progress) -> str:
     if window and partition.last_at + window > state.work.now:
         set_ready(state.work, progress, partition.last_at + window)
         return WINDOW
-    state.too_large = False
+    state.too_large = state.passed_over = False
     again, blocked = take_redeliveries(state, partition)
-    new = [] if blocked else take_new(state, partition, progress.claimed)
-    claimed = new[-1].seq if new else progress.claimed
+    new, claimed = ([], progress.claimed) if blocked else take_new(state, partition, progress.claimed)
     claimed = skip_passed(state.work, state.group.id, partition.id, claimed, partition.last_seq)
     store_taken(state, partition, claimed, again, new)
     if len(state.messages) > had:
         state.parts.append(partition.id)
     elif state.too_large:  # it keeps its turn, or others that fill each reply would hold it back for ever
         set_ready(state.work, progress._replace(ready_at=None), progress.ready_at)
+    elif state.passed_over and state.queue.ordered:  # in order, nothing behind it may go
+        set_ready(state.work, progress._replace(ready_at=None), state.work.now + PASS_SECONDS)
     return ""
 
 
@@ -240,8 +258,12 @@ def take_redeliveries(state: PopState, partition: Partition) -> tuple[list[Candi
             insert_dead(state.work, state.group.id, partition.id, now.seq, cause)
         elif not state.fits(now):
             return taken, True
+        elif state.take(after := now._replace(deliveries=row.deliveries + 1), partition):
+            taken.append(after)
+        elif state.queue.ordered:
+            return taken, True
         else:
-            taken.append(state.take(now._replace(deliveries=row.deliveries + 1), partition))
+            state.pass_over(now, partition)
     return taken, False
 
 
@@ -263,17 +285,26 @@ def redeliveries_due(state: PopState, partition: Partition) -> Iterator[Candidat
         after = (found[-1].visible_at or 0.0, found[-1].seq)
 
 
-def take_new(state: PopState, partition: Partition, claimed: int) -> list[Candidate]:
-    """Take messages that the group was never given, if they are old enough."""
+def take_new(state: PopState, partition: Partition, claimed: int) -> tuple[list[Candidate], int]:
+    """Take messages that the group was never given, if they are old enough; and up to which place it has them."""
     delay = state.queue.options.delayed_processing
     newest = state.work.now - delay if delay else math.inf
     taken: list[Candidate] = []
-    values = (partition.id, claimed, state.room, state.group.id)
-    for row in state.candidates(NEW, values) if state.room else ():
-        if row.at > newest or not state.fits(row):
+    while state.room:
+        had = claimed
+        for row in state.candidates(NEW, (partition.id, claimed, state.room, state.group.id)):
+            if row.at > newest or not state.fits(row):
+                return taken, claimed
+            if state.take(row, partition):
+                taken.append(row)
+            elif state.queue.ordered:
+                return taken, claimed
+            else:
+                state.pass_over(row._replace(deliveries=0), partition)
+            claimed = row.seq
+        if claimed == had or not state.passed_over:
             break
-        taken.append(state.take(row, partition))
-    return taken
+    return taken, claimed
 
 
 def store_taken(

@@ -8,12 +8,11 @@ that same transaction), and no counter can contradict the rows.
 
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from pump.errors import SetupError
-
-VERSION: Final = 1
 
 # Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is null if nothing waits;
 # it serves scheduling, lease expiry, delays and fairness alike. `gap` holds ranges of places, from `seq` to `last`,
@@ -83,25 +82,69 @@ CREATE TABLE trace_name (name TEXT NOT NULL, trace_id TEXT NOT NULL, PRIMARY KEY
 """
 
 
+KEYS: Final = """
+CREATE TABLE key_check (id TEXT PRIMARY KEY, sealed BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE sealed_trace (trace_id TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+"""What each key has sealed, to know it by; and which notes are sealed."""
+
+MIGRATIONS: Final = (TABLES, KEYS)
+"""What each version adds. One that has been published is never changed again: the next one changes what it did."""
+
 NAMES: Final = re.compile(r"CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)")
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables where there are none; SetupError if there are others than this code would create."""
+    """Create what is missing; SetupError if there is something else than this code would create."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    statements = [" ".join(each.split()) for each in TABLES.split(";\n") if each.strip()]
     # SQLite keeps each statement as it was given.
     kept = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
-    found = [" ".join(kept[name].split()) for name in NAMES.findall(TABLES) if name in kept]
-    if version == VERSION and found == statements:
-        return
-    if version > VERSION and found:
-        raise SetupError(f"the tables in {path} have version {version}; this code knows up to {VERSION}: update it")
-    if version or found:
+    if version > len(MIGRATIONS) and any(name in kept for name in NAMES.findall(TABLES)):
+        raise SetupError(
+            f"the tables in {path} have version {version}; this code knows up to {len(MIGRATIONS)}: update it"
+        )
+    expected = [each for migration in MIGRATIONS[:version] for each in statements(migration)]
+    found = [" ".join(kept[name].split()) for name in NAMES.findall("".join(MIGRATIONS)) if name in kept]
+    if found != expected:
         raise SetupError(
             f"{path} was made by another build of message-pump or by another program, and its tables are others: use "
             "what made it, give the queue a file of its own, or remove this one if nothing in it is needed"
         )
-    for statement in statements:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {VERSION}")
+    for migration in MIGRATIONS[version:]:
+        for statement in statements(migration):
+            connection.execute(statement)
+    if version < len(MIGRATIONS):
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def statements(migration: str) -> list[str]:
+    """Its statements, each in a line."""
+    return [" ".join(each.split()) for each in migration.split(";\n") if each.strip()]
+
+
+def refuse_others(path: Path) -> None:
+    """SetupError if the file is a database of another program; nothing is written to it."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if names and not names.issuperset(("queue", "message", "progress")):
+        raise SetupError(f"{path} has the tables of another program: give the queue a file of its own")
+
+
+def must_be_queue(path: Path) -> None:
+    """SetupError if the file is missing, or holds no queue of this version; nothing is written to it."""
+    if not path.is_file() or not path.stat().st_size:
+        raise SetupError(f"there is no queue in {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.DatabaseError as error:
+        raise SetupError(f"there is no queue in {path}: {error}") from error
+    if not names.issuperset(NAMES.findall(TABLES)):
+        raise SetupError(f"there is no queue in {path}: its tables are those of another program")
+    if version > len(MIGRATIONS):
+        raise SetupError(
+            f"the queue in {path} has version {version}; this code knows up to {len(MIGRATIONS)}: update it"
+        )

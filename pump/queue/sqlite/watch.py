@@ -97,10 +97,11 @@ class Watch:
                         opened.close()
                     if opened is None or opened.closed:
                         opened, seen = self._connections.open(), 0  # versions are each connection's own
-                    seen = self._look(opened.connection, seen)
-                    if self._clock.monotonic() - ticked > TICK_SECONDS:
-                        ticked = self._clock.monotonic()
-                        self._tick(opened.connection)
+                    with opened.in_use:
+                        seen = self._look(opened.connection, seen)
+                        if self._clock.monotonic() - ticked > TICK_SECONDS:
+                            ticked = self._clock.monotonic()
+                            self._tick(opened.connection)
             except (sqlite3.Error, OSError, QueueUnavailable) as error:
                 log.warning("cannot watch %s just now: %s", self._connections.path, error)
                 self._clock.wait(self._ended, TICK_SECONDS)

@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from pump.queue.errors import Conflict, NotFound
+from pump.queue.errors import NotFound
 from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS
 from pump.queue.options import QueueOptions
-from pump.queue.sealing import Sealing
+from pump.queue.sealing import MissingKeys, Sealing
 from pump.queue.work import Work
 
 
@@ -54,8 +54,16 @@ class ConsumerGroup(NamedTuple):
 class SqliteWork(Work):
     """What every statement of one transaction shares."""
 
-    def __init__(self, connection: sqlite3.Connection, now: float, sealing: Sealing | None, *, lenient: bool) -> None:
-        super().__init__(sealing, lenient=lenient)
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        now: float,
+        sealing: Sealing | None,
+        missing: MissingKeys,
+        *,
+        lenient: bool,
+    ) -> None:
+        super().__init__(sealing, missing, lenient=lenient)
         self.execute: Final = connection.execute
         self.executemany: Final = connection.executemany
         self.now: Final = now
@@ -69,6 +77,10 @@ class SqliteWork(Work):
     def ping(self) -> object:
         """Ask the database for an answer."""
         return self.exists("SELECT 1")
+
+    def probe(self) -> object:
+        """Write the first page as it is: it needs room in the log of changes, and a disk that keeps it."""
+        return self.execute(f"PRAGMA user_version = {self.number('PRAGMA user_version')}")
 
     def exists(self, statement: str, *values: object) -> bool:
         """Whether a statement finds a row."""
@@ -173,12 +185,18 @@ class SqliteWork(Work):
         """Whether a lease with that end is live; an end too far off was set before the clock was put back."""
         return until is not None and self.now < until <= self.now + LONGEST_LEASE_SECONDS
 
-    def readable(self, payload: bytes, partition_uid: str, transaction_id: str, *, sealed: bool) -> bytes:
-        """The payload as it was pushed, or Conflict: a message that cannot be read is not handed out or counted."""
-        found = self.opened(payload, partition_uid, transaction_id, sealed=sealed)
-        if found is None:
-            raise Conflict(f"message {transaction_id} is encrypted with a key that is not here")
-        return found
+    def readable(self, payload: bytes, partition_uid: str, transaction_id: str, *, sealed: bool) -> bytes | None:
+        """The payload as it was pushed; None, which is told to operators, if it cannot be opened here."""
+        return self.opened(payload, partition_uid, transaction_id, sealed=sealed)
+
+    def key_check(self, key_id: str) -> bytes | None:
+        """What the key of that id has sealed; None if it is new here."""
+        row = self.execute("SELECT sealed FROM key_check WHERE id = ?", (key_id,)).fetchone()
+        return row and bytes(row[0])
+
+    def add_key_check(self, key_id: str, value: bytes) -> None:
+        """Remember it, unless there is one."""
+        self.execute("INSERT OR IGNORE INTO key_check (id, sealed) VALUES (?, ?)", (key_id, value))
 
 
 QUEUE: Final = "SELECT id, uid, name, ordered, options FROM queue "

@@ -1,7 +1,7 @@
 """What the URLs of requests ask: the parts of a path, and what stands behind the question mark."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from msgspec import Meta, Struct, field
@@ -23,7 +23,6 @@ Row = TypeVar("Row")
 
 _MOST_FIELDS: Final = 50
 _WRONG: Final[Mapping[str, str]] = {
-    "subscriptionMode": "subscriptionMode must be all or new",
     "status": f"status must be one of {', '.join(State)}",
 }
 
@@ -36,7 +35,8 @@ class PopQuery(Struct, rename="camel"):
     timeout: Number = 30_000
     auto_ack: bool = False
     consumer_group: str = DEFAULT_GROUP
-    subscription_mode: Literal["all", "new", "new-only"] = "all"
+    subscription_mode: str = "all"
+    """Anything but `new`, or `new-only`, is `all`, as the original has it."""
     subscription_from: str | None = None
     partitions: Count = 1
 
@@ -59,7 +59,7 @@ class PopQuery(Struct, rename="camel"):
 
     def _start(self) -> float | str:
         if self.subscription_from is None:
-            return self.subscription_mode.removesuffix("-only")
+            return "new" if self.subscription_mode in {"new", "new-only"} else "all"
         if self.subscription_from == "now":
             return "new"
         try:
@@ -80,7 +80,8 @@ class PageQuery(Struct, rename="camel"):
 
     def part(self, rows: Sequence[Row]) -> Sequence[Row]:
         """This page of all the rows."""
-        return rows[self.offset : self.offset + self.limit]
+        most, first = self.page()
+        return rows[first : first + most]
 
 
 class QueuesQuery(PageQuery):
@@ -88,6 +89,12 @@ class QueuesQuery(PageQuery):
 
     limit: Number = MOST_LISTED
     search: str = ""
+
+
+class NamesQuery(PageQuery):
+    """A page of names or groups."""
+
+    limit: Number = MOST_LISTED
 
 
 class QueueQuery(PageQuery):

@@ -18,9 +18,11 @@ from pump.queue.vocabulary import (
     GroupInfo,
     Leased,
     PartitionInfo,
+    PartitionNumbers,
     PopRequest,
     PopResult,
     ProgressInfo,
+    ProgressNumbers,
     Pushed,
     Result,
     Settled,
@@ -306,7 +308,7 @@ def partition(found: PartitionInfo) -> Reply:
     }
 
 
-def stats(partitions: Iterable[PartitionInfo]) -> dict[str, int]:
+def stats(partitions: Iterable[PartitionInfo | PartitionNumbers]) -> dict[str, int]:
     """How many messages are where, each partition seen by its slowest group; without any group all are pending."""
     total = dict.fromkeys(("total", "pending", "processing", "completed", "failed", "deadLetter"), 0)
     for each in partitions:
@@ -314,7 +316,8 @@ def stats(partitions: Iterable[PartitionInfo]) -> dict[str, int]:
         if not each.progress:
             total["pending"] += each.messages
             continue
-        slowest = max(each.progress, key=lambda progress: progress.pending + progress.leased)
+        every: Sequence[ProgressInfo | ProgressNumbers] = each.progress
+        slowest = max(every, key=lambda progress: progress.pending + progress.leased)
         total["pending"] += slowest.pending
         total["processing"] += slowest.leased
         total["completed"] += slowest.completed
@@ -389,10 +392,15 @@ def _time(seconds: float | None) -> Time | None:
     return None if seconds is None else Time(seconds)
 
 
+_NOT_REDRIVEN: Final = "no dead letter has this id, or it was redriven before"
+
+
 def redriven(dead_letter_id: str, pushed: Pushed | None) -> Reply:
     """What became of one dead letter that was to be pushed again."""
     if pushed is None:
-        return {"id": dead_letter_id, "redriven": False}
+        return {"id": dead_letter_id, "redriven": False, "error": _NOT_REDRIVEN}
+    if pushed.refused:
+        return {"id": dead_letter_id, "redriven": False, "error": pushed.refused}
     ids = {"messageId": pushed.message_id, "transactionId": pushed.transaction_id}
     return {"id": dead_letter_id, "redriven": True, **ids}
 

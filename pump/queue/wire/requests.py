@@ -394,6 +394,8 @@ def _error_text(error: Raw) -> str | None:
 
 
 def _texts(name: str, texts: Sequence[str]) -> Sequence[str]:
+    if len(texts) > limits.MOST_ITEMS:
+        raise BadRequest(f"at most {limits.MOST_ITEMS} {name} at once")
     for each in texts:
         limits.check_text(name, each)
     return texts

@@ -9,7 +9,7 @@ import pytest
 from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound
 from pump.queue.options import QueueOptions
-from pump.queue.sealing import Sealing
+from pump.queue.sealing import PASS_SECONDS, Sealing
 from pump.queue.vocabulary import Filter, PopRequest, Push, Settlement, State, Status, Trace
 from support.queue_races import drained, settlements
 from support.queue_rig import DEAD, FAIL, Rig
@@ -289,13 +289,15 @@ def test_who_lacks_the_key_is_told_so_and_nothing_is_counted(make_engine: Engine
     knows.push([Push("orders", b"two", transaction_id="1")])
 
     for engine in (lacks, has_none):
-        with pytest.raises(Conflict, match="key that is not here"):
-            engine.pop(PopRequest(queue="orders"))
+        assert not engine.pop(PopRequest(queue="orders")).messages
+        assert "messages sealed with the key 'two' are passed over" in "".join(engine.warnings())
         (seen,) = engine.stored(Filter(queue="orders"))
         found = engine.message(seen.partition_id, "1")
         assert found is not None
         assert found.payload is None
     assert has_none.push([Push("orders", b"x")])[0].refused
+    for engine in (knows, lacks, has_none):
+        engine.clock_offset += PASS_SECONDS + 1
     (message,) = knows.pop(PopRequest(queue="orders")).messages
     assert (message.payload, message.deliveries) == (b"two", 1)
     knows.settle(settlements([message], status=DEAD))
@@ -319,8 +321,10 @@ def test_a_message_that_cannot_be_opened_does_not_keep_back_other_partitions(
     knows.push([Push("orders", b"", "sealed")])
     lacks.push([Push("orders", b"", f"{number}", f"{number}") for number in range(3)])
 
-    with pytest.raises(Conflict):
-        lacks.pop(PopRequest(queue="orders", limit=10, partitions=10))
+    found: list[str] = []
+    for _ in range(4):  # in order, what is beside it may come with the next look
+        found += [
+            each.transaction_id for each in lacks.pop(PopRequest(queue="orders", limit=10, partitions=10)).messages
+        ]
 
-    named = [lacks.pop(PopRequest(queue="orders", partition=f"{number}")).messages for number in range(3)]
-    assert [each.transaction_id for each in itertools.chain(*named)] == ["0", "1", "2"]
+    assert sorted(found) == ["0", "1", "2"]

@@ -67,7 +67,7 @@ def on_postgres(server: Postgres) -> Iterator[tuple[Engine, Callable[[], Cost]]]
 def on_sqlite(folder: Path) -> Iterator[tuple[Engine, Callable[[], Cost]]]:
     with closing(SqliteEngine(folder / "queue.db")) as engine:
         said: list[str] = []
-        engine._connections.reading().set_trace_callback(said.append)
+        engine._connections.reading().connection.set_trace_callback(said.append)
         yield engine, lambda: Cost(0, said.count("COMMIT"))
 
 

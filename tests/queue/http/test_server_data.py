@@ -282,7 +282,6 @@ def test_where_nothing_is_ready_there_is_no_body(http: InProcess) -> None:
         ({"timeout": "soon"}, "timeout must be"),
         ({"wait": "maybe"}, "wait must be true or false"),
         ({"autoAck": "yes!"}, "autoAck must be true or false"),
-        ({"subscriptionMode": "newest"}, "subscriptionMode must be all or new"),
         ({"subscriptionFrom": "yesterday"}, "subscriptionFrom must be a time"),
         ({"subscriptionFrom": "0001-01-01"}, "subscriptionFrom must be"),
         ({"consumerGroup": "x" * 256}, "longer than 255"),

@@ -16,9 +16,9 @@ import pytest
 from pump.errors import PumpError
 from pump.queue.errors import QueueUnavailable
 from pump.queue.sqlite import connection as sqlite_connection
-from pump.queue.sqlite.engine import SqliteEngine
+from pump.queue.sqlite.engine import SqliteEngine, SqliteOperations
 from pump.queue.vocabulary import Filter, PopRequest, Push
-from support import queue_narrow_worker
+from support import queue_closing_worker, queue_narrow_worker
 from support.queue_child import LIMIT_SECONDS, Child
 from support.queue_races import drained, names, settlements
 from support.waiting import eventually
@@ -54,6 +54,73 @@ def is_whole(path: Path) -> bool:
     with closing(sqlite3.connect(path)) as connection:
         found: tuple[str] = connection.execute("PRAGMA integrity_check").fetchone()
     return found == ("ok",)
+
+
+# -- closing
+
+
+class SlowReader:
+    """A thread that stops in the middle of what it reads until it may go on."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self.began, self.may_go_on = threading.Event(), threading.Event()
+        self.found: list[int] = []
+        self.failed: list[BaseException] = []
+        self._engine = engine
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self.began.wait(LIMIT_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._engine._read(self._read)
+        except BaseException as error:
+            self.failed.append(error)
+
+    def _read(self, work: SqliteOperations) -> None:
+        for (seq,) in work.execute("SELECT seq FROM message ORDER BY seq"):
+            self.found.append(seq)
+            self.began.set()
+            self.may_go_on.wait(LIMIT_SECONDS)
+
+    def join(self) -> None:
+        self.may_go_on.set()
+        self._thread.join(LIMIT_SECONDS)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.requirement("R-41")
+def test_closing_waits_for_who_reads(engine: SqliteEngine) -> None:
+    push(engine, *map(str, range(100)))
+    reader = SlowReader(engine)
+    closer = threading.Thread(target=engine.close)
+
+    closer.start()
+    eventually(lambda: engine._connections.closed)
+    closer.join(0.2)
+    waited = closer.is_alive()
+    reader.join()
+    closer.join(LIMIT_SECONDS)
+
+    assert waited
+    assert not closer.is_alive()
+    assert not reader.failed
+    assert len(reader.found) == 100
+    with pytest.raises(QueueUnavailable, match="closed"):
+        engine.stored(Filter())
+
+
+def test_a_process_that_closes_while_threads_read_lives_on(path: Path) -> None:
+    with closing(SqliteEngine(path)) as engine:
+        for queue in range(20):
+            engine.push([Push(f"q{queue}", b"x" * 100) for _ in range(100)])
+
+    ended = subprocess.run(
+        [sys.executable, queue_closing_worker.__file__, str(path)], check=False, capture_output=True, text=True,
+        timeout=6 * LIMIT_SECONDS,
+    )  # fmt: skip
+
+    assert (ended.returncode, ended.stdout) == (0, "closed\n" * queue_closing_worker.TURNS), ended.stderr
 
 
 # -- forks

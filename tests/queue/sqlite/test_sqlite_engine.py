@@ -172,7 +172,7 @@ def test_a_look_that_finds_nothing_writes_nothing(path: Path, engine: SqliteEngi
 
 def test_every_commit_is_on_the_disk_unless_told_otherwise(path: Path, engine: SqliteEngine) -> None:
     def synchronous(engine: SqliteEngine) -> int:
-        return int(engine._connections.reading().execute("PRAGMA synchronous").fetchone()[0])
+        return int(engine._connections.reading().connection.execute("PRAGMA synchronous").fetchone()[0])
 
     with closing(SqliteEngine(path, synchronous="normal")) as faster:
         assert (synchronous(engine), synchronous(faster)) == (2, 1)
@@ -181,7 +181,7 @@ def test_every_commit_is_on_the_disk_unless_told_otherwise(path: Path, engine: S
 
 
 def test_no_connection_checkpoints_by_itself_or_maps_the_file(engine: SqliteEngine) -> None:
-    connection = engine._connections.reading()
+    connection = engine._connections.reading().connection
 
     assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
     assert connection.execute("PRAGMA mmap_size").fetchone() in {None, (0,)}
@@ -501,7 +501,7 @@ def test_no_statement_of_the_daily_work_scans_a_table(engine: SqliteEngine, orde
     for number in range(3):
         engine.push([Push("jobs", b"", partition=str(number % 2), delay=float(number == 2)) for _ in range(5)])
     engine.pop(PopRequest(queue="jobs", ordered=ordered))
-    connection = engine._connections.reading()
+    connection = engine._connections.reading().connection
     connection.set_trace_callback(statements.append)
 
     engine.push([Push("jobs", b"", transaction_id=str(number)) for number in range(3)])

@@ -1,0 +1,63 @@
+"""What the server refuses through its own fault or its database's: said once, then counted."""
+
+import logging
+from typing import Final
+
+from pump.clock import Clock
+from pump.queue.errors import QueueUnavailable
+from pump.queue.http.metrics import Metrics
+
+log: Final = logging.getLogger("pump.queue")
+
+SILENT_SECONDS: Final = 60.0
+"""A cause that comes again within this time after its end is not said again."""
+
+
+class _Outage:
+    def __init__(self, since: float) -> None:
+        self.since: Final = since
+        self.routes: Final[set[str]] = set()
+        """Those that failed and have not succeeded since."""
+        self.refused = 0
+
+
+class Outages:
+    """A line when a cause begins to make requests fail, and one when it has ended. For the loop's thread."""
+
+    def __init__(self, clock: Clock, metrics: Metrics) -> None:
+        self._clock: Final = clock
+        self._metrics: Final = metrics
+        self._now: Final[dict[str, _Outage]] = {}
+        self._ended: Final[dict[str, float]] = {}
+
+    def failed(self, route: str, error: Exception) -> None:
+        """A request of this route was answered with 503."""
+        name = error.cause.name if isinstance(error, QueueUnavailable) else "other"
+        self._metrics.count("unavailable", cause=name)
+        outage = self._now.get(name)
+        if outage is None:
+            now = self._clock.monotonic()
+            outage = self._now[name] = _Outage(now)
+            if now - self._ended.get(name, -SILENT_SECONDS) >= SILENT_SECONDS:
+                log.error("requests are refused, as the database cannot be used: %s", error)
+        outage.refused += 1
+        outage.routes.add(route)
+
+    def succeeded(self, route: str) -> None:
+        """A request of this route was carried out."""
+        for name, outage in list(self._now.items()):
+            outage.routes.discard(route)
+            if not outage.routes:
+                del self._now[name]
+                now = self._clock.monotonic()
+                if now - self._ended.get(name, -SILENT_SECONDS) >= SILENT_SECONDS:
+                    log.info(
+                        "the database can be used again, after %.0f s and %d refusals (%s)",
+                        now - outage.since, outage.refused, name,
+                    )  # fmt: skip
+                self._ended[name] = now
+
+    @property
+    def any(self) -> bool:
+        """Whether something fails now."""
+        return bool(self._now)
