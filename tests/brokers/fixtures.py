@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from brokers.kafka import Kafka
 from brokers.nats import Nats
 from brokers.postgres import Postgres
 from brokers.proxy import Proxy
@@ -45,6 +46,24 @@ def postgres_url(postgres: Postgres) -> str:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Redis]:
     with Redis() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[Kafka]:
+    with Kafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_kafka_broker(second_kafka_broker: Kafka) -> Kafka:
+    second_kafka_broker.revive()
+    return second_kafka_broker
+
+
+@pytest.fixture(scope="session")
+def second_kafka_broker() -> Iterator[Kafka]:
+    with Kafka() as broker:
         yield broker
 
 

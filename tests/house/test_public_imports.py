@@ -35,6 +35,7 @@ PUBLIC = {
     "pump.transports.nats": "AsyncNatsMessage NatsMessage NatsSubscription NatsTransport",
     "pump.transports.postgres": "PostgresTransport",
     "pump.transports.rabbitmq": "RabbitMQSettings RabbitMQTransport",
+    "pump.transports.kafka": "Cluster KafkaTransport",
     "pump.transports.redis": "RedisListTransport RedisTransport Server",
     "pump.transports.sqlite": "SqliteTransport",
 }
