@@ -28,7 +28,9 @@ HEAVIEST: Final = 8 * 2**20
 """… how many bytes of them."""
 FULL_SECONDS: Final = 0.3
 """How long to wait for room before everything is paused: pausing throws away what the client has fetched."""
-COMMIT_SECONDS: Final = 0.1
+BUSY_SECONDS: Final = 0.02
+"""Nor longer than this while something is unsettled, so that it is committed soon."""
+COMMIT_SECONDS: Final = 0.05
 """How often what is settled is committed."""
 DRAIN_SECONDS: Final = 5.0
 """How long a partition that goes to another consumer waits for handlers that run for its messages."""
@@ -181,11 +183,14 @@ class GroupMember:
             self._client.resume(resuming)
 
     def _until_due(self) -> float:
-        dues = [due for each in self._partitions.values() if each.waiting and (due := each.next_due) is not None]
-        return max(0.0, min(dues) - self._clock.wall()) if dues else POLL_SECONDS
+        """For how long to poll."""
+        partitions = self._partitions.values()
+        dues = [due for each in partitions if each.waiting and (due := each.next_due) is not None]
+        longest = BUSY_SECONDS if any(each.is_busy for each in partitions) else POLL_SECONDS
+        return min(longest, max(0.0, min(dues) - self._clock.wall())) if dues else longest
 
     def _poll(self, room: int, timeout: float) -> list[Any]:
-        first = self._client.poll(min(timeout, POLL_SECONDS))
+        first = self._client.poll(timeout)
         if first is None:
             return []
         return [first, *(self._client.consume(room - 1, 0) if room > 1 else ())]

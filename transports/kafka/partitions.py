@@ -86,6 +86,11 @@ class AssignedPartition:
         """What was received and is not settled."""
         return tuple(self._receipts.values())
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something may soon be committed: more is unsettled than what waits."""
+        return len(self._receipts) > len(self.waiting) or self._settled_to != self._committing
+
     def due(self, now: float) -> Sequence[ReadRecord]:
         """Take out what has waited long enough."""
         ready = []

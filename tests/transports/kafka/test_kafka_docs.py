@@ -20,7 +20,9 @@ def test_the_examples_of_the_page_do_what_they_say(
 ) -> None:
     program = tmp_path / "shop.py"
     text = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-    text = text.replace('"kafka://localhost:9092"', repr(kafka_broker.url)).replace("localhost:9092", kafka_broker.server)
+    text = text.replace('"kafka://localhost:9092"', repr(kafka_broker.url)).replace(
+        "localhost:9092", kafka_broker.server
+    )
     program.write_text(text.replace("partitions=12", 'create="on-use"'), "utf-8")
     spec = importlib.util.spec_from_file_location("shop_of_the_docs", program)
     assert spec is not None
