@@ -17,7 +17,7 @@ from pump.message import Message
 from pump.telemetry import log
 from pump.transport_kit.sending import check_sizes, not_sent, together
 from pump.transports.kafka.client import Outage, kafka_error, made, not_stored
-from pump.transports.kafka.records import Record, new_record
+from pump.transports.kafka.records import KafkaRecord, new_record
 
 if TYPE_CHECKING:
     from pump.transports.kafka.transport import KafkaTransport
@@ -90,7 +90,7 @@ class RecordStore:
         self._ended: Final = Signal()
         self._ended.set()
 
-    def store(self, records: Sequence[Record], done: Callable[[Failures], None]) -> None:
+    def store(self, records: Sequence[KafkaRecord], done: Callable[[Failures], None]) -> None:
         """Give the records to the client. `done` is called once, perhaps from another thread."""
         reports = _Reports(len(records), lambda: done(reports.failures))
         for place, record in enumerate(records):
@@ -100,7 +100,7 @@ class RecordStore:
                 reports.fail(place, error)
         reports.one_less()
 
-    def store_and_wait(self, records: Sequence[Record]) -> None:
+    def store_and_wait(self, records: Sequence[KafkaRecord]) -> None:
         """Return when all are confirmed; PublishError otherwise."""
         outcome: list[Failures] = []
         known = Signal()
@@ -115,7 +115,7 @@ class RecordStore:
         if outcome[0]:
             raise together(outcome[0], len(records))
 
-    def _give(self, record: Record, report: Callable[..., None]) -> None:
+    def _give(self, record: KafkaRecord, report: Callable[..., None]) -> None:
         try:
             self._working_client().produce(
                 record.topic, record.value, record.key, on_delivery=report, headers=list(record.headers)
@@ -205,7 +205,7 @@ class SharedStore:
             last.close()
 
 
-class _Posting:
+class _Poster:
     """What blocking and awaiting producers share."""
 
     def __init__(self, transport: "KafkaTransport") -> None:
@@ -213,14 +213,14 @@ class _Posting:
         self._store: Final = transport.stores.take()
         self._closed = False
 
-    def _records(self, messages: Sequence[Message], delay: float) -> list[Record]:
+    def _records(self, messages: Sequence[Message], delay: float) -> list[KafkaRecord]:
         if self._closed:
             raise not_sent("the producer is closed", retriable=True)
         if delay > 0:
             raise not_sent("Kafka stores no message for later")
         return [self._record(message) for message in messages]
 
-    def _record(self, message: Message) -> Record:
+    def _record(self, message: Message) -> KafkaRecord:
         try:
             check_sizes(message, self._transport.capabilities)
             return new_record(message)
@@ -228,7 +228,7 @@ class _Posting:
             raise not_sent(f"message {message.id} cannot be written: {error}") from error
 
 
-class KafkaProducer(_Posting):
+class KafkaProducer(_Poster):
     """Sends to the topics in the messages' headers, by a client of its own. From any thread."""
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
@@ -242,7 +242,7 @@ class KafkaProducer(_Posting):
             self._transport.stores.release()
 
 
-class AsyncKafkaProducer(_Posting):
+class AsyncKafkaProducer(_Poster):
     """The same, awaiting; on the loop that opened it."""
 
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:

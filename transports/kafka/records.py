@@ -44,7 +44,7 @@ _CREATED: Final = 1
 """The type of a record's timestamp that its sender gave."""
 
 
-class Record(NamedTuple):
+class KafkaRecord(NamedTuple):
     """What is stored in a topic."""
 
     topic: str
@@ -116,11 +116,13 @@ class KafkaMessage(Message):
 # -- writing
 
 
-def new_record(message: Message) -> Record:
+def new_record(message: Message) -> KafkaRecord:
     """The record of a message that is posted; ValueError if it cannot be written."""
     header = message.header
     key = None if header.key is None else header.key.encode()
-    return Record(header.topic, key, message.body, [*_own_headers(header, header.topic), *_senders_headers(header)])
+    return KafkaRecord(
+        header.topic, key, message.body, [*_own_headers(header, header.topic), *_senders_headers(header)]
+    )
 
 
 def _own_headers(header: Header, topic: str) -> list[tuple[str, bytes]]:
@@ -142,7 +144,7 @@ def _senders_headers(header: Header) -> list[tuple[str, bytes]]:
     ]
 
 
-def copy_record(message: Message, topic: str, attempts: int, now: float, *, due: float, wait: float) -> Record:
+def copy_record(message: Message, topic: str, attempts: int, now: float, *, due: float, wait: float) -> KafkaRecord:
     """A copy that comes again to its channel: with its attempts, and when it is due."""
     receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
     added = {
@@ -152,10 +154,12 @@ def copy_record(message: Message, topic: str, attempts: int, now: float, *, due:
         DUE: repr(due),
         WAIT: repr(wait),
     }
-    return Record(topic, receipt.key, message.body, _changed(receipt.headers, added))
+    return KafkaRecord(topic, receipt.key, message.body, _changed(receipt.headers, added))
 
 
-def dead_letter_records(message: Message, rejection: Rejection, topic: str, room: int) -> Iterator[tuple[Record, str]]:
+def dead_letter_records(
+    message: Message, rejection: Rejection, topic: str, room: int
+) -> Iterator[tuple[KafkaRecord, str]]:
     """The record of a dead letter, then smaller ones, for when the broker cannot take the last one.
 
     The first has all headers of the sender, the second has none. The others have a body that is cut to `room` bytes, to
@@ -165,11 +169,11 @@ def dead_letter_records(message: Message, rejection: Rejection, topic: str, room
     texts = provenance(message, rejection)
     own = {TOPIC: message.header.topic, ID: message.id or message.identity}
     whole = _changed(receipt.headers, {**texts, **own}, removed={*_COPIES, *PROVENANCE, *own})
-    yield Record(topic, receipt.key, message.body, whole), ""
+    yield KafkaRecord(topic, receipt.key, message.body, whole), ""
     short = {**{name: text for name, text in texts.items() if name in MINIMAL}, **own}
-    yield Record(topic, receipt.key, message.body, _encoded(short)), ""
+    yield KafkaRecord(topic, receipt.key, message.body, _encoded(short)), ""
     for header, body, saying in cut_letters(Header("", headers=short), message.body, room):
-        yield Record(topic, None, body, _encoded(header.headers)), saying
+        yield KafkaRecord(topic, None, body, _encoded(header.headers)), saying
 
 
 def _encoded(texts: Mapping[str, str]) -> list[tuple[str, bytes]]:
