@@ -240,11 +240,13 @@ class _ParsedHeaders:
             self.wait = _seconds(text)
 
     def _add_time(self, text: str) -> bool:
-        with suppress(ValueError):
-            self.attributes["timestamp"] = time = float(text)
-            if isfinite(time):
-                return True
-            del self.attributes["timestamp"]
+        try:
+            time = float(text)
+        except ValueError:
+            return False
+        if isfinite(time):
+            self.attributes["timestamp"] = time
+            return True
         return False
 
 
