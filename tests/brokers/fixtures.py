@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from brokers.kafka import Kafka
 from brokers.mosquitto import Mosquitto
 from brokers.nats import Nats
 from brokers.postgres import Postgres
@@ -52,6 +53,24 @@ def redis_server() -> Iterator[Redis]:
 @pytest.fixture(scope="session")
 def mosquitto() -> Iterator[Mosquitto]:
     with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[Kafka]:
+    with Kafka() as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_kafka_broker(second_kafka_broker: Kafka) -> Kafka:
+    second_kafka_broker.revive()
+    return second_kafka_broker
+
+
+@pytest.fixture(scope="session")
+def second_kafka_broker() -> Iterator[Kafka]:
+    with Kafka() as broker:
         yield broker
 
 

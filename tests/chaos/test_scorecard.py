@@ -29,9 +29,10 @@ from support.waiting import eventually
 
 if TYPE_CHECKING:
     from brokers.fixtures import ProxyTo
+    from brokers.kafka import Kafka
 
 PATIENCE = 90.0
-TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "mqtt", "mqtt-3.1.1", "sqlite", "postgres"]
+TRANSPORTS = ["quorum", "classic", "nats", "kafka", "streams", "lists", "mqtt", "mqtt-3.1.1", "sqlite", "postgres"]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -57,6 +58,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             separator = "&" if "?" in server.url else "?"
             url = f"{server.url}{separator}schema=chaos_{uuid4().hex[:12]}"
             return Place(url, server.restart, lambda: server.kill_backends("message-pump%"))
+        case "kafka":
+            broker: Kafka = found("own_kafka_broker")
+            return Place(f"{broker.url}&retry_delays=0.2", broker.blink, broker.blink)
         case "nats":
             server = found("own_nats_server")
         case "streams" | "lists":

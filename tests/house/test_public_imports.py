@@ -36,6 +36,7 @@ PUBLIC = {
     "pump.transports.postgres": "PostgresTransport",
     "pump.transports.rabbitmq": "RabbitMQSettings RabbitMQTransport",
     "pump.transports.mqtt": "MqttServer MqttTransport Will",
+    "pump.transports.kafka": "Cluster KafkaTransport",
     "pump.transports.redis": "RedisListTransport RedisTransport Server",
     "pump.transports.sqlite": "SqliteTransport",
 }

@@ -1,0 +1,150 @@
+"""Partitions come and go under load: order within a key is exact, and no gap is ever committed."""
+
+import signal
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from brokers.kafka import Kafka
+from pump import Dispatcher
+from support.kafka_works import Job, Works
+from support.programs import Program
+from support.waiting import eventually
+
+PARTITIONS = 4
+PATIENCE = 60.0
+
+Running = Callable[[Dispatcher], Dispatcher]
+
+
+class Auditor:
+    """An independent consumer: what the topic has, and what the group has committed of it."""
+
+    def __init__(self, broker: Kafka, works: Works) -> None:
+        self._client: Any = Consumer(
+            broker.client(**{"group.id": works.channel, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+        )
+        self._partitions = [TopicPartition(works.channel, number) for number in range(PARTITIONS)]
+
+    def committed(self) -> Mapping[int, int]:
+        found = self._client.committed(self._partitions, timeout=30)
+        return {each.partition: max(0, each.offset) for each in found}
+
+    def stored(self, count: int) -> Mapping[int, list[str]]:
+        """The names of all jobs of each partition, in order."""
+        names: dict[int, list[str]] = defaultdict(list)
+        self._client.assign([TopicPartition(each.topic, each.partition, 0) for each in self._partitions])
+        while sum(map(len, names.values())) < count:
+            record = self._client.poll(30)
+            assert record is not None
+            assert record.error() is None
+            names[record.partition()].append(Works.name_in(record.value()))
+        self._client.unassign()
+        return names
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def auditing(broker: Kafka, works: Works) -> Iterator[Auditor]:
+    auditor = Auditor(broker, works)
+    try:
+        yield auditor
+    finally:
+        auditor.close()
+
+
+@pytest.mark.requirement("P-10")
+def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_and_go(
+    works: Works, kafka_broker: Kafka, running: Running
+) -> None:
+    jobs = [Job(f"k{number % 40}-{number // 40}", f"k{number % 40}", seconds=0.005) for number in range(2000)]
+    options = {"awaiting": True, "in_flight": 20, "buffer_size": 40}
+    works.post(*jobs)
+
+    with auditing(kafka_broker, works) as auditor:
+        names = auditor.stored(len(jobs))
+        gaps: list[str] = []
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.05):
+                committed = auditor.committed()
+                done = set(works.noted("done"))
+                gaps.extend(
+                    name for number, offset in committed.items() for name in names[number][:offset] if name not in done
+                )
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            first = works.dispatcher(**options)
+            with first:
+                eventually(lambda: len(works.noted("done")) > 200, PATIENCE)
+                running(works.dispatcher(**options))
+                eventually(lambda: len(works.noted("done")) > 900, PATIENCE)
+            running(works.dispatcher(**options))
+            eventually(lambda: len(set(works.noted("done"))) == len(jobs), PATIENCE)
+            eventually(lambda: auditor.committed() == {number: len(names[number]) for number in range(4)}, PATIENCE)
+        finally:
+            over.set()
+            looking.join()
+
+    assert gaps == []
+    assert_in_order(works.noted("began"))
+    assert Counter(works.noted("done")).total() - len(jobs) <= 3 * 20
+
+
+def assert_in_order(names: list[str]) -> None:
+    """Of each key the first runs are in order, and nothing runs again when a later one has begun."""
+    latest: dict[str, int] = {}
+    for name in names:
+        key, _, number = name.partition("-")
+        assert int(number) in {latest.get(key, -1), latest.get(key, -1) + 1}, f"{name} came after {latest.get(key)}"
+        latest[key] = int(number)
+
+
+def test_a_member_that_is_killed_loses_nothing(works: Works, running: Running) -> None:
+    jobs = [Job(f"k{number % 40}-{number // 40}", f"k{number % 40}", seconds=0.02) for number in range(1200)]
+    works.post(*jobs)
+    options = {"awaiting": True, "in_flight": 20, "buffer_size": 40}
+
+    with Program(works.command(**options), works.folder) as program:
+        eventually(lambda: len(works.noted("done")) > 100, PATIENCE)
+        running(works.dispatcher(**options))
+        eventually(lambda: len(works.noted("done")) > 600, PATIENCE)
+        program.send(signal.SIGKILL)
+        program.ends()
+
+    eventually(lambda: len(set(works.noted("done"))) == len(jobs), PATIENCE)
+    assert Counter(works.noted("done")).total() - len(jobs) <= 400
+
+
+def test_a_message_that_is_refused_holds_up_its_partition_and_no_other(
+    works: Works, running: Running, *, awaiting: bool
+) -> None:
+    keys = [f"k{number}" for number in range(12)]
+    works.post(Job("refused", keys[0], "refused"), *(Job(f"{key}-after", key) for key in keys))
+
+    running(works.dispatcher(awaiting=awaiting, dont_ack_delay=0.1, may_block=True))
+
+    eventually(lambda: works.noted("began").count("refused") >= 5, PATIENCE)
+    eventually(lambda: len(works.noted("done")) >= 4, PATIENCE)
+    assert f"{keys[0]}-after" not in works.noted("began")
+
+
+def test_a_handler_that_takes_longer_than_the_session_runs_once(
+    works: Works, running: Running, *, awaiting: bool
+) -> None:
+    works.post(Job("long", "k", seconds=4.0), Job("next", "k"))
+
+    running(works.dispatcher(awaiting=awaiting))
+
+    eventually(lambda: works.noted("done") == ["long", "next"], PATIENCE)
+    assert works.noted("began") == ["long", "next"]

@@ -1,0 +1,200 @@
+"""One consumer of one channel: what it receives, and how it carries verdicts out."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from pump.clock import Signal
+from pump.dead_letter import Rejection
+from pump.errors import PublishError, PumpError, SetupError
+from pump.message import Message
+from pump.subscription import Subscription
+from pump.telemetry import log
+from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.protocol import new_generation
+from pump.transports.kafka.member import GroupMember
+from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord, copy_record, dead_letter_records
+
+if TYPE_CHECKING:
+    from pump.transports.kafka.transport import KafkaTransport
+
+CLOSE_SECONDS: Final = 1.8
+LONGEST_DELAY: Final = 365 * 86_400.0
+FORWARD_AGAIN_SECONDS: Final = 1.0
+
+
+class KafkaConsumer:
+    """Consumes the channel's topic as a member of the group of the channel's name, and its retry topics as another.
+
+    They are two groups, so that the partitions of the topic are shared evenly among the consumers, whoever has how many
+    of the others. One thread receives; any thread settles or interrupts.
+    """
+
+    broker_limit: int | None = None
+
+    def __init__(self, transport: "KafkaTransport", subscription: Subscription, destinations: Destinations) -> None:
+        self.generation: Final = new_generation()
+        self._transport: Final = transport
+        self._destinations: Final = destinations
+        self._channel: Final = destinations.channel
+        self._retry: Final = transport.retry_topics(destinations)
+        self._max_attempts: Final = subscription.max_attempts
+        self._clock: Final = transport.clock
+        self._store: Final = transport.stores.take()
+        self._arrived: Final = Signal()
+        self._interrupted = False
+        self._closed = False
+
+        def member(group: str, topics: Sequence[str]) -> GroupMember:
+            return GroupMember(
+                transport,
+                group=group,
+                topics=topics,
+                generation=self.generation,
+                arrived=self._arrived,
+                forward=self._forward,
+            )
+
+        self._retrying: Final = member(f"{self._channel}.retry", self._retry.names)
+        self._consuming: Final = member(self._channel, (destinations.topic,))
+        self._members: Final = (self._retrying, self._consuming)
+
+    # -- receiving
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            self._arrived.clear()
+            messages = self._take(limit)
+            left = deadline - self._clock.monotonic()
+            if messages or self._interrupted or left <= 0:
+                self._interrupted = False
+                return messages
+            self._clock.wait(self._arrived, left)
+
+    def _take(self, limit: int) -> Sequence[Message]:
+        for member in self._members:
+            if member.failure is not None:
+                raise member.failure
+        messages = self._retrying.take(limit)
+        return messages or self._consuming.take(limit)
+
+    def interrupt(self) -> None:
+        """Make the current receive, or else the next one, return early."""
+        self._interrupted = True
+        self._arrived.set()
+
+    # -- settling
+
+    def _member_of(self, message: Message) -> GroupMember:
+        receipt = message.receipt
+        if isinstance(receipt, KafkaReceipt) and receipt.partition.topic in self._retry.names:
+            return self._retrying
+        return self._consuming
+
+    def acknowledge_soon(self, message: Message) -> bool:
+        """As `acknowledge`, which never waits."""
+        self.acknowledge(message)
+        return True
+
+    def acknowledge(self, message: Message) -> None:
+        """The message is done; it is committed soon, if everything before it is done."""
+        self._member_of(message).settle(message)
+
+    def nack(self, message: Message) -> None:
+        """Nothing is sent: what is not settled is not committed. The channel holds the message."""
+
+    def extend(self, message: Message) -> None:
+        """There is no lease to extend: a delivery is this consumer's for as long as it has the partition."""
+        self._member_of(message).check(message)
+
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        """Store a copy that comes to this channel after the delay; then settle the original."""
+        self.extend(message)
+        now = self._clock.wall()
+        delay = min(delay, LONGEST_DELAY) if delay > 0 else 0.0
+        topic, wait = self._retry.place(delay)
+        self._store.store_and_wait([copy_record(message, topic, attempts, now, due=now + delay, wait=now + wait)])
+        self.acknowledge(message)
+
+    def _forward(self, read: ReadRecord) -> None:
+        """Send a copy on its way again that is due later than its topic has it wait."""
+        message, now = read.message, self._clock.wall()
+        topic, wait = self._retry.place(read.due - now)
+        record = copy_record(message, topic, message.attempts, now, due=read.due, wait=now + wait)
+
+        def done(failures: object) -> None:
+            if failures:
+                self._clock.alarm(FORWARD_AGAIN_SECONDS, lambda: self._forward(read))
+                return
+            with suppress(PumpError):  # it is another consumer's by now, which sends it on as well
+                self._retrying.settle(message)
+
+        if not message.lost and not self._closed:
+            self._store.store([record], done)
+
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        """Store a dead letter; then settle the original."""
+        self.extend(message)
+        topic = self._destinations.for_rejected(rejection.kind)
+        if topic is None:
+            report_gone(log, message, self._channel, rejection)
+        else:
+            try:
+                self._store_dead_letter(topic, message, rejection)
+            except PublishError:
+                self._park(message, rejection)
+                raise
+        self.acknowledge(message)
+
+    def _store_dead_letter(self, topic: str, message: Message, rejection: Rejection) -> None:
+        room = self._transport.capabilities.largest_body or 0
+        refusal: PublishError | None = None
+        for record, saying in dead_letter_records(message, rejection, topic, room):
+            try:
+                self._store.store_and_wait([record])
+            except PublishError as error:
+                if error.sent is not False or error.retriable:
+                    raise
+                refusal = error
+                continue
+            if saying:
+                log.error("kafka: message %s of %s: its dead letter did not fit: %s", message.id, self._channel, saying)
+            return
+        if refusal is not None:
+            raise refusal
+
+    def _park(self, message: Message, rejection: Rejection) -> None:
+        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
+        if must_be_parked(message, rejection, self._max_attempts):
+            try:
+                self.requeue(message, PARKED_SECONDS, rejection.attempts)
+            except PumpError as error:
+                report_kept(log, message, self._channel, error)
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Nobody has begun these: they are the next ones here, or another consumer's, when this one is closed."""
+        ours = [each for each in messages if isinstance(each, KafkaMessage)]
+        for member in self._members:
+            member.put_back([each for each in ours if self._member_of(each) is member])
+
+    def purge(self) -> int:
+        """Nothing is removed: that is an operator's command on Kafka, for all groups."""
+        raise SetupError(f"kafka: channel {self._channel} cannot be emptied: set the offsets of its group instead")
+
+    # -- ending
+
+    def close(self) -> None:
+        """Commit what is settled and leave the groups. Brokers that do not answer are not waited for for long."""
+        if self._closed:
+            return
+        self._closed = True
+        for member in self._members:
+            member.stop()
+        deadline = self._clock.monotonic() + CLOSE_SECONDS
+        left = [member.has_left(deadline - self._clock.monotonic()) for member in self._members]
+        if not all(left):
+            log.warning("kafka: channel %s: the brokers do not answer; its group is left without a word", self._channel)
+        self._transport.stores.release()
