@@ -15,6 +15,7 @@ from brokers.postgres import Postgres
 from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
+from brokers.servicebus import ServiceBus
 
 ProxyTo = Callable[[int], Proxy]
 
@@ -48,6 +49,12 @@ def redis_server() -> Iterator[Redis]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def servicebus() -> Iterator[ServiceBus]:
+    with ServiceBus() as broker:
+        yield broker
+
+
 @pytest.fixture
 def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
     second_rabbitmq.revive()
@@ -72,6 +79,12 @@ def own_redis_server(second_redis_server: Redis) -> Redis:
     return second_redis_server
 
 
+@pytest.fixture
+def own_servicebus(second_servicebus: ServiceBus) -> ServiceBus:
+    second_servicebus.revive()
+    return second_servicebus
+
+
 @pytest.fixture(scope="session")
 def second_rabbitmq() -> Iterator[RabbitMQ]:
     with RabbitMQ() as broker:
@@ -93,6 +106,12 @@ def second_postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def second_redis_server() -> Iterator[Redis]:
     with Redis() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def second_servicebus() -> Iterator[ServiceBus]:
+    with ServiceBus() as broker:
         yield broker
 
 

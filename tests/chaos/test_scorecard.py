@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from brokers.fixtures import ProxyTo
 
 PATIENCE = 90.0
-TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres"]
+TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres", "servicebus"]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -59,6 +59,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             return Place(url, server.restart, lambda: server.kill_backends("message-pump%"))
         case "nats":
             server = found("own_nats_server")
+        case "servicebus":
+            server = found("own_servicebus")
+            proxy = proxy_to(server.port)
+            return Place(proxy.url(server.url), server.restart, proxy.reset)
         case "streams" | "lists":
             server = found("own_redis_server")
         case _:
