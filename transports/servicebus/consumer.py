@@ -69,6 +69,7 @@ class ServiceBusConsumer:
         self._interrupted = False
         self._closed = False
         self._broken_since: float | None = None
+        self._receives = 0
         self._quieting: asyncio.Task[None] | None = None
         self._link: Final[QueueLink] = self._run(self._made(lambda: QueueLink(settings, self._channel)))
         self._senders: Final[Senders] = self._run(self._made(lambda: Senders(settings)))
@@ -93,8 +94,7 @@ class ServiceBusConsumer:
         return self._run(self._receive(limit, self._clock.monotonic() + timeout))
 
     async def _receive(self, limit: int, deadline: float) -> Sequence[Message]:
-        if self._quieting is not None:
-            self._quieting.cancel()
+        self._receives += 1
         messages: Sequence[Message] = ()
         while not messages:
             began = self._clock.monotonic()
@@ -114,7 +114,7 @@ class ServiceBusConsumer:
                 break
         self._interrupted = False
         if len(messages) < limit and self._broken_since is None:
-            self._quieting = asyncio.get_running_loop().create_task(self._quiet())
+            self._quieting = asyncio.get_running_loop().create_task(self._quiet(self._receives))
         return messages
 
     def _message(self, raw: Any, began: float) -> Message:  # noqa: ANN401 - the client's
@@ -130,12 +130,14 @@ class ServiceBusConsumer:
             lease_expires=expires if lock is None else min(expires, self._clock.monotonic() + lock),
         )
 
-    async def _quiet(self) -> None:
-        """Nobody asks any more for now: what still comes is for others."""
-        with suppress(TransportError):
-            await self._link.ask_no_more()
+    async def _quiet(self, receives: int) -> None:
+        """If nobody asks any more for now, what still comes is for others. A call of the client is never cut off."""
+        with suppress(TransportError, LeaseLost):
+            if self._receives == receives:
+                await self._link.ask_no_more()
             await _pause(QUIET_SECONDS)
-            await self._link.quiet()
+            if self._receives == receives and not self._closed:
+                await self._link.quiet()
 
     async def _note_outage(self, error: TransportError, deadline: float) -> None:
         """While locks may last, the connection is made again here; after that by a new consumer, which looks anew."""
