@@ -9,14 +9,14 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
-GAP_SECONDS: Final = 0.02
+GAP_SECONDS: Final = 0.05
 """How long a receive goes on after its first messages, for others that come behind them."""
 LONG: Final = "LONG"
 _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
 def hurry(receiver: ServiceBusReceiver) -> None:
-    """Have a receive return 20 ms after its first messages, not 200 ms. Without that, it is only later."""
+    """Have a receive return 50 ms after its first messages, not 200 ms. Without that, it is only later."""
     if isinstance(getattr(receiver, "_further_pull_receive_timeout", None), float):
         receiver._further_pull_receive_timeout = GAP_SECONDS  # noqa: SLF001 - see above
 
