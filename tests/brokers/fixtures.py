@@ -17,6 +17,7 @@ from brokers.postgres import Postgres
 from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
+from brokers.servicebus import ServiceBus
 
 ProxyTo = Callable[[int], Proxy]
 
@@ -131,6 +132,24 @@ def second_redis_server() -> Iterator[Redis]:
 @pytest.fixture(scope="session")
 def second_mosquitto() -> Iterator[Mosquitto]:
     with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def servicebus() -> Iterator[ServiceBus]:
+    with ServiceBus() as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_servicebus(second_servicebus: ServiceBus) -> ServiceBus:
+    second_servicebus.revive()
+    return second_servicebus
+
+
+@pytest.fixture(scope="session")
+def second_servicebus() -> Iterator[ServiceBus]:
+    with ServiceBus() as broker:
         yield broker
 
 

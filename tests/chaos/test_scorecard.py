@@ -32,7 +32,19 @@ if TYPE_CHECKING:
     from brokers.kafka import Kafka
 
 PATIENCE = 90.0
-TRANSPORTS = ["quorum", "classic", "nats", "kafka", "streams", "lists", "mqtt", "mqtt-3.1.1", "sqlite", "postgres"]
+TRANSPORTS = [
+    "quorum",
+    "classic",
+    "nats",
+    "kafka",
+    "streams",
+    "lists",
+    "mqtt",
+    "mqtt-3.1.1",
+    "sqlite",
+    "postgres",
+    "servicebus",
+]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -63,6 +75,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             return Place(f"{broker.url}&retry_delays=0.2", broker.blink, broker.blink)
         case "nats":
             server = found("own_nats_server")
+        case "servicebus":
+            server = found("own_servicebus")
+            proxy = proxy_to(server.port)
+            return Place(proxy.url(server.url), server.restart, proxy.reset)
         case "streams" | "lists":
             server = found("own_redis_server")
         case "mqtt" | "mqtt-3.1.1":

@@ -1,0 +1,70 @@
+"""The contract on the project's own Service Bus, driven by the vendor's client through a network that breaks."""
+
+from dataclasses import replace
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from brokers.fixtures import ProxyTo
+from brokers.proxy import Proxy
+from brokers.servicebus import ServiceBus
+from pump.subscription import Subscription
+from pump.testing.contract import TransportContract
+from pump.testing.driver import ChannelDriver, TransportDriver
+from pump.transport_kit.protocol import Transport
+from pump.transports.servicebus import ServiceBusTransport
+
+
+class ServiceBusContract(TransportContract):
+    silence_seconds = 0.3
+    lease_seconds = 2.0
+    released_within_seconds = 1.0
+    broker: ServiceBus
+    network: Proxy
+
+    def expect_nothing_left(self, driver: TransportDriver, channel: ChannelDriver) -> None:
+        """The broker itself says what it has: nobody need wait until a lock would have ended."""
+        self.expect_nothing(channel)
+        channel.close()
+        assert self.broker.command("count", entity=channel.subscription.channel)["all"] == 0
+
+    @pytest.fixture(autouse=True)
+    def _on(self, own_servicebus: ServiceBus, proxy_to: ProxyTo, hurried: None) -> None:
+        self.broker, self.network = own_servicebus, proxy_to(own_servicebus.port)
+
+    @pytest.fixture
+    def transport(self, _on: None) -> Transport:
+        return ServiceBusTransport.from_url(self.network.url(self.broker.url))
+
+    def in_another_process(self, transport: Transport) -> str:
+        url = self.broker.url
+        return f"from pump.transports.servicebus import ServiceBusTransport as T\ntransport = T.from_url({url!r})"
+
+    def break_connection(self, transport: Transport) -> None:
+        self.network.reset()
+
+    def restart_broker(self, transport: Transport) -> None:
+        self.broker.restart()
+
+    def send_unparseable(self, transport: Transport, topic: str) -> bytes:
+        body = b"\xff\xfe no sense"
+        client = ServiceBusClient.from_connection_string(self.broker.connection_string)
+        with client, client.get_queue_sender(topic) as sender:
+            sender.send_messages(ServiceBusMessage(body, application_properties={"pump-time": "yesterday"}))
+        return body
+
+
+class TopicsContract(ServiceBusContract):
+    """Each channel is a queue that a subscription of a topic forwards to."""
+
+    def subscription(self, topic: str = "") -> Subscription:
+        made = super().subscription(topic)
+        return replace(made, topic=topic or f"{made.topic}.topic")
+
+
+class QueuesContract(ServiceBusContract):
+    """Each channel is a queue of its topic's name, and the only channel of that topic."""
+
+    def subscription(self, topic: str = "") -> Subscription:
+        self.skip_if(bool(topic), "a queue has one channel")
+        return super().subscription()

@@ -1,0 +1,160 @@
+"""How often a message may fail: across retries, restarts and kills, and whatever the queue's own limit is."""
+
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from brokers.servicebus import ServiceBus
+from pump import Dispatcher, Publication, Subscription
+from pump.errors import DontAckAction
+from support.programs import Program
+from support.pumps import KINDS, Body, Kind, Order, Outcomes
+from support.redis_works import Job, Works, jobs
+from support.waiting import eventually
+
+pytestmark = pytest.mark.requirement("P-04")
+
+PATIENCE = 60.0
+FAST: dict[str, Any] = {
+    "max_attempts": 3,
+    "requeue_backoff": (0.01, 0.05),
+    "dont_ack_delay": 0.0,
+    "failure_backoff": (0.2, 1.0),
+    "lease": 5.0,
+}
+
+
+@pytest.fixture(params=KINDS[:2], ids=[kind.name for kind in KINDS[:2]])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+class Shop:
+    """One channel, and dispatchers of its orders, one after another."""
+
+    def __init__(self, broker: ServiceBus, kind: Kind) -> None:
+        self._broker, self._kind = broker, kind
+        self.topic = f"orders-{uuid4().hex[:8]}"
+
+    def dispatcher(self, body: Body, url: str = "", **options: Any) -> Dispatcher:
+        rules = {**FAST, **self._kind.options, **options}
+        return Dispatcher(
+            self._broker.url + url,
+            handlers=[self._kind.handler(body)],
+            subscriptions=[Subscription(Order, topic=self.topic, channel=self.topic, **rules)],
+            publications=[Publication(Order, topic=self.topic)],
+        )
+
+    def holds(self, number: int, queue: str = "") -> bool:
+        return bool(self._broker.command("count", entity=self.topic + queue)["all"] == number)
+
+    def ends(self) -> None:
+        """Wait until there is one dead letter, and nothing else."""
+        eventually(lambda: self.holds(1, "/$deadletterqueue") and self.holds(0), PATIENCE)
+
+
+@pytest.fixture
+def shop(servicebus: ServiceBus, kind: Kind, hurried: None) -> Shop:
+    return Shop(servicebus, kind)
+
+
+@pytest.mark.parametrize("url", ["", "&duplicate_detection=true"], ids=["plain", "duplicates"])
+def test_what_always_fails_runs_as_often_as_it_may_and_is_one_dead_letter(shop: Shop, url: str) -> None:
+    failing = Outcomes(ValueError("no tea"))
+
+    with shop.dispatcher(failing, url) as dispatcher:
+        dispatcher.post(Order(1))
+        shop.ends()
+
+    assert failing.runs == 3
+
+
+def test_a_restart_in_between_gives_no_run_more(shop: Shop) -> None:
+    failing = Outcomes(ValueError("no tea"))
+    with shop.dispatcher(failing, requeue_backoff=(0.5, 0.5)) as first:
+        first.post(Order(1))
+        eventually(lambda: failing.runs == 1, PATIENCE)
+
+    with shop.dispatcher(failing):
+        shop.ends()
+
+    assert failing.runs == 3
+
+
+def test_fifty_nacks_charge_no_attempt(shop: Shop) -> None:
+    wilful = Outcomes(*[DontAckAction() for _ in range(50)], ValueError("no tea"))
+
+    with shop.dispatcher(wilful, may_block=True) as first:
+        first.post(Order(1))
+        eventually(lambda: wilful.runs >= 20, PATIENCE)
+    with shop.dispatcher(wilful, may_block=True):
+        shop.ends()
+
+    assert wilful.runs == 50 + 3
+
+
+def test_a_queue_with_a_limit_of_its_own_does_not_decide(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    wilful = Outcomes(*[DontAckAction() for _ in range(20)], ValueError("no tea"))
+
+    with shop.dispatcher(wilful, "&max_delivery_count=6", may_block=True) as dispatcher:
+        dispatcher.post(Order(1))
+        shop.ends()
+
+    assert wilful.runs == 20 + 3
+    assert len([each for each in caplog.records if "6" in each.getMessage() and "held" in each.getMessage()]) <= 1
+
+
+def test_restarts_with_a_full_buffer_charge_nothing(shop: Shop) -> None:
+    seen: list[int] = []
+
+    def slow(order: Order) -> None:
+        seen.append(order.number)
+        raise DontAckAction
+
+    for _ in range(4):
+        before = len(seen)
+        with shop.dispatcher(slow, may_block=False) as dispatcher:
+            if not before:
+                dispatcher.post_many([Order(number) for number in range(5)])
+            eventually(lambda before=before: len(seen) > before, PATIENCE)  # type: ignore[misc]
+
+    assert shop.holds(5)
+    assert shop.holds(0, "/$deadletterqueue")
+
+
+@pytest.fixture
+def works(tmp_path: Path) -> Works:
+    return Works(tmp_path)
+
+
+@pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
+def test_one_that_kills_its_process_is_found_out_and_no_other_is(
+    servicebus: ServiceBus, works: Works, tmp_path: Path, *, awaiting: bool
+) -> None:
+    options = {"max_attempts": 3, "lease": 3.0, "requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
+    url = f"{servicebus.url}&lease=3"
+    works.post(url, *jobs(20), Job("killer", "kills"), *jobs(20, prefix="later"))
+    dead = f"{works.channel}/$deadletterqueue"
+
+    def is_over() -> bool:
+        counted = [servicebus.command("count", entity=name)["all"] for name in (works.channel, dead)]
+        return counted == [0, 1]
+
+    for _ in range(6):
+        program = Program(works.command(url, awaiting=awaiting, **options), tmp_path)
+        with program:
+            eventually(lambda program=program: is_over() or program._process.poll() is not None, PATIENCE)  # type: ignore[misc]
+            if is_over():
+                program.send(signal.SIGTERM)
+                program.ends()
+                break
+
+    runs = Counter(works.runs)
+    assert is_over()
+    assert runs["killer"] == 3
+    assert set(runs) == {"killer", *(f"job-{n}" for n in range(20)), *(f"later-{n}" for n in range(20))}

@@ -1,0 +1,392 @@
+"""A consumer of one queue. Its calls block; the vendor's client runs on a loop of the consumer's own.
+
+So a handler that blocks its thread or its loop keeps no lock from being renewed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar, cast
+
+from pump.clock import Clock
+from pump.dead_letter import TOTAL_LIMIT, Rejection
+from pump.duration import seconds
+from pump.errors import LeaseLost, PublishError, PumpError, TransportError
+from pump.message import Message
+from pump.subscription import Subscription
+from pump.telemetry import log
+from pump.transport_kit.dead_letters import (
+    PARKED_SECONDS,
+    SHORT_LIMIT,
+    copy_headers,
+    dead_letter_headers,
+    must_be_parked,
+    report_gone,
+    report_kept,
+)
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.protocol import new_generation
+from pump.transports.servicebus.entities import DEAD, Facts, channel_names
+from pump.transports.servicebus.errors import Refused, publish_error
+from pump.transports.servicebus.link import QueueLink, Senders
+from pump.transports.servicebus.messages import LockReceipt, read_message, said_of, write_copy
+from pump.transports.servicebus.settings import ServiceBusSettings
+
+LONGEST_DELAY: Final = 3650 * 86_400.0
+UNSENT: Final = 64
+"""At most so many acknowledgements wait to be sent: the most that a kill makes come again."""
+QUIET_SECONDS: Final = 0.05
+"""How long after a receive nobody asks again, before what comes late is given back."""
+RETRY_SECONDS: Final = 0.2
+"""How long to wait before a lost connection, or a renewal, is tried again."""
+RENEWAL_SECONDS: Final = 2.0
+"""How long one try to renew may take."""
+CLOSE_SECONDS: Final = 1.0
+"""How long a close waits for a namespace that does not answer."""
+
+Result = TypeVar("Result")
+
+
+class ServiceBusConsumer:
+    """One consumer. Connections that break are made again beneath it: locks outlive them, as does its generation."""
+
+    def __init__(self, settings: ServiceBusSettings, subscription: Subscription, facts: Facts, clock: Clock) -> None:
+        self.generation: Final = new_generation()
+        self.broker_limit: Final = facts.max_delivery_count
+        self._destinations: Final = channel_names(subscription)
+        self._channel: Final = self._destinations.channel
+        self._max_attempts: Final = subscription.max_attempts
+        self._facts: Final = facts
+        self._patience: Final = facts.lock_seconds or seconds(settings.lease)
+        self._clock: Final = clock
+        self._thread: Final = LoopThread("pump-servicebus", ends_connections=True)
+        self._acks: Final[deque[Message]] = deque()
+        """Appended by any thread, sent by the loop. A deque needs no lock."""
+        self._sending = False
+        """Whether the loop was asked to send. Cleared before the deque is read, so that nothing is left over."""
+        self._interrupted = False
+        self._closed = False
+        self._broken_since: float | None = None
+        self._receives = 0
+        self._quieting: asyncio.Task[None] | None = None
+        self._link: Final[QueueLink] = self._run(self._made(lambda: QueueLink(settings, self._channel)))
+        self._senders: Final[Senders] = self._run(self._made(lambda: Senders(settings)))
+        self._flushing: Final[asyncio.Lock] = self._run(self._made(asyncio.Lock))
+
+    @staticmethod
+    async def _made(make: Any) -> Any:  # noqa: ANN401 - on the loop, where the client wants to be made
+        return make()
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return self._thread.run(work)
+        except RuntimeError as error:  # the thread is closed
+            raise TransportError(f"the consumer of {self._channel} is closed") from error
+
+    # -- receiving
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        if self._closed:
+            raise TransportError(f"the consumer of {self._channel} is closed")
+        return self._run(self._receive(limit, self._clock.monotonic() + timeout))
+
+    async def _receive(self, limit: int, deadline: float) -> Sequence[Message]:
+        self._receives += 1
+        messages: Sequence[Message] = ()
+        while not messages:
+            began = self._clock.monotonic()
+            try:
+                await self._flush()
+                raws = await self._link.receive(limit, deadline - began)
+            except Refused:
+                self._link.reconnect()
+                raise
+            except TransportError as error:
+                await self._note_outage(error, deadline)
+                raws = ()
+            else:
+                self._note_recovery()
+            messages = [self._message(raw, began) for raw in raws]
+            if self._interrupted or self._clock.monotonic() >= deadline:
+                break
+        self._interrupted = False
+        if len(messages) < limit and self._broken_since is None:
+            self._quieting = asyncio.get_running_loop().create_task(self._quiet(self._receives))
+        return messages
+
+    def _message(self, raw: Any, began: float) -> Message:  # noqa: ANN401 - the client's
+        lock = self._facts.lock_seconds
+        until = raw.locked_until_utc
+        left = self._patience if until is None else (until - datetime.now(UTC)).total_seconds()
+        expires = self._clock.monotonic() + left
+        return read_message(
+            raw,
+            queue=self._channel,
+            topic=self._destinations.topic,
+            generation=self.generation,
+            lease_expires=expires if lock is None else min(expires, self._clock.monotonic() + lock),
+        )
+
+    async def _quiet(self, receives: int) -> None:
+        """If nobody asks any more for now, what still comes is for others. A call of the client is never cut off."""
+        with suppress(TransportError, LeaseLost):
+            if self._receives == receives:
+                await self._link.ask_no_more()
+            await _pause(QUIET_SECONDS)
+            if self._receives == receives and not self._closed:
+                await self._link.quiet()
+
+    async def _note_outage(self, error: TransportError, deadline: float) -> None:
+        """While locks may last, the connection is made again here; after that by a new consumer, which looks anew."""
+        now = self._clock.monotonic()
+        self._link.reconnect()
+        if self._broken_since is None:
+            self._broken_since = now
+            log.warning("servicebus: the connection of %s is lost, and made again: %s", self._channel, error)
+        elif now - self._broken_since > self._patience:
+            raise error
+        await _pause(min(RETRY_SECONDS, max(0.0, deadline - now)))
+
+    def _note_recovery(self) -> None:
+        if self._broken_since is not None:
+            seconds_lost = self._clock.monotonic() - self._broken_since
+            log.warning("servicebus: %s is connected again, after %.1f s", self._channel, seconds_lost)
+            self._broken_since = None
+
+    def interrupt(self) -> None:
+        """Make the current receive, or else the next one, return early. It does within a slice."""
+        self._interrupted = True
+
+    # -- acknowledging
+
+    def acknowledge_soon(self, message: Message) -> bool:
+        """The same, without waiting; False if so many wait to be sent that this one has to."""
+        if len(self._acks) >= UNSENT:
+            return False
+        _claim(message)
+        self._acks.append(message)
+        if not self._sending:
+            self._sending = True
+            try:
+                self._thread.loop.call_soon_threadsafe(self._begin_to_send)
+            except RuntimeError as error:
+                raise TransportError(f"the consumer of {self._channel} is closed") from error
+        return True
+
+    def acknowledge(self, message: Message) -> None:
+        """The message is done. Azure is told at once, and nobody waits for its answer, unless many are under way."""
+        while not self.acknowledge_soon(message):
+            self._run(self._flush())
+
+    def _begin_to_send(self) -> None:
+        self._sending = False
+        self._sender = self._thread.loop.create_task(self._send())
+
+    async def _send(self) -> None:
+        with suppress(TransportError):  # what was not sent is sent before the next receive
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Send what waits, in order; what cannot be sent stays, and raises."""
+        async with self._flushing:
+            while self._acks:
+                message = self._acks[0]
+                try:
+                    await self._link.complete(_raw(message))
+                except LeaseLost as error:
+                    log.warning("servicebus: message %s of %s comes again: %s", message.id, self._channel, error)
+                self._acks.popleft()
+
+    # -- other verdicts
+
+    def nack(self, message: Message) -> None:
+        """Give it back: it is anybody's at once, in its old place. Azure counts a delivery."""
+        self._run(self._settled(message, self._link.abandon(_raw(message))))
+
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        """Send a copy to the channel's own queue, scheduled; once that is stored, the original is completed."""
+        self._run(self._settled(message, self._requeue(message, delay, attempts)))
+
+    async def _requeue(self, message: Message, delay: float, attempts: int) -> None:
+        now = self._clock.wall()
+        headers = {**message.header.headers, **copy_headers(message, attempts, now)}
+        due = now + min(delay, LONGEST_DELAY) if delay > 0 else 0.0
+        await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
+        await self._link.complete(_raw(message))
+
+    @property
+    def _own_queue(self) -> str:
+        """Nothing can be sent to dead letters that Azure keeps: what comes again goes to the queue itself."""
+        name = self._channel
+        return name[: -len(DEAD)] if name.lower().endswith(DEAD) else name
+
+    async def _copy(self, queue: str, copy: Any) -> None:  # noqa: ANN401 - the client's
+        try:
+            await self._senders.send(queue, [copy])
+        except PumpError:
+            raise
+        except Exception as error:
+            raise publish_error(error, f"a copy to {queue}") from error
+
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        """Make it a dead letter: Azure's own, or a copy in another queue, stored before the original is completed."""
+        self._run(self._settled(message, self._reject(message, rejection)))
+
+    async def _reject(self, message: Message, rejection: Rejection) -> None:
+        queue = self._destinations.for_rejected(rejection.kind)
+        if queue is None:
+            await self._link.complete(_raw(message))
+            report_gone(log, message, self._channel, rejection)
+            return
+        if queue.lower() == f"{self._channel}{DEAD}".lower():
+            header = next(iter(dead_letter_headers(message, rejection)))
+            await self._link.dead_letter(_raw(message), *said_of(header.headers, rejection.reason))
+            return
+        try:
+            await self._store_dead_letter(queue, message, rejection)
+        except TransportError:
+            await self._park(message, rejection)
+            raise
+        await self._link.complete(_raw(message))
+
+    async def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> None:
+        """In full; if that is too large for the queue, with less said of it."""
+        failure: PublishError | None = None
+        for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
+            try:
+                await self._copy(queue, write_copy(message, header.headers, attempts=0, keeps_identity=False))
+            except PublishError as error:
+                if error.retriable:
+                    raise
+                failure = error
+            else:
+                return
+        raise failure or PublishError(f"message {message.id} has no dead letter")
+
+    async def _park(self, message: Message, rejection: Rejection) -> None:
+        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
+        if must_be_parked(message, rejection, self._max_attempts):
+            try:
+                await self._requeue(message, PARKED_SECONDS, rejection.attempts)
+                _receipt(message).settled = True
+            except PumpError as error:
+                report_kept(log, message, self._channel, error)
+
+    async def _settled(self, message: Message, work: Coroutine[Any, Any, None]) -> None:
+        """Carry a verdict out, after the acknowledgements before it; once only."""
+        receipt = _receipt(message)
+        if receipt.settled:
+            work.close()
+            raise LeaseLost(f"message {message.id} of {self._channel} was settled before")
+        try:
+            await self._flush()
+        except BaseException:
+            work.close()
+            raise
+        try:
+            await work
+        except LeaseLost:
+            receipt.settled = True
+            raise
+        receipt.settled = True
+
+    def extend(self, message: Message) -> None:
+        """Renew its lock, on a connection of its own, which is made again as often as it breaks."""
+        self._run(self._extend(message))
+
+    async def _extend(self, message: Message) -> None:
+        until = self._clock.monotonic() + min(RENEWAL_SECONDS, self._patience / 2)
+        while True:
+            began = self._clock.monotonic()
+            expires = message.lease_expires
+            if _receipt(message).settled or (expires is not None and began >= expires):
+                raise LeaseLost(f"the lock on message {message.id} has ended")
+            try:
+                await self._link.renew(_raw(message), max(0.05, until - began))
+            except TransportError:
+                if self._clock.monotonic() + RETRY_SECONDS >= until:
+                    raise
+                await _pause(RETRY_SECONDS)
+                continue
+            left = (_raw(message).locked_until_utc - datetime.now(UTC)).total_seconds()
+            lock = self._facts.lock_seconds
+            message.lease_expires = began + (left if lock is None else lock)
+            return
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Give these back as if they had not been received, in their old places."""
+        self._run(self._hand_back(messages))
+
+    async def _hand_back(self, messages: Sequence[Message]) -> None:
+        ours = [each for each in messages if not _receipt(each).settled]
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._flush()
+                await self._link.release([_raw(each) for each in ours])
+        except TimeoutError as error:
+            raise TransportError(f"handing back to {self._channel} failed: no answer came in time") from error
+        for each in ours:
+            _receipt(each).settled = True
+
+    def purge(self) -> int:
+        """Remove everything that waits; what others have in hand stays theirs, and so does what is scheduled."""
+        return self._run(self._purge())
+
+    async def _purge(self) -> int:
+        await self._flush()
+        return await self._link.purge()
+
+    # -- ending
+
+    def close(self) -> None:
+        """Send what waits to be sent, and disconnect. A namespace that does not answer delays this by a second."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._run(self._close())
+        finally:
+            self._thread.close()
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._flush()
+        except (TimeoutError, TransportError) as error:
+            log.warning(
+                "servicebus: %d acknowledgements on %s were not sent: %s", len(self._acks), self._channel, error
+            )
+        if self._quieting is not None:
+            self._quieting.cancel()
+        await asyncio.gather(self._link.close(), self._senders.close(), return_exceptions=True)
+
+
+async def _pause(delay: float) -> None:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(delay, over.set_result, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
+def _receipt(message: Message) -> LockReceipt:
+    receipt = message.receipt
+    if not isinstance(receipt, LockReceipt):
+        raise LeaseLost(f"message {message.id} did not come from Service Bus")
+    return receipt
+
+
+def _raw(message: Message) -> Any:  # noqa: ANN401 - the client's
+    return cast("LockReceipt", message.receipt).raw
+
+
+def _claim(message: Message) -> None:
+    receipt = _receipt(message)
+    if receipt.settled:
+        raise LeaseLost(f"message {message.id} was settled before")
+    receipt.settled = True

@@ -1,0 +1,77 @@
+"""The vendor's errors as ours: whatever a call of its client raises, one that a pump understands comes out."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ServiceRequestError
+from azure.servicebus import exceptions as vendor
+
+from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
+from pump.text import bounded_text, text_of
+
+LOST: Final = (vendor.MessageLockLostError, vendor.SessionLockLostError)
+REFUSED: Final = (vendor.ServiceBusAuthenticationError, vendor.ServiceBusAuthorizationError)
+NEVER_SENT: Final = (*REFUSED, vendor.MessagingEntityNotFoundError, vendor.MessageSizeExceededError)
+PERMANENT: Final = (vendor.MessageSizeExceededError,)
+"""Trying the same message again would not help."""
+UNAUTHORIZED: Final = (401, 403)
+
+
+class Refused(TransportError):  # noqa: N818 - it says what happened
+    """The namespace does not let us in, or has no such entity: it is no outage that would pass by itself."""
+
+
+def error_text(error: BaseException) -> str:
+    """The vendor's words, on one line and not too long."""
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return "no answer came in time"
+    return bounded_text(" ".join(text_of(error).split()) or type(error).__name__, 300)
+
+
+@contextmanager
+def outages(doing: str) -> Iterator[None]:
+    """A TransportError, LeaseLost or Refused for whatever the client raises in the block."""
+    try:
+        yield
+    except PumpError:
+        raise
+    except LOST as error:
+        raise LeaseLost(f"{doing} came too late: {error_text(error)}") from error
+    except vendor.MessageAlreadySettled as error:
+        raise LeaseLost(f"{doing}: it was settled before") from error
+    except (*REFUSED, vendor.MessagingEntityNotFoundError, vendor.MessagingEntityDisabledError) as error:
+        raise Refused(f"{doing} failed: {error_text(error)}") from error
+    except Exception as error:
+        raise TransportError(f"{doing} failed: {error_text(error)}") from error
+
+
+def publish_error(error: Exception, what: str) -> PublishError:
+    """What is known of messages whose sending raised this."""
+    if isinstance(error, PublishError):
+        return error
+    never = isinstance(error, NEVER_SENT) or (isinstance(error, ValueError) and not isinstance(error, AzureError))
+    known = "nothing was sent" if never else "it is not known whether it was stored"
+    retriable = not isinstance(error, (*PERMANENT, ValueError))
+    failure = PublishError(f"{known}: {what}: {error_text(error)}", sent=False if never else None, retriable=retriable)
+    failure.__cause__ = error
+    return failure
+
+
+@contextmanager
+def set_up(where: object, what: str) -> Iterator[None]:
+    """A SetupError that names what is wrong, or a TransportError where nothing answers."""
+    try:
+        yield
+    except PumpError:
+        raise
+    except HttpResponseError as error:
+        if isinstance(error, ClientAuthenticationError) or error.status_code in UNAUTHORIZED:
+            why = "it needs the claim Manage, unless missing='assume' asks for nothing"
+            raise SetupError(f"{where} does not accept this key or credential {what}: {why}") from error
+        raise TransportError(f"{where}: {what} failed: {error_text(error)}") from error
+    except ServiceRequestError as error:
+        raise TransportError(f"{where} cannot be reached: {error_text(error)}") from error
+    except Exception as error:
+        raise TransportError(f"{where}: {what} failed: {error_text(error)}") from error

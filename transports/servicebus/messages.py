@@ -1,0 +1,309 @@
+"""Our headers in Service Bus messages, both ways, and copies that keep what others wrote. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any, Final, NamedTuple, cast
+from uuid import UUID
+
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageHeader, AmqpMessageProperties
+
+from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
+from pump.transports.servicebus.client_internals import sendable_number
+
+PREFIX: Final = "pump-x-"
+"""Before the name of a header of the sender's that has the name of one of ours."""
+VERSION: Final = "pump-version"
+KIND: Final = "pump-kind"
+KEY: Final = "pump-key"
+TIME: Final = "pump-time"
+CONTENT_TYPE: Final = "pump-content-type"
+IDENTITY: Final = "pump-identity"
+"""By what a message was known before it was copied."""
+ID: Final = "pump-id"
+"""The id that the sender gave. A copy has another one: a queue with duplicate detection would drop it."""
+OURS: Final = frozenset({VERSION, KIND, KEY, TIME, CONTENT_TYPE, IDENTITY, ID, ATTEMPTS_HEADER})
+REASON: Final = "DeadLetterReason"
+DESCRIPTION: Final = "DeadLetterErrorDescription"
+LONGEST_SAID: Final = 4096
+"""Characters that Azure takes as a dead letter's reason, and as its description."""
+LONGEST_COUNT: Final = 9
+LONGEST_ID: Final = 128
+SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
+PARTITION_KEY: Final = b"x-opt-partition-key"
+
+_KINDS: Final = frozenset({"command", "event", "document"})
+_DEFAULT_TYPE: Final = "application/json"
+
+
+class LockReceipt:
+    """The transport's handle on one delivery."""
+
+    __slots__ = ("raw", "settled")
+
+    def __init__(self, raw: ServiceBusReceivedMessage) -> None:
+        self.raw: Final = raw
+        self.settled = False
+        """Whether it was settled; Azure would tell by an error that looks like a lost lock."""
+
+
+class Said(NamedTuple):
+    """What a dead letter of Azure's own says."""
+
+    reason: str
+    description: str
+
+
+# -- reading
+
+
+def read_message(
+    raw: ServiceBusReceivedMessage, *, queue: str, topic: str, generation: int, lease_expires: float | None
+) -> Message:
+    """The message of a delivery; its fault says what cannot be read."""
+    annotated = raw.raw_amqp_message
+    headers, ours, others = _split(annotated.application_properties or {})
+    body, fault = _body(annotated)
+    deliveries = (raw.delivery_count or 0) + 1
+    said = _said(headers)
+    if said is not None:
+        headers = {**{name: text for name, text in headers.items() if name not in {REASON, DESCRIPTION}}, **said}
+    identity = ours.get(IDENTITY) or f"{queue}/{raw.sequence_number}"
+    fields: dict[str, Any] = {}
+    attempts = 0
+    try:
+        fields = _fields(ours)
+        attempts = _count(ours.get(ATTEMPTS_HEADER, "0"))
+    except ValueError as error:
+        fault = fault or str(error)
+    header = Header(
+        ours.get(ID) or _text(raw.message_id) or "",
+        topic,
+        _text(raw.subject) or "",
+        content_type=ours.get(CONTENT_TYPE, _text(raw.content_type) or _DEFAULT_TYPE),
+        correlation_id=_text(raw.correlation_id),
+        reply_to=_text(raw.reply_to),
+        headers=headers or NO_HEADERS,
+        **fields,
+    )
+    return Message(
+        header,
+        body,
+        identity=identity,
+        receipt=LockReceipt(raw),
+        generation=generation,
+        deliveries=deliveries if said is None else 1,
+        attempts=attempts,
+        lease_expires=lease_expires,
+        position=raw.sequence_number or "",
+        raw_headers=others or NO_RAW_HEADERS,
+        fault=fault,
+    )
+
+
+def _split(properties: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, str], dict[str, object]]:
+    """The sender's headers, ours, and those that are no text."""
+    headers: dict[str, str] = {}
+    ours: dict[str, str] = {}
+    others: dict[str, object] = {}
+    for name, value in properties.items():
+        key, text = _text(name) or "", _text(value) if isinstance(value, bytes | str) else None
+        if text is None:
+            others[key] = value
+        elif key in OURS:
+            ours[key] = text
+        else:
+            headers[key.removeprefix(PREFIX)] = text
+    return headers, ours, others
+
+
+def _text(value: object) -> str | None:
+    """Text as it is, bytes decoded; None for what is neither, or cannot be decoded."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return value if isinstance(value, str) else str(value) if isinstance(value, UUID | int) else None
+
+
+def _fields(ours: Mapping[str, str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if VERSION in ours:
+        fields["version"] = ours[VERSION]
+    if KEY in ours:
+        fields["key"] = ours[KEY]
+    if KIND in ours:
+        if ours[KIND] not in _KINDS:
+            raise ValueError(f"{KIND} is {ours[KIND][:80]!r}")
+        fields["kind"] = cast("Kind", ours[KIND])
+    if TIME in ours:
+        moment = float(ours[TIME])
+        if not isfinite(moment):
+            raise ValueError(f"{TIME} is {ours[TIME][:80]!r}")
+        fields["timestamp"] = moment
+    return fields
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT):
+        raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
+    return int(text)
+
+
+def _body(annotated: AmqpAnnotatedMessage) -> tuple[bytes, str]:
+    """The body, and what is wrong with it."""
+    body = annotated.body
+    if annotated.body_type is AmqpMessageBodyType.DATA:
+        return b"".join(body), ""
+    if annotated.body_type is AmqpMessageBodyType.VALUE:
+        if body is None:
+            return b"", ""
+        if isinstance(body, bytes | str):
+            return (body if isinstance(body, bytes) else body.encode()), ""
+    return b"", "its body is no data, but an AMQP value or sequence"
+
+
+def _said(headers: Mapping[str, str]) -> Mapping[str, str] | None:
+    """The provenance in a dead letter of Azure's own; None in any other message."""
+    if REASON not in headers and DESCRIPTION not in headers:
+        return None
+    try:
+        found = json.loads(headers.get(DESCRIPTION, ""))
+        if isinstance(found, dict) and "pump-reason" in found:
+            return {str(name): str(text) for name, text in found.items()}
+    except ValueError:
+        pass
+    told = {"pump-reason": headers.get(REASON, ""), "pump-description": headers.get(DESCRIPTION, "")}
+    return {name: text for name, text in told.items() if text}
+
+
+# -- writing
+
+
+def write_message(header: Header, body: bytes, *, due: float = 0.0) -> ServiceBusMessage:
+    """The message to send, at once or to be enqueued at `due`, in seconds since the epoch."""
+    properties: dict[str | bytes, Any] = {_escaped(name): text for name, text in header.headers.items()}
+    ours = (
+        (VERSION, header.version, ""),
+        (KIND, header.kind, "command"),
+        (KEY, header.key, None),
+        (TIME, repr(header.timestamp) if header.timestamp else "", ""),
+    )
+    properties |= {name: value for name, value, default in ours if value != default}
+    if not header.content_type:
+        properties[CONTENT_TYPE] = ""
+    if len(header.id) > LONGEST_ID:
+        properties[ID] = header.id
+    message = ServiceBusMessage(
+        body,
+        application_properties=properties,
+        message_id=(header.id if len(header.id) <= LONGEST_ID else _digest(header.id)) or None,
+        content_type=header.content_type or None,
+        correlation_id=header.correlation_id,
+        reply_to=header.reply_to,
+        subject=header.type or None,
+    )
+    if due:
+        message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
+    return message
+
+
+def _escaped(name: str) -> str:
+    return PREFIX + name if name in OURS or name.startswith(PREFIX) or name in {REASON, DESCRIPTION} else name
+
+
+def write_copy(
+    message: Message, headers: Mapping[str, str], *, attempts: int, due: float = 0.0, keeps_identity: bool = True
+) -> AmqpAnnotatedMessage:
+    """A copy of a received message: what others wrote stays, `headers` are the sender's, and the id is another one.
+
+    The id is the same for the same delivery and attempts: of a copy that is sent twice, a queue with duplicate
+    detection keeps one.
+    """
+    raw = cast("LockReceipt", message.receipt).raw
+    old = raw.raw_amqp_message
+    properties: dict[str, Any] = {}
+    for name, value in (old.application_properties or {}).items():
+        key = _text(name) or ""
+        if key in OURS - {IDENTITY, ATTEMPTS_HEADER}:
+            properties[key] = _sendable(value)
+    properties |= {name: _sendable(value) for name, value in message.raw_headers.items()}
+    properties |= {_escaped(name): text for name, text in headers.items()}
+    if message.id:
+        properties[ID] = message.id
+    if keeps_identity:
+        properties[IDENTITY] = message.identity
+    if attempts:
+        properties[ATTEMPTS_HEADER] = str(attempts)
+    annotations: dict[Any, Any] = {}
+    if due:
+        annotations[SCHEDULED] = datetime.fromtimestamp(due, UTC)
+    partition_key = (old.annotations or {}).get(PARTITION_KEY)
+    if partition_key is not None:
+        annotations[PARTITION_KEY] = partition_key
+    return AmqpAnnotatedMessage(
+        properties=_properties(old, _digest(message.identity, message.deliveries, message.position, attempts)),
+        application_properties=properties,
+        annotations=annotations,
+        header=_lifetime(old),
+        **_body_of(old),
+    )
+
+
+def _properties(old: AmqpAnnotatedMessage, message_id: str) -> AmqpMessageProperties:
+    known = old.properties
+    if known is None:
+        return AmqpMessageProperties(message_id=message_id)
+    return AmqpMessageProperties(
+        message_id=message_id,
+        to=known.to,
+        subject=known.subject,
+        reply_to=known.reply_to,
+        correlation_id=known.correlation_id,
+        content_type=known.content_type,
+        content_encoding=known.content_encoding,
+        group_id=known.group_id,
+        reply_to_group_id=known.reply_to_group_id,
+    )
+
+
+def _lifetime(old: AmqpAnnotatedMessage) -> AmqpMessageHeader | None:
+    ttl = old.header.time_to_live if old.header else None
+    return AmqpMessageHeader(time_to_live=ttl) if ttl else None
+
+
+def _body_of(old: AmqpAnnotatedMessage) -> dict[str, Any]:
+    if old.body_type is AmqpMessageBodyType.DATA:
+        return {"data_body": list(old.body)}
+    if old.body_type is AmqpMessageBodyType.SEQUENCE:
+        return {"sequence_body": list(old.body)}
+    return {"value_body": old.body}
+
+
+def _sendable(value: Any) -> Any:  # noqa: ANN401 - whatever others wrote
+    """A value that the client can send again: it takes no long numbers as they are, and no bytes but text."""
+    if isinstance(value, bool) or not isinstance(value, int | bytes):
+        return value
+    if isinstance(value, int):
+        return sendable_number(value)
+    text = _text(value)
+    return {"TYPE": "BINARY", "VALUE": value} if text is None else text
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:48]
+
+
+def said_of(headers: Mapping[str, str], reason: str) -> Said:
+    """What a dead letter of Azure's own says, within its limits; the provenance is among the headers."""
+    told = {name: text for name, text in headers.items() if name.startswith("pump-")}
+    for name in (None, "pump-error", "pump-description", "pump-exception", "pump-handler", "pump-origin"):
+        told.pop(name or "", None)
+        text = json.dumps(told, ensure_ascii=True)
+        if len(text) <= LONGEST_SAID:
+            return Said(reason[:LONGEST_SAID], text)
+    return Said(reason[:LONGEST_SAID], json.dumps({"pump-reason": reason[:1000]}))
