@@ -13,6 +13,7 @@ import pytest
 from brokers.nats import Nats
 from brokers.postgres import Postgres
 from brokers.proxy import Proxy
+from brokers.pubsub import PubSub, PubSubEmulator
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
 
@@ -48,6 +49,19 @@ def redis_server() -> Iterator[Redis]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def pubsub_server() -> Iterator[PubSub]:
+    with PubSub() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def pubsub_emulator() -> Iterator[PubSubEmulator]:
+    """Google's own; skips where it is not installed."""
+    with PubSubEmulator() as broker:
+        yield broker
+
+
 @pytest.fixture
 def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
     second_rabbitmq.revive()
@@ -70,6 +84,18 @@ def own_postgres(second_postgres: Postgres) -> Postgres:
 def own_redis_server(second_redis_server: Redis) -> Redis:
     second_redis_server.revive()
     return second_redis_server
+
+
+@pytest.fixture
+def own_pubsub_server(second_pubsub_server: PubSub) -> PubSub:
+    second_pubsub_server.revive()
+    return second_pubsub_server
+
+
+@pytest.fixture(scope="session")
+def second_pubsub_server() -> Iterator[PubSub]:
+    with PubSub() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from brokers.fixtures import ProxyTo
 
 PATIENCE = 90.0
-TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres"]
+TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "pubsub", "sqlite", "postgres"]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -61,6 +61,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             server = found("own_nats_server")
         case "streams" | "lists":
             server = found("own_redis_server")
+        case "pubsub":
+            server = found("own_pubsub_server")
+            proxy = proxy_to(server.port)
+            return Place(server.url.replace(server.endpoint, f"127.0.0.1:{proxy.port}"), server.restart, proxy.reset)
         case _:
             server = found("own_rabbitmq")
     proxy = proxy_to(server.port)
