@@ -15,6 +15,7 @@ from brokers.mosquitto import Mosquitto
 from brokers.nats import Nats
 from brokers.postgres import Postgres
 from brokers.proxy import Proxy
+from brokers.pubsub import PubSub, PubSubEmulator
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
 from brokers.servicebus import ServiceBus
@@ -150,6 +151,31 @@ def own_servicebus(second_servicebus: ServiceBus) -> ServiceBus:
 @pytest.fixture(scope="session")
 def second_servicebus() -> Iterator[ServiceBus]:
     with ServiceBus() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def pubsub_server() -> Iterator[PubSub]:
+    with PubSub() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def pubsub_emulator() -> Iterator[PubSubEmulator]:
+    """Google's own; skips where it is not installed."""
+    with PubSubEmulator() as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_pubsub_server(second_pubsub_server: PubSub) -> PubSub:
+    second_pubsub_server.revive()
+    return second_pubsub_server
+
+
+@pytest.fixture(scope="session")
+def second_pubsub_server() -> Iterator[PubSub]:
+    with PubSub() as broker:
         yield broker
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pytest
 
+from brokers.proxy import Proxy
 from pump import Dispatcher, Publication, Subscription
 from pump.clock import SystemClock
 from pump.testing.driver import TransportDriver
@@ -32,19 +33,6 @@ if TYPE_CHECKING:
     from brokers.kafka import Kafka
 
 PATIENCE = 90.0
-TRANSPORTS = [
-    "quorum",
-    "classic",
-    "nats",
-    "kafka",
-    "streams",
-    "lists",
-    "mqtt",
-    "mqtt-3.1.1",
-    "sqlite",
-    "postgres",
-    "servicebus",
-]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -58,7 +46,24 @@ class Place:
     cut: Callable[[], object] | None = None
 
 
-@pytest.fixture(params=TRANSPORTS)
+BROKERS: Mapping[str, tuple[str, Callable[[Any, Proxy], str]]] = {
+    "quorum": ("own_rabbitmq", lambda server, proxy: f"{proxy.url(server.url)}?queue_type=quorum"),
+    "classic": ("own_rabbitmq", lambda server, proxy: f"{proxy.url(server.url)}?queue_type=classic"),
+    "nats": ("own_nats_server", lambda server, proxy: proxy.url(server.url)),
+    "streams": ("own_redis_server", lambda _, proxy: f"redis://127.0.0.1:{proxy.port}"),
+    "lists": ("own_redis_server", lambda _, proxy: f"redis+list://127.0.0.1:{proxy.port}"),
+    "mqtt": ("own_mosquitto", lambda _, proxy: f"mqtt://127.0.0.1:{proxy.port}?version=5"),
+    "mqtt-3.1.1": ("own_mosquitto", lambda _, proxy: f"mqtt://127.0.0.1:{proxy.port}?version=3.1.1"),
+    "servicebus": ("own_servicebus", lambda server, proxy: proxy.url(server.url)),
+    "pubsub": (
+        "own_pubsub_server",
+        lambda server, proxy: server.url.replace(server.endpoint, f"127.0.0.1:{proxy.port}"),
+    ),
+}
+"""For each transport that a proxy can cut off: the fixture of its broker, and its URL by way of the proxy."""
+
+
+@pytest.fixture(params=[*BROKERS, "kafka", "sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     found: Callable[[str], Any] = request.getfixturevalue
     proxy_to: ProxyTo = found("proxy_to")
@@ -73,27 +78,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         case "kafka":
             broker: Kafka = found("own_kafka_broker")
             return Place(f"{broker.url}&retry_delays=0.2", broker.blink, broker.blink)
-        case "nats":
-            server = found("own_nats_server")
-        case "servicebus":
-            server = found("own_servicebus")
-            proxy = proxy_to(server.port)
-            return Place(proxy.url(server.url), server.restart, proxy.reset)
-        case "streams" | "lists":
-            server = found("own_redis_server")
-        case "mqtt" | "mqtt-3.1.1":
-            server = found("own_mosquitto")
-        case _:
-            server = found("own_rabbitmq")
+    fixture, url_of = BROKERS[request.param]
+    server = found(fixture)
     proxy = proxy_to(server.port)
-    if request.param.startswith("mqtt"):
-        version = request.param.removeprefix("mqtt-").replace("mqtt", "5")
-        return Place(f"mqtt://127.0.0.1:{proxy.port}?version={version}", server.restart, proxy.reset)
-    if request.param in {"streams", "lists"}:
-        scheme = "redis" if request.param == "streams" else "redis+list"
-        return Place(f"{scheme}://127.0.0.1:{proxy.port}", server.restart, proxy.reset)
-    queue_type = "" if request.param == "nats" else f"?queue_type={request.param}"
-    return Place(proxy.url(server.url) + queue_type, server.restart, proxy.reset)
+    return Place(url_of(server, proxy), server.restart, proxy.reset)
 
 
 class Line:

@@ -1,0 +1,574 @@
+"""A consumer of one subscription, and of the one by which its channel's deferred messages come again.
+
+It pulls, and what it has not asked for is not sent: so nothing is here that the channel has no room for, and no permit
+can be lost. A pull that is under way when a receive ends goes on; what it brings is for the next receive, or goes back.
+"""
+
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from pump.clock import Clock, Signal
+from pump.dead_letter import TOTAL_LIMIT, Rejection
+from pump.duration import seconds
+from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
+from pump.message import Message
+from pump.subscription import Subscription
+from pump.telemetry import log
+from pump.transport_kit.dead_letters import (
+    PARKED_SECONDS,
+    SHORT_LIMIT,
+    copy_headers,
+    cut_letters,
+    dead_letter_headers,
+    must_be_parked,
+    report_gone,
+    report_kept,
+)
+from pump.transport_kit.protocol import new_generation
+from pump.transports.pubsub.acks import PubSubAcks
+from pump.transports.pubsub.attributes import copy_of, from_attributes, unpacked
+from pump.transports.pubsub.connection import (
+    PUBSUB,
+    Call,
+    PubSubConnection,
+    PubSubMissing,
+    PubSubNoAnswer,
+    PubSubRefused,
+    deadline_request,
+)
+from pump.transports.pubsub.deliveries import (
+    PubSubDeliveries,
+    PubSubDelivery,
+    in_portions,
+    is_final,
+    portions_by_name,
+)
+from pump.transports.pubsub.names import PubSubNames, destinations_of, topic_name
+from pump.transports.pubsub.publisher import LARGEST_REQUEST, ROOM, PubSubPublisher, encode, encode_copy
+from pump.transports.pubsub.renewals import PubSubRenewals
+from pump.transports.pubsub.settings import PubSubSettings
+from pump.transports.pubsub.topology import ChannelFacts, PubSubTopology
+
+PULL_SECONDS: Final = 60.0
+"""For how long a pull waits for messages at Pub/Sub."""
+MOST_PULLED: Final = 1000
+LATE_SECONDS: Final = 1.0
+"""What arrives while nobody receives goes back after so many seconds."""
+QUICK_SECONDS: Final = 0.25
+MANY: Final = 40
+"""A pump that asks for so many messages, and had handled the last ones so soon, is given them in two halves."""
+HERE_SECONDS: Final = 1.5
+"""A copy that is due so soon waits here; any other one is left to Pub/Sub, as a delivery with a deadline."""
+LONGEST_DEADLINE: Final = 600
+LONGEST_WAY_SECONDS: Final = 2.0
+"""What a pull has brought was sent so long ago at most, or a tenth of its lease."""
+PURGE_SECONDS: Final = 1.0
+"""A subscription that gives nothing for so long is empty."""
+HAND_BACK_SECONDS: Final = 1.5
+CLOSE_SECONDS: Final = 1.0
+"""A stop does not wait for a server that does not answer."""
+FIRST_WAIT: Final = 0.1
+LONGEST_WAIT: Final = 1.0
+
+
+class _Source:
+    """One of the two subscriptions, and the pull that is under way there."""
+
+    def __init__(self, name: str, *, retry: bool) -> None:
+        self.name: Final = name
+        self.retry: Final = retry
+        self.call: Call | None = None
+        self.began = 0.0
+        self.failure: PumpError | None = None
+        self.again_at = 0.0
+        self.wait = FIRST_WAIT
+
+
+class _Arrived(NamedTuple):
+    """What a pull has brought."""
+
+    source: _Source
+    received: Any
+    sent: float
+    """When Pub/Sub has sent it at the earliest: from then on its lease runs."""
+
+
+class PubSubConsumer:
+    """One consumer of one channel. One thread receives; any thread settles, renews or interrupts."""
+
+    def __init__(self, settings: PubSubSettings, subscription: Subscription, clock: Clock) -> None:
+        self.generation: Final = new_generation()
+        self._settings: Final = settings
+        self._subscription: Final = subscription
+        self._clock: Final = clock
+        self._destinations: Final = destinations_of(subscription)
+        self._channel: Final = self._destinations.channel
+        self._names: Final = PubSubNames.of(settings.project, self._destinations)
+        self._lease: Final = settings.lease_of(subscription.lease)
+        self._longest: Final = seconds(settings.longest_lease)
+        self._connection: Final = PubSubConnection(settings)
+        self._copies: Final = PubSubConnection(settings)
+        self._publisher: Final = PubSubPublisher(self._copies, settings.project)
+        self._facts = ChannelFacts()
+        self._sources: Final = (_Source(self._names.channel, retry=False), _Source(self._names.retry, retry=True))
+        self._lock: Final = threading.Lock()
+        self._renewing: Final = threading.Lock()
+        self._arrived: Final[deque[_Arrived]] = deque()
+        self._due: Final[list[tuple[float, int, Message]]] = []
+        """Copies that are due soon, by when; a heap."""
+        self._numbers: Final = itertools.count()
+        self._deliveries: Final = PubSubDeliveries()
+        self._renewals: Final = PubSubRenewals(
+            self._connection, self._deliveries, self._lock, clock, channel=self._channel, lease=self._lease
+        )
+        self._acks: Final = PubSubAcks(self._connection, self._channel, clock)
+        self._unawaited: Final[set[Call]] = set()
+        """Requests whose answers nobody waits for. A call that nobody refers to would be cancelled."""
+        self._changed: Final = Signal()
+        self._receives = 0
+        self._handed_out_at = -inf
+        self._receiving = False
+        self._interrupted = False
+        self._closed = False
+        self._down_since: float | None = None
+
+    @property
+    def broker_limit(self) -> int | None:
+        """How many deliveries Pub/Sub allows: what the subscription's dead-letter policy says."""
+        return self._facts.limit
+
+    def open(self) -> None:
+        """Create or validate what the subscription needs."""
+        try:
+            self._ensure()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _ensure(self) -> None:
+        self._facts = PubSubTopology(self._connection, self._settings).ensure_channel(self._subscription)
+
+    # -- receiving
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        now = self._clock.monotonic()
+        deadline = now + timeout
+        quick = now - self._handed_out_at < QUICK_SECONDS and limit >= MANY
+        self._receives += 1
+        self._receiving = True
+        try:
+            while True:
+                self._changed.clear()
+                self._check()
+                messages = self._take(limit)
+                if messages and quick:
+                    self._ask_ahead(limit - len(messages))
+                if messages or self._interrupted:
+                    return messages
+                self._acks.flush()
+                self._ask(limit // 2 if quick else limit)
+                now = self._clock.monotonic()
+                if now >= deadline:
+                    return ()
+                self._clock.wait(self._changed, max(0.0, min(deadline, self._next_change(now)) - now))
+        finally:
+            self._receiving = self._interrupted = False
+            self._handed_out_at = self._clock.monotonic()
+
+    def _check(self) -> None:
+        """Raise where a new consumer has to be opened; make again what was deleted, where we make it."""
+        if self._closed:
+            raise TransportError(f"the consumer of {self._channel} is closed")
+        for source in self._sources:
+            failure, source.failure = source.failure, None
+            if isinstance(failure, PubSubMissing) and self._subscription.missing == "create":
+                log.warning("pubsub: %s was deleted, and is created again", source.name)
+                self._ensure()
+            elif isinstance(failure, PubSubMissing) or (
+                failure is not None and not isinstance(failure, TransportError)
+            ):
+                raise failure
+            elif failure is not None:
+                self._note_outage(failure)
+
+    def _note_outage(self, failure: PumpError) -> None:
+        """What we have stays ours for as long as its leases last, so that is how long the outage may last."""
+        now = self._clock.monotonic()
+        if self._down_since is None:
+            self._down_since = now
+            log.warning("pubsub: nothing can be pulled for channel %s: %s", self._channel, failure)
+        elif now - self._down_since > self._lease:
+            raise failure
+
+    def _note_answer(self) -> None:
+        if self._down_since is not None and all(each.wait == FIRST_WAIT for each in self._sources):
+            self._down_since = None
+            log.info("pubsub: messages of channel %s are pulled again", self._channel)
+
+    def _ask(self, limit: int) -> None:
+        """Have a pull under way on each subscription."""
+        for source in self._sources:
+            self._pull(source, limit)
+
+    def _ask_ahead(self, rest: int) -> None:
+        """Fill the rest of the room while the pump, which is quick, handles what it is given now."""
+        if rest >= MANY // 2 and not self._arrived:
+            self._pull(self._sources[0], rest)
+
+    def _pull(self, source: _Source, limit: int) -> None:
+        now = self._clock.monotonic()
+        if source.call is None and now >= source.again_at:
+            request = PUBSUB["PullRequest"](subscription=source.name, max_messages=min(limit, MOST_PULLED))
+            source.began = now
+            call = source.call = self._connection.begin("Pull", request, PULL_SECONDS)
+            call.add_done_callback(partial(self._pulled, source))
+
+    def _next_change(self, now: float) -> float:
+        waits = [each.again_at for each in self._sources if each.again_at > now]
+        with self._lock:
+            waits += [self._due[0][0]] if self._due else []
+        return min(waits, default=now + PULL_SECONDS)
+
+    def _pulled(self, source: _Source, call: Call) -> None:
+        """A pull has ended. On a thread of grpc's, which has more to do."""
+        began, source.call = source.began, None
+        now = self._clock.monotonic()
+        try:
+            received = self._connection.result_of(call).received_messages
+        except PubSubNoAnswer:
+            received = ()
+        except PumpError as error:
+            source.failure, source.again_at = error, now + source.wait
+            source.wait = min(2 * source.wait, LONGEST_WAIT)
+            self._changed.set()
+            return
+        source.wait, source.again_at = FIRST_WAIT, 0.0
+        self._note_answer()
+        with self._lock:
+            sent = max(began, now - min(LONGEST_WAY_SECONDS, self._facts.deadline / 10))
+            self._arrived.extend(_Arrived(source, each, sent) for each in received)
+        self._changed.set()
+        if received and not self._receiving and not self._closed:
+            seen = self._receives
+            self._clock.alarm(LATE_SECONDS, lambda: self._hand_back_late(seen))
+
+    def _take(self, limit: int) -> Sequence[Message]:
+        if not self._arrived and not self._due:
+            return ()
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        taken: list[Message] = []
+        with self._lock:
+            while self._due and len(taken) < limit and self._due[0][0] <= now:
+                taken.append(heapq.heappop(self._due)[2])
+            while self._arrived and len(taken) < limit:
+                self._sort_in(self._arrived.popleft(), taken, now, wall)
+        return taken
+
+    def _sort_in(self, arrived: _Arrived, taken: list[Message], now: float, wall: float) -> None:
+        """Into what is handed out, or what waits until it is due; with the lock held."""
+        delivery = PubSubDelivery(
+            arrived.received.ack_id,
+            arrived.sent,
+            self._facts.deadline if not arrived.source.retry else self._lease,
+            longest=self._longest,
+            name=arrived.source.name,
+            retry=arrived.source.retry,
+        )
+        if delivery.expires <= now:
+            return  # nobody took it in time: it comes again
+        message, due = self._message(arrived.received, delivery)
+        left = due - wall
+        if left > HERE_SECONDS:
+            self._postpone(delivery, left)
+            return
+        self._deliveries.add(delivery)
+        if left > 0:
+            heapq.heappush(self._due, (now + left, next(self._numbers), message))
+        else:
+            taken.append(message)
+
+    def _message(self, received: Any, delivery: PubSubDelivery) -> tuple[Message, float]:  # noqa: ANN401 - as protobuf has it
+        raw = received.message
+        attributes, body = dict(raw.attributes), raw.data
+        identity, due, attempts = raw.message_id, 0.0, 0
+        if delivery.retry:
+            identity, due, attempts = copy_of(attributes)
+            attributes, body = unpacked(attributes, body)
+        header, fault = from_attributes(attributes, raw.ordering_key, self._destinations.topic, raw.message_id)
+        deliveries = max(1, received.delivery_attempt)
+        message = Message(
+            header,
+            body,
+            identity=identity or raw.message_id,
+            receipt=delivery,
+            generation=self.generation,
+            deliveries=deliveries,
+            attempts=attempts,
+            unexplained=0,
+            lease_expires=delivery.expires,
+            position=raw.message_id,
+            raw_headers=MappingProxyType(attributes),
+            fault=fault,
+        )
+        return message, due
+
+    def _postpone(self, delivery: PubSubDelivery, delay: float) -> None:
+        """Leave it to Pub/Sub: a deadline that ends in time brings it again."""
+        deadline = max(1, min(LONGEST_DEADLINE, int(delay)))
+        self._send_later(self._names.retry, [delivery.ack_id], deadline, self._connection.timeout)
+
+    def _hand_back_late(self, seen: int) -> None:
+        """Nobody has received since: others shall have what has come."""
+        if self._receives != seen or self._receiving or self._closed:
+            return
+        self._return_arrived()
+
+    def _return_arrived(self) -> Sequence[Call]:
+        """Give back what the channel was not given."""
+        ids: dict[str, list[str]] = {}
+        with self._lock:
+            for each in self._arrived:
+                ids.setdefault(each.source.name, []).append(each.received.ack_id)
+            self._arrived.clear()
+            for _, _, message in sorted(self._due, key=lambda each: each[:2]):
+                delivery: Any = message.receipt
+                if self._deliveries.remove(delivery):
+                    ids.setdefault(self._names.retry, []).append(delivery.ack_id)
+            self._due.clear()
+        calls = [self._send_later(name, some, 0, HAND_BACK_SECONDS) for name, some in ids.items()]
+        return [call for call in calls if call is not None]
+
+    def _send_later(self, name: str, ids: Sequence[str], deadline: int, timeout: float) -> Call | None:
+        """Set a deadline, without waiting. If it is not carried out, they come when their leases end."""
+        try:
+            call = self._connection.begin("ModifyAckDeadline", deadline_request(name, ids, deadline), timeout)
+        except PumpError as error:
+            log.debug("pubsub: channel %s: %s", self._channel, error)
+            return None
+        self._unawaited.add(call)
+        call.add_done_callback(self._unawaited.discard)
+        return call
+
+    def interrupt(self) -> None:
+        """Make the current receive, or else the next one, return early."""
+        self._interrupted = True
+        self._changed.set()
+
+    # -- acknowledging
+
+    def acknowledge_soon(self, message: Message) -> bool:
+        """Acknowledge it within 20 ms, together with others; with exactly-once delivery its answer is waited for."""
+        if self._facts.exactly_once:
+            return False
+        self._acknowledge_later(self._ours(message))
+        return True
+
+    def acknowledge(self, message: Message) -> None:
+        """The message is done."""
+        delivery = self._ours(message)
+        if self._facts.exactly_once:
+            self._acknowledge_now(delivery)
+        else:
+            self._acknowledge_later(delivery)
+
+    def _ours(self, message: Message) -> PubSubDelivery:
+        delivery = message.receipt
+        if not isinstance(delivery, PubSubDelivery):
+            raise LeaseLost(f"message {message.id} did not come from Pub/Sub")
+        if delivery.lost:
+            raise LeaseLost(f"message {message.id} of {self._channel} is not ours any more: {delivery.lost}")
+        return delivery
+
+    def _acknowledge_later(self, delivery: PubSubDelivery) -> None:
+        with self._lock:
+            if not self._deliveries.remove(delivery):
+                raise LeaseLost(f"a message of {self._channel} was settled before")
+        delivery.lost = "it was settled before"
+        self._acks.add(delivery)
+
+    def _acknowledge_now(self, delivery: PubSubDelivery) -> None:
+        """Acknowledge, and wait for the answer; LeaseLost if it is known to have had no effect."""
+        self._settle("Acknowledge", delivery, PUBSUB["AcknowledgeRequest"])
+
+    def _settle(self, method: str, delivery: PubSubDelivery, request: Callable[..., Any], **fields: int) -> None:
+        try:
+            made = request(subscription=delivery.name, ack_ids=[delivery.ack_id], **fields)
+            self._connection.call(method, made)
+        except PubSubRefused as error:
+            reason = error.reasons.get(delivery.ack_id, "")
+            if reason and not is_final(reason):
+                raise TransportError(f"{self._channel}: {reason}: {error}") from error
+            self._forget(delivery, f"it came too late: {error}")
+            raise LeaseLost(f"a message of {self._channel} is not ours any more: {error}") from error
+        self._forget(delivery, "it was settled before")
+
+    def _forget(self, delivery: PubSubDelivery, why: str) -> None:
+        with self._lock:
+            self._deliveries.remove(delivery)
+        delivery.lost = why
+
+    # -- other verdicts
+
+    def nack(self, message: Message) -> None:
+        """Give it back at once, if the settings say so; else nothing is sent, and the channel holds the message."""
+        if self._settings.release_on_nack:
+            delivery = self._ours(message)
+            self._acks.finish(self._connection.timeout)
+            self._settle("ModifyAckDeadline", delivery, PUBSUB["ModifyAckDeadlineRequest"], ack_deadline_seconds=0)
+
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        """Store a copy that comes to this channel alone after the delay; once that is confirmed, acknowledge it."""
+        delivery = self._ours(message)
+        if delivery.copied != self._names.retry_topic:
+            wall = self._clock.wall()
+            headers = {**message.header.headers, **copy_headers(message, attempts, wall)}
+            header = message.header._replace(headers=headers)
+            due = wall + delay if delay > 0 else 0.0
+            copy = encode_copy(header, message.body, identity=message.identity, due=due)
+            self._publish(self._names.retry_topic, copy)
+            delivery.copied = self._names.retry_topic
+        self._acknowledge_now(delivery)
+
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        """Store a dead letter; once that is confirmed, acknowledge the message."""
+        delivery = self._ours(message)
+        name = self._destinations.for_rejected(rejection.kind)
+        if name is not None and delivery.copied != name:
+            try:
+                self._store_dead_letter(message, rejection, topic_name(self._settings.project, name))
+            except (TransportError, SetupError):
+                self._park(message, rejection)
+                raise
+            delivery.copied = name
+        self._acknowledge_now(delivery)
+        if name is None:
+            report_gone(log, message, self._channel, rejection)
+
+    def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str) -> None:
+        """As much of it as Pub/Sub takes: with all of its provenance, with some, and then with a part of its body."""
+        header = message.header
+        for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
+            with suppress(ValueError):  # it is too much for attributes: the next one says less
+                copy = encode(header, message.body)
+                if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
+                    self._publish(topic, copy)
+                    return
+        for smaller, kept, saying in cut_letters(header, message.body, LARGEST_REQUEST - 2 * ROOM):
+            copy = encode(smaller, kept)
+            if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
+                log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
+                self._publish(topic, copy)
+                return
+
+    def _publish(self, topic: str, copy: Any) -> None:  # noqa: ANN401 - as protobuf has it
+        """Store a copy; a topic that was deleted is made again where we make it."""
+        try:
+            self._publisher.publish(topic, copy)
+        except PublishError as error:
+            if not isinstance(error.__cause__, PubSubMissing) or self._subscription.missing != "create":
+                raise
+            log.warning("pubsub: %s was deleted, and is created again", topic)
+            self._ensure()
+            self._publisher.publish(topic, copy)
+
+    def _park(self, message: Message, rejection: Rejection) -> None:
+        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
+        if must_be_parked(message, rejection, self._subscription.max_attempts):
+            try:
+                self.requeue(message, PARKED_SECONDS, rejection.attempts)
+            except PumpError as error:
+                report_kept(log, message, self._channel, error)
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Make these available at once, in their old order; those that are lost are so already."""
+        self._acks.finish(HAND_BACK_SECONDS)
+        now = self._clock.monotonic()
+        receipts = [each.receipt for each in messages]
+        ours = [each for each in receipts if isinstance(each, PubSubDelivery) and not each.lost and each.expires > now]
+        for name, portion in portions_by_name(ours):
+            request = deadline_request(name, [each.ack_id for each in portion], 0)
+            try:
+                self._connection.call("ModifyAckDeadline", request, HAND_BACK_SECONDS)
+            except PubSubRefused as error:  # some had come back by themselves
+                log.debug("pubsub: handing back to channel %s: %s", self._channel, error)
+            for each in portion:
+                self._forget(each, "it was given back")
+
+    def extend(self, message: Message) -> None:
+        """Renew its lease, and with it those of all others here that end soon: one request for a thousand of them."""
+        delivery = self._ours(message)
+        with self._renewing:
+            now = self._clock.monotonic()
+            if delivery.renewed <= now - 0.1 * self._lease or delivery.expires - now < self._lease / 2:
+                with self._lock:
+                    ending = self._deliveries.to_renew(now, now + 2 / 3 * self._lease)
+                    ours = [each for each in ending if each is not delivery]
+                if not delivery.lost:
+                    self._renewals.renew([delivery, *ours])
+        self._ours(message)
+        message.lease_expires = delivery.expires
+
+    def purge(self) -> int:
+        """Acknowledge everything that waits; what consumers have in hand stays theirs."""
+        self._acks.finish(self._connection.timeout)
+        return sum(map(self._purge, self._sources))
+
+    def _purge(self, source: _Source) -> int:
+        removed = 0
+        while True:
+            with self._lock:  # what an earlier pull has brought
+                found: Sequence[Any] = [each.received for each in self._arrived if each.source is source]
+                others = [each for each in self._arrived if each.source is not source]
+                self._arrived.clear()
+                self._arrived.extend(others)
+            if not found:
+                found = self._pull_to_purge(source)
+            if not found:
+                return removed
+            for portion in in_portions(found):
+                request = PUBSUB["AcknowledgeRequest"](
+                    subscription=source.name, ack_ids=[each.ack_id for each in portion]
+                )
+                self._connection.call("Acknowledge", request)
+            removed += len(found)
+
+    def _pull_to_purge(self, source: _Source) -> Sequence[Any]:
+        request = PUBSUB["PullRequest"](subscription=source.name, max_messages=MOST_PULLED)
+        try:
+            return list(self._connection.call("Pull", request, PURGE_SECONDS).received_messages)
+        except PubSubNoAnswer:
+            return ()
+
+    # -- ending
+
+    def close(self) -> None:
+        """Send what is pending, give back what nobody was given, and disconnect; a server that hangs delays nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._changed.set()
+        deadline = self._clock.monotonic() + CLOSE_SECONDS
+        for source in self._sources:
+            pull = source.call
+            if pull is not None:
+                pull.cancel()
+        try:
+            returning = self._return_arrived()
+            self._acks.finish(CLOSE_SECONDS)
+            for call in returning:
+                self._connection.result_of(call, max(0.0, deadline - self._clock.monotonic()))
+        except PumpError as error:
+            log.debug("pubsub: closing channel %s: %s", self._channel, error)
+        finally:
+            self._acks.close()
+            self._connection.close()
+            self._copies.close()

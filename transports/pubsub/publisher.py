@@ -1,0 +1,158 @@
+"""Publishing that is confirmed: in requests that Pub/Sub takes, and what became of each message."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from pump.capabilities import Capabilities
+from pump.errors import ConfigurationError, PublishError, PumpError, SetupError, TransportError
+from pump.message import Header, Message
+from pump.transport_kit.sending import check_sizes, not_sent, portions, together
+from pump.transports.pubsub.attributes import copy_attributes, to_attributes
+from pump.transports.pubsub.connection import PUBSUB, PubSubConnection, PubSubDenied, PubSubMissing, PubSubThrottled
+from pump.transports.pubsub.names import topic_name
+
+LARGEST_REQUEST: Final = 10_000_000
+"""Bytes of one request, and so of one message."""
+FULL_REQUEST: Final = 4_000_000
+"""As many bytes are put together into one request."""
+MOST_MESSAGES: Final = 1000
+UNDER_WAY: Final = 8
+"""So many requests are sent before the answer to the first is read."""
+ROOM: Final = 300
+"""Bytes of a request beside its messages: the topic's name, and what frames each message."""
+
+
+class PublishLine(NamedTuple):
+    """Messages of one topic and one ordering key: Pub/Sub takes only such in one request."""
+
+    topic: str
+    key: str
+
+
+class PlacedMessage(NamedTuple):
+    """A message as it is sent, and its place among those posted together."""
+
+    place: int
+    message: Any
+    size: int
+
+
+class PubSubPublisher:
+    """Publishes over one connection. From any thread."""
+
+    def __init__(self, connection: PubSubConnection, project: str) -> None:
+        self._connection: Final = connection
+        self._project: Final = project
+        self._lock: Final = threading.Lock()
+        self._subscribed: Final[set[str]] = set()
+        """Topics that have a subscription: without one, Pub/Sub would drop what it confirms."""
+
+    def publish(self, topic: str, message: Any) -> None:  # noqa: ANN401 - as protobuf has it
+        """Store one message, as `encode` makes it; PublishError unless that is confirmed."""
+        if message.ByteSize() + ROOM > LARGEST_REQUEST:
+            raise not_sent(f"the message has {message.ByteSize()} bytes, and Pub/Sub takes {LARGEST_REQUEST}")
+        try:
+            self._connection.call("Publish", PUBSUB["PublishRequest"](topic=topic, messages=[message]))
+        except PumpError as error:
+            raise failure(error) from error
+
+    def send(self, messages: Sequence[Message], capabilities: Capabilities) -> None:
+        """Store all of them, in order within each topic and key; PublishError says which are not."""
+        lines: dict[PublishLine, list[PlacedMessage]] = {}
+        for place, message in enumerate(messages):
+            topic, encoded = self._encoded(message, capabilities)
+            size = encoded.ByteSize() + 8
+            lines.setdefault(PublishLine(topic, encoded.ordering_key), []).append(PlacedMessage(place, encoded, size))
+        for topic in {line.topic for line in lines}:
+            self._check_subscribed(topic)
+        failures: dict[int, PublishError] = {}
+        waiting: list[tuple[Any, PublishLine, Sequence[PlacedMessage]]] = []
+        for line, portion, last in _requests(lines):
+            request = PUBSUB["PublishRequest"](topic=line.topic, messages=[each.message for each in portion])
+            if waiting and (len(waiting) >= UNDER_WAY or (line.key and waiting[-1][1] == line)):
+                self._finish(waiting, failures)  # one of a key after another, so that their order is certain
+            if line.key and any(each.place in failures for each in lines[line]):
+                failures.update((each.place, not_sent("others before it failed", retriable=True)) for each in portion)
+                continue
+            try:
+                waiting.append((self._connection.begin("Publish", request), line, portion))
+            except PumpError as error:
+                failures.update((each.place, failure(error, sent=False)) for each in portion)
+            if last:
+                self._finish(waiting, failures)
+        self._finish(waiting, failures)
+        if failures:
+            raise together(failures, len(messages))
+
+    def _finish(
+        self, waiting: list[tuple[Any, PublishLine, Sequence[PlacedMessage]]], failures: dict[int, PublishError]
+    ) -> None:
+        for call, _, portion in waiting:
+            try:
+                self._connection.result_of(call)
+            except PumpError as error:
+                if isinstance(error, PubSubMissing):
+                    self._subscribed.clear()
+                failures.update((each.place, failure(error)) for each in portion)
+        waiting.clear()
+
+    def _encoded(self, message: Message, capabilities: Capabilities) -> tuple[str, Any]:
+        check_sizes(message, capabilities)
+        try:
+            return topic_name(self._project, message.header.topic), encode(message.header, message.body)
+        except (ValueError, ConfigurationError) as error:
+            raise not_sent(f"message {message.id} cannot be written: {error}") from error
+
+    def _check_subscribed(self, topic: str) -> None:
+        if topic in self._subscribed:
+            return
+        request = PUBSUB["ListTopicSubscriptionsRequest"](topic=topic, page_size=1)
+        try:
+            found = bool(self._connection.call("ListTopicSubscriptions", request).subscriptions)
+        except PubSubDenied:
+            found = True  # who may only publish cannot know
+        except PumpError as error:
+            raise failure(error, sent=False) from error
+        if not found:
+            raise not_sent(f"{topic} has no subscription, so that Pub/Sub would drop it", retriable=True)
+        with self._lock:
+            self._subscribed.add(topic)
+
+
+def _requests(
+    lines: dict[PublishLine, list[PlacedMessage]],
+) -> Iterator[tuple[PublishLine, Sequence[PlacedMessage], bool]]:
+    """What goes together, in order; and whether it is the last of all."""
+    found = [
+        (line, portion)
+        for line, items in lines.items()
+        for portion in portions(items, lambda each: each.size, MOST_MESSAGES, FULL_REQUEST)
+    ]
+    for number, (line, portion) in enumerate(found, 1):
+        yield line, portion, number == len(found)
+
+
+def encode(header: Header, body: bytes) -> Any:  # noqa: ANN401 - as protobuf has it
+    """A message as protobuf has it; ValueError if it cannot be written."""
+    attributes, ordering_key = to_attributes(header)
+    return PUBSUB["PubsubMessage"](data=body, attributes=attributes, ordering_key=ordering_key)
+
+
+def encode_copy(header: Header, body: bytes, *, identity: str, due: float) -> Any:  # noqa: ANN401 - as protobuf has it
+    """A copy for a channel's own retry topic, whatever its headers are."""
+    attributes, packed = copy_attributes(header, identity, due)
+    return PUBSUB["PubsubMessage"](data=packed + body, attributes=attributes)
+
+
+def failure(error: PumpError, *, sent: bool | None = None) -> PublishError:
+    """The error for messages that were not confirmed for this reason."""
+    if isinstance(error, PublishError):
+        return error
+    if isinstance(error, SetupError | PubSubMissing | PubSubThrottled):
+        sent = False
+    known = "nothing was sent" if sent is False else "not everything was confirmed"
+    retriable = isinstance(error, TransportError) and not isinstance(error, PubSubMissing)
+    found = PublishError(f"{known}: {error}", sent=sent, retriable=retriable)
+    found.__cause__ = error
+    return found
