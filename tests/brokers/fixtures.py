@@ -16,6 +16,7 @@ from brokers.postgres import Postgres
 from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
+from brokers.sqs import CREDENTIALS, Sqs
 
 ProxyTo = Callable[[int], Proxy]
 
@@ -56,6 +57,25 @@ def mosquitto() -> Iterator[Mosquitto]:
 
 
 @pytest.fixture
+def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that boto3 finds, here and in the programs that a test starts; nothing else that this machine may have."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def running_sqs() -> Iterator[Sqs]:
+    with Sqs() as broker:
+        yield broker
+
+
+@pytest.fixture
+def sqs_server(running_sqs: Sqs, aws_credentials: None) -> Sqs:
+    return running_sqs
+
+
+@pytest.fixture
 def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
     second_rabbitmq.revive()
     return second_rabbitmq
@@ -83,6 +103,18 @@ def own_redis_server(second_redis_server: Redis) -> Redis:
 def own_mosquitto(second_mosquitto: Mosquitto) -> Mosquitto:
     second_mosquitto.revive()
     return second_mosquitto
+
+
+@pytest.fixture
+def own_sqs_server(second_sqs_server: Sqs, aws_credentials: None) -> Sqs:
+    second_sqs_server.revive()
+    return second_sqs_server
+
+
+@pytest.fixture(scope="session")
+def second_sqs_server() -> Iterator[Sqs]:
+    with Sqs() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

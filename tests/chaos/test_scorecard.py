@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from brokers.fixtures import ProxyTo
 
 PATIENCE = 90.0
-TRANSPORTS = ["quorum", "classic", "nats", "streams", "lists", "mqtt", "mqtt-3.1.1", "sqlite", "postgres"]
+TRANSPORTS = [
+    *("quorum", "classic", "nats", "streams", "lists", "mqtt", "mqtt-3.1.1", "sqlite", "postgres", "sqs"),
+    pytest.param("fifo", marks=pytest.mark.long),
+]
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -59,6 +62,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             return Place(url, server.restart, lambda: server.kill_backends("message-pump%"))
         case "nats":
             server = found("own_nats_server")
+        case "sqs" | "fifo":
+            server = found("own_sqs_server")
+            proxy = proxy_to(server.port)
+            scheme = "sqs" if request.param == "sqs" else "sqs+fifo"
+            return Place(server.url_for(scheme, proxy.port), server.restart, proxy.reset)
         case "streams" | "lists":
             server = found("own_redis_server")
         case "mqtt" | "mqtt-3.1.1":
