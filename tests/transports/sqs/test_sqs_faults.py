@@ -1,0 +1,154 @@
+"""What becomes of the messages when the server or the network fails, and when a consumer stops."""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from brokers.fixtures import ProxyTo
+from brokers.sqs import Sqs, depth, queue_url
+from pump import Dispatcher
+from support.programs import Program
+from support.redis_works import FAST, Job, Works, jobs, names
+from support.waiting import eventually
+
+RECOVERY = 60.0
+IN_HAND = 10 + 64
+
+Running = Callable[[Dispatcher], Dispatcher]
+
+
+def everything_was_done(server: Sqs, works: Works, count: int, at_most_twice: int, ending: str = "") -> None:
+    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
+    eventually(lambda: depth(server.client(), works.channel + ending) == 0, RECOVERY)
+    repeated = sum(times - 1 for times in Counter(works.runs).values())
+    assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
+    assert depth(server.client(), f"{works.channel}-dead{ending}") == 0
+
+
+def test_consumers_work_again_after_an_outage(
+    own_sqs_server: Sqs, works: Works, running: Running, awaiting: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher = running(works.dispatcher(own_sqs_server.url_for(), awaiting=awaiting, **FAST))
+    dispatcher.post_many(jobs(1))
+    eventually(lambda: works.runs == names(1), RECOVERY)
+
+    own_sqs_server.stop()
+    eventually(lambda: "receiving" in caplog.text, RECOVERY)
+    own_sqs_server.start()
+    dispatcher.post_many(jobs(3, prefix="after"))
+
+    eventually(lambda: set(works.runs) == {*names(1), *names(3, "after")}, RECOVERY)
+
+
+def test_a_queue_that_was_deleted_is_made_again(sqs_server: Sqs, works: Works, running: Running) -> None:
+    dispatcher = running(works.dispatcher(sqs_server.url, **FAST))
+    dispatcher.post_many(jobs(1))
+    eventually(lambda: works.runs == names(1), RECOVERY)
+    client = sqs_server.client()
+    queue = queue_url(client, works.channel)
+
+    client.delete_queue(QueueUrl=queue)
+    eventually(lambda: queue in client.list_queues(QueueNamePrefix=works.channel).get("QueueUrls", ()), RECOVERY)
+    dispatcher.post_many(jobs(3, prefix="after"))
+
+    eventually(lambda: set(works.runs) == {*names(1), *names(3, "after")}, RECOVERY)
+
+
+@pytest.mark.parametrize(("how", "awaiting"), [("reset", True), ("cut", False)])
+def test_a_network_that_breaks_under_load_loses_nothing(
+    sqs_server: Sqs, proxy_to: ProxyTo, works: Works, running: Running, awaiting: bool, how: str
+) -> None:
+    works.post(sqs_server.url, *jobs(120, 0.01))
+    proxy = proxy_to(sqs_server.port)
+    running(works.dispatcher(sqs_server.url_for("sqs", proxy.port, lease=4), awaiting=awaiting, **FAST))
+
+    for done in (20, 70):
+        eventually(lambda done=done: len(works.runs) > done, RECOVERY)  # type: ignore[misc]
+        getattr(proxy, how)()
+        proxy.heal()
+
+    everything_was_done(sqs_server, works, 120, at_most_twice=2 * IN_HAND)
+
+
+def test_a_network_that_only_falls_silent_is_found_out(
+    sqs_server: Sqs, proxy_to: ProxyTo, works: Works, running: Running
+) -> None:
+    works.post(sqs_server.url, *jobs(60, 0.01))
+    proxy = proxy_to(sqs_server.port)
+    running(works.dispatcher(sqs_server.url_for("sqs", proxy.port, timeout=2, lease=4), **FAST))
+    eventually(lambda: len(works.runs) > 10, RECOVERY)
+
+    proxy.stall()
+    accepted = proxy.accepted
+    eventually(lambda: proxy.accepted > accepted, RECOVERY)
+    proxy.heal()
+
+    everything_was_done(sqs_server, works, 60, at_most_twice=IN_HAND)
+
+
+@pytest.mark.parametrize("awaiting", [False])
+def test_what_a_killed_process_had_in_hand_comes_again(sqs_server: Sqs, works: Works, awaiting: bool) -> None:
+    address = sqs_server.url_for(lease=3)
+    works.post(address, *jobs(60, 0.01))
+    with Program(works.command(address, awaiting=awaiting), works.folder) as program:
+        eventually(lambda: len(works.runs) > 15, RECOVERY)
+        program.send(signal.SIGKILL)
+        program.ends()
+
+    with Program(works.command(address, awaiting=awaiting), works.folder):
+        everything_was_done(sqs_server, works, 60, at_most_twice=IN_HAND)
+
+
+@pytest.mark.requirement("P-11")
+@pytest.mark.parametrize(("scheme", "awaiting"), [("sqs", False), ("sqs+fifo", True)])
+def test_a_stop_under_load_loses_nothing_and_repeats_nothing(
+    sqs_server: Sqs, works: Works, scheme: str, awaiting: bool
+) -> None:
+    address = sqs_server.url_for(scheme)
+    works.post(address, *jobs(100, 0.01))
+    with Program(works.command(address, grace=5, awaiting=awaiting), works.folder) as program:
+        eventually(lambda: len(works.runs) > 20, RECOVERY)
+        began = time.monotonic()
+        program.send(signal.SIGTERM)
+        assert program.ends() == 0
+        assert time.monotonic() - began <= 7.0 + 4.0  # and what a machine with much else to do needs
+
+    with Program(works.command(address, awaiting=awaiting), works.folder):
+        everything_was_done(sqs_server, works, 100, at_most_twice=0, ending=".fifo" * (scheme == "sqs+fifo"))
+
+
+@pytest.mark.requirement("P-11")
+def test_a_stop_is_in_time_though_the_broker_hangs_and_a_handler_is_stuck(
+    own_sqs_server: Sqs, works: Works, awaiting: bool
+) -> None:
+    address = own_sqs_server.url
+    works.post(address, Job("stuck", seconds=60.0), *jobs(20))
+    with Program(works.command(address, grace=2, awaiting=awaiting), works.folder) as program:
+        eventually(lambda: "stuck" in works.runs, RECOVERY)
+        own_sqs_server.pause()
+        try:
+            began = time.monotonic()
+            program.send(signal.SIGTERM)
+            program.ends()
+            assert time.monotonic() - began <= 2.0 + 2.0 + 4.0  # and what a machine with much else to do needs
+        finally:
+            own_sqs_server.unpause()
+
+
+@pytest.mark.requirement("P-03")
+def test_a_handler_of_five_leases_runs_once(sqs_server: Sqs, tmp_path: Path, running: Running) -> None:
+    places = [(Works(tmp_path), scheme, awaiting) for scheme in ("sqs", "sqs+fifo") for awaiting in (False, True)]
+    for works, scheme, awaiting in places:
+        address = sqs_server.url_for(scheme, lease=2)
+        first, _ = (running(works.dispatcher(address, awaiting=awaiting)) for _ in range(2))
+        first.post_many([Job("slow", seconds=10.0), Job("next")])
+
+    for works, scheme, _ in places:
+        own = works.channel + ".fifo" * (scheme == "sqs+fifo")
+        eventually(lambda works=works: set(works.runs) == {"slow", "next"}, RECOVERY)  # type: ignore[misc]
+        eventually(lambda own=own: depth(sqs_server.client(), own) == 0, RECOVERY)  # type: ignore[misc]
+        assert Counter(works.runs) == {"slow": 1, "next": 1}

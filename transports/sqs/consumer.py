@@ -1,0 +1,457 @@
+"""A consumer of one queue: receives, acknowledges in batches, settles by visibility, and gives back."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pump.clock import Signal
+from pump.dead_letter import Rejection
+from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
+from pump.message import FIRST_FAILURE_HEADER, Message
+from pump.subscription import Subscription
+from pump.transport_kit.ack_batch import AckBatch
+from pump.transport_kit.call_threads import CallThreads
+from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.settings import finite_seconds
+from pump.transports.sqs.attributes import Carried, Parcel, Unpacked, pack, unpack
+from pump.transports.sqs.client import MOST_ENTRIES, batches, errors
+from pump.transports.sqs.dead_letters import SqsDeadLetters
+from pump.transports.sqs.leases import LeaseRounds
+from pump.transports.sqs.polling import CLOSE_SECONDS, SHORT_POLL_SECONDS, SqsPoller
+from pump.transports.sqs.producer import LONGEST_DELAY_SECONDS, due_and_delay, order_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from pump.transports.sqs.transport import SqsTransport
+
+log: Final = logging.getLogger("pump.transports.sqs")
+
+LONGEST_HIDDEN_SECONDS: Final = 43_200 - 60
+"""How long a message can be invisible after it was received, and a minute for clocks and requests."""
+RETRY_SECONDS: Final = 1.0
+"""How long to wait before acknowledgements that could not be sent are sent again."""
+ANSWER_SECONDS: Final = 1.0
+"""How long a stop waits for the broker's answer. The request itself goes on, for as long as the process does."""
+LAST_SECONDS: Final = 0.5
+MANY: Final = 64
+
+
+class SqsReceipt:
+    """One delivery as the broker has it."""
+
+    __slots__ = ("attributes", "carried", "handle", "received", "sent", "settled")
+
+    def __init__(
+        self, handle: str, carried: Carried, attributes: Mapping[str, Any], received: float, sent: float
+    ) -> None:
+        self.handle: Final = handle
+        self.carried: Final = carried
+        self.attributes: Final = attributes
+        self.received: Final = received
+        """When, on the wall clock; and when it was sent to the queue."""
+        self.sent: Final = sent
+        self.settled = False
+
+
+class SqsConsumer:
+    """One consumer of one queue. One thread receives; any thread settles, renews or interrupts."""
+
+    def __init__(self, transport: "SqsTransport", subscription: Subscription) -> None:
+        self.generation: Final = transport.generation
+        self._transport: Final = transport
+        self._clock: Final = transport.clock
+        self._fifo: Final = transport.fifo
+        self._destinations: Final = transport.queues.destinations(subscription)
+        self._max_attempts: Final = subscription.max_attempts
+        lease = transport.lease if subscription.lease is None else finite_seconds("sqs", "lease", subscription.lease)
+        self._lease: Final = ceil(min(lease, LONGEST_HIDDEN_SECONDS))
+        self._poll: Final = ceil(min(transport.poll, 20))
+        self._queue: Final = transport.queues.open(subscription)
+        self.broker_limit: Final = self._queue.limit
+        self._longest_hidden: Final = min(LONGEST_HIDDEN_SECONDS, self._queue.retention / 4)
+        self._dead_letters: Final = SqsDeadLetters(transport, subscription, self._destinations)
+        self._rounds: Final = LeaseRounds[str](self._lease, MOST_ENTRIES)
+        self._leased: Final[dict[str, Message]] = {}
+        """What was received and is not settled, by its handle, to be renewed together."""
+        self._most_leased = MANY
+        self._lock: Final = threading.Lock()
+        self._acks: Final = AckBatch[str, str](self._clock, self._flush, retry_seconds=RETRY_SECONDS)
+        self._acks.put_back(transport.take_unsent(self._queue.url))
+        self._hangs = False
+        """Whether the broker did not answer in time when messages were to be given back."""
+        self._closed = False
+        self._poller: Final = SqsPoller(
+            self._fetch,
+            self._give_back,
+            self._clock,
+            pause_seconds=0.0 if self._poll else SHORT_POLL_SECONDS,
+        )
+
+    # -- receiving
+
+    def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        """Up to `limit` messages: those that are there, or the first to come within `timeout` seconds, or none."""
+        return self._poller.take(limit, timeout)
+
+    def interrupt(self) -> None:
+        """Make the current receive, or else the next one, return early."""
+        self._poller.interrupt()
+
+    def _fetch(self, limit: int) -> Sequence[Message]:
+        """What one request brings. The acknowledgements that wait go before it."""
+        with suppress(PumpError):  # they were put back, and are sent again
+            self._flush()
+        began = self._clock.monotonic()
+        with errors(f"receiving from {self._queue.name}"):
+            reply = self._transport.clients.sqs(self._poll).receive_message(
+                QueueUrl=self._queue.url,
+                MaxNumberOfMessages=min(limit, MOST_ENTRIES),
+                WaitTimeSeconds=self._poll,
+                VisibilityTimeout=self._lease,
+                MessageAttributeNames=["All"],
+                MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"],
+            )
+        raw = reply.get("Messages", ())
+        if not raw:
+            return ()
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        messages = [message for each in raw if (message := self._read(each, began, wall)) is not None]
+        if now - began > self._lease / 4:  # nobody knows when during the wait their leases began
+            messages = self._renewed(messages)
+        handles = [cast("SqsReceipt", each.receipt).handle for each in messages]
+        with self._lock:
+            self._leased.update(zip(handles, messages, strict=True))
+        self._rounds.begins(handles, now)
+        self._forget_lost(now)
+        return messages
+
+    def _forget_lost(self, now: float) -> None:
+        """Keep no message whose lease has ended without a verdict; looked for when twice as many are known."""
+        if len(self._leased) < self._most_leased:
+            return
+        with self._lock:
+            lost = [handle for handle, message in self._leased.items() if (message.lease_expires or 0.0) <= now]
+            for handle in lost:
+                del self._leased[handle]
+            self._most_leased = 2 * len(self._leased) + MANY
+        for handle in lost:
+            self._rounds.ends(handle)
+
+    def _read(self, raw: Mapping[str, Any], began: float, wall: float) -> Message | None:
+        """The message that was received; None if it is not due yet, and was sent on its way again."""
+        system: Mapping[str, str] = raw.get("Attributes", {})
+        message_id = raw.get("MessageId", "")
+        found = unpack(raw.get("Body", ""), raw.get("MessageAttributes", {}), self._destinations.topic, message_id)
+        carried = found.carried
+        sent = int(system.get("SentTimestamp", 0)) / 1000 or wall
+        receipt = SqsReceipt(raw["ReceiptHandle"], carried, found.attributes, wall, sent)
+        if carried.due and not self._fifo:  # a FIFO queue delays nothing, and no pump has posted this there
+            self._send_on(receipt, found, wall)
+            return None
+        deliveries = carried.before + int(system.get("ApproximateReceiveCount", 1))
+        header = found.header._replace(topic=carried.topic) if carried.topic else found.header
+        return Message(
+            header,
+            found.body,
+            identity=carried.identity or message_id,
+            receipt=receipt,
+            generation=self.generation,
+            deliveries=deliveries,
+            attempts=carried.attempts,
+            # The count of a FIFO queue cannot be set back when messages are given back, so it says nothing.
+            unexplained=0 if self._fifo else deliveries - 1,
+            lease_expires=began + self._lease,
+            partition=system.get("MessageGroupId") if self._fifo else None,
+            position=message_id,
+            raw_headers=found.attributes,
+            fault=found.fault,
+        )
+
+    def _renewed(self, messages: Sequence[Message]) -> list[Message]:
+        """Those of the messages whose leases could be renewed; the others come again."""
+        began = self._clock.monotonic()
+        failures = self._set_visibility([cast("SqsReceipt", each.receipt) for each in messages], self._lease)
+        kept = [each for place, each in enumerate(messages) if place not in failures]
+        for message in kept:
+            message.lease_expires = began + self._lease
+        return kept
+
+    # -- what is not due yet
+
+    def _send_on(self, receipt: SqsReceipt, found: Unpacked, now: float) -> None:
+        """Hide a message that is not due yet, or send it anew so that it comes exactly when it is.
+
+        Its count says nothing of attempts then, so the copy that comes when it is due has a new one.
+        """
+        left = found.carried.due - now
+        try:
+            if left > LONGEST_DELAY_SECONDS and now - receipt.sent < self._queue.retention / 4:
+                hide = min(left - LONGEST_DELAY_SECONDS / 2, self._longest_hidden)
+                self._change_visibility(receipt, ceil(hide))
+                return
+            due, delay = due_and_delay(left, now)
+            parcel = pack(found.header, found.body, found.carried._replace(due=due), found.attributes)
+            self._replace(receipt, parcel, found.header.key, delay)
+        except PumpError as error:
+            log.warning("%s: message %s is not due yet, and stays as it is", error, found.header.id)
+
+    # -- acknowledging
+
+    def acknowledge_soon(self, message: Message) -> bool:
+        """Acknowledge it within 20 ms, together with others; False if those have to be sent first."""
+        receipt = _unsettled(message)
+        if not self._acks.add(receipt.handle, message.id):
+            return False
+        self._end(receipt)
+        return True
+
+    def acknowledge(self, message: Message) -> None:
+        """The message is done; its acknowledgement is sent together with others."""
+        while not self.acknowledge_soon(message):
+            self._flush()
+
+    def _flush(self) -> None:
+        """Delete all messages whose acknowledgements wait."""
+        acks = self._acks.take()
+        if not acks:
+            return
+        handles = list(acks)
+        failures = self._batch("delete_message_batch", [{"ReceiptHandle": each} for each in handles], "acknowledging")
+        late = [acks[handles[place]] for place, error in failures.items() if isinstance(error, LeaseLost)]
+        if late:
+            text = "sqs: acknowledgements on %s came too late, these messages come again: %s"
+            log.warning(text, self._queue.name, ", ".join(late))
+        again = {handles[place]: error for place, error in failures.items() if not isinstance(error, LeaseLost)}
+        if again:
+            self._acks.put_back({handle: acks[handle] for handle in again})
+            raise next(iter(again.values()))
+
+    # -- other verdicts
+
+    def nack(self, message: Message) -> None:
+        """Make it visible at once. The broker counts the delivery; the pump knows that it spent no attempt."""
+        receipt = _unsettled(message)
+        self._change_visibility(receipt, 0)
+        self._end(receipt)
+
+    def requeue(self, message: Message, delay: float, attempts: int) -> None:
+        """Hide it for the delay. What the broker cannot hide for so long is sent anew, and then deleted."""
+        receipt = _unsettled(message)
+        if self._fifo or (self._can_be_hidden(receipt, delay) and not self._is_spent(attempts)):
+            self._change_visibility(receipt, min(ceil(delay), LONGEST_HIDDEN_SECONDS))
+        else:
+            due, seconds = due_and_delay(delay, self._clock.wall())
+            carried = Carried(message.identity, attempts, due=due, topic=receipt.carried.topic)
+            self._replace(receipt, self._packed(message, carried), message.header.key, seconds)
+        self._end(receipt)
+
+    def reject(self, message: Message, rejection: Rejection) -> None:
+        """Store the dead letter, and once that is confirmed, delete the message."""
+        receipt = _unsettled(message)
+        url = self._dead_letters.url_for(rejection)
+        if url is not None:
+            try:
+                self._dead_letters.store(url, message, receipt.attributes, rejection)
+            except (TransportError, SetupError) as error:
+                self._park(message, rejection)
+                raise _retriable(error) from error
+        self._delete(receipt)
+        self._end(receipt)
+        if url is None:
+            report_gone(log, message, self._destinations.channel, rejection)
+
+    def _park(self, message: Message, rejection: Rejection) -> None:
+        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
+        if not self._fifo and must_be_parked(message, rejection, self._max_attempts):
+            try:
+                self.requeue(message, PARKED_SECONDS, rejection.attempts)
+            except PumpError as error:
+                report_kept(log, message, self._destinations.channel, error)
+
+    def extend(self, message: Message) -> None:
+        """Renew its lease, and those of others of this consumer that will be asked for soon: ten in one request."""
+        receipt = _unsettled(message)
+        began = self._clock.monotonic()
+        together = self._rounds.asked(receipt.handle, began)
+        with self._lock:
+            others = [self._leased[handle] for handle in together[1:] if handle in self._leased]
+        if not together:
+            return
+        receipts = [receipt, *(cast("SqsReceipt", each.receipt) for each in others)]
+        if self._clock.wall() - receipt.received > LONGEST_HIDDEN_SECONDS - self._lease:
+            self._end(receipt)
+            raise LeaseLost(
+                f"message {message.id} was received twelve hours ago: the broker renews no lease for longer"
+            )
+        failures = self._set_visibility(receipts, self._lease)
+        kept = [each for place, each in enumerate((message, *others)) if place not in failures]
+        for each in kept:
+            each.lease_expires = began + self._lease
+        self._rounds.renewed([cast("SqsReceipt", each.receipt).handle for each in kept], began)
+        if 0 in failures:
+            if isinstance(failures[0], LeaseLost):
+                self._end(receipt)
+            raise failures[0]
+
+    def hand_back(self, messages: Sequence[Message]) -> None:
+        """Make these available at once, as if they had not been delivered.
+
+        A FIFO queue keeps them in their places. A standard queue would count the delivery, which nobody has seen, so
+        each is sent anew with the count it had, and then deleted.
+        """
+        self._answered_in_time(lambda: self._give_back(messages))
+
+    def _give_back(self, messages: Sequence[Message]) -> None:
+        messages = [each for each in messages if not cast("SqsReceipt", each.receipt).settled]
+        with suppress(PumpError):  # they were put back, and are sent again
+            self._flush()
+        left = messages if self._fifo else self._given_back_anew(messages)
+        failures = self._set_visibility([cast("SqsReceipt", each.receipt) for each in left], 0)
+        for message in left:
+            self._end(cast("SqsReceipt", message.receipt))
+        for error in failures.values():
+            if not isinstance(error, LeaseLost):
+                raise error
+
+    def _given_back_anew(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Send copies of messages that were received, and delete those; returns what could not be sent."""
+        parcels = [self._uncounted(each) for each in messages]
+        fit = [place for place, parcel in enumerate(parcels) if parcel is not None]
+        left = [each for place, each in enumerate(messages) if place not in set(fit)]
+        for begin in range(0, len(fit), MOST_ENTRIES):
+            places = fit[begin : begin + MOST_ENTRIES]
+            some = [messages[place] for place in places]
+            entries = [cast("Parcel", parcels[place]).entry for place in places]
+            if sum(cast("Parcel", parcels[place]).size for place in places) > self._transport.largest_message:
+                left.extend(some)
+                continue
+            failures = self._batch("send_message_batch", entries, "giving back")
+            left.extend(each for place, each in enumerate(some) if place in failures)
+            stored = [cast("SqsReceipt", each.receipt) for place, each in enumerate(some) if place not in failures]
+            for receipt in stored:
+                self._end(receipt)
+            self._batch("delete_message_batch", [{"ReceiptHandle": each.handle} for each in stored], "giving back")
+        return left
+
+    def _uncounted(self, message: Message) -> Parcel | None:
+        """A copy that has the count from before this delivery; None if there can be none."""
+        if message.fault:
+            return None
+        seen_here = message.attempts - message.carried
+        before = max(0, message.unexplained - max(0, seen_here))
+        carried = Carried(
+            message.identity, message.attempts, before, topic=cast("SqsReceipt", message.receipt).carried.topic
+        )
+        parcel = self._packed(message, carried)
+        return parcel if parcel.size <= self._transport.largest_message else None
+
+    def purge(self) -> int:
+        """Remove everything that waits or is due later; the broker does so once a minute, and counts approximately."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed"]
+        with suppress(PumpError):
+            self._flush()
+        with errors(f"purging {self._queue.name}"):
+            client = self._transport.clients.sqs()
+            counts = client.get_queue_attributes(QueueUrl=self._queue.url, AttributeNames=names).get("Attributes", {})
+            client.purge_queue(QueueUrl=self._queue.url)
+        return sum(int(counts.get(name, 0)) for name in names)
+
+    # -- ending
+
+    def close(self) -> None:
+        """Send what is pending; what cannot be sent is left to the queue's next consumer here."""
+        if self._closed:
+            return
+        self._closed = True
+        self._poller.close(0.0 if self._hangs else CLOSE_SECONDS)
+        self._acks.close()
+        with suppress(PumpError):
+            self._answered_in_time(self._flush, LAST_SECONDS if not self._hangs else 0.0)
+        unsent = self._acks.take()
+        if unsent:
+            text = "sqs: channel %s: %d acknowledgements could not be sent; the next consumer here sends them"
+            log.warning(text, self._queue.name, len(unsent))
+            self._transport.leave_unsent(self._queue.url, unsent)
+
+    def _answered_in_time(self, call: Any, seconds: float = ANSWER_SECONDS) -> None:  # noqa: ANN401 - a function
+        """Call this on a thread that nobody waits for longer: a stop must not wait for a broker that hangs."""
+        ended, thread = Signal(), CallThreads(1, "pump-sqs-give-back")
+        future: Future[None] = thread.submit(call)
+        thread.close()
+        future.add_done_callback(lambda _: ended.set())
+        if not self._clock.wait(ended, seconds):
+            self._hangs = True
+            raise TransportError(f"sqs: {self._queue.name}: the broker did not answer within {seconds:g} s")
+        future.result()
+
+    # -- requests
+
+    def _batch(self, name: str, entries: Sequence[Mapping[str, Any]], doing: str) -> Mapping[int, PumpError]:
+        if not entries:
+            return {}
+        request = getattr(self._transport.clients.sqs(), name)
+        return batches(entries, request, f"{doing} on {self._queue.name}", QueueUrl=self._queue.url)
+
+    def _set_visibility(self, receipts: Sequence[SqsReceipt], seconds: int) -> Mapping[int, PumpError]:
+        entries = [{"ReceiptHandle": each.handle, "VisibilityTimeout": seconds} for each in receipts]
+        return self._batch("change_message_visibility_batch", entries, "changing the visibility")
+
+    def _change_visibility(self, receipt: SqsReceipt, seconds: int) -> None:
+        with errors(f"changing the visibility on {self._queue.name}"):
+            self._transport.clients.sqs().change_message_visibility(
+                QueueUrl=self._queue.url, ReceiptHandle=receipt.handle, VisibilityTimeout=seconds
+            )
+
+    def _delete(self, receipt: SqsReceipt) -> None:
+        with errors(f"deleting from {self._queue.name}"):
+            self._transport.clients.sqs().delete_message(QueueUrl=self._queue.url, ReceiptHandle=receipt.handle)
+
+    def _replace(self, receipt: SqsReceipt, parcel: Parcel, key: str | None, delay: int) -> None:
+        """Send a message to this queue, and once that is confirmed, delete the one it stands for."""
+        with errors(f"sending to {self._queue.name} what comes again"):
+            self._transport.clients.sqs().send_message(
+                QueueUrl=self._queue.url, DelaySeconds=delay, **parcel.entry, **order_of(key, fifo=self._fifo)
+            )
+        self._delete(receipt)
+
+    # -- what is known of a message
+
+    def _packed(self, message: Message, carried: Carried) -> Parcel:
+        header = message.header
+        if carried.attempts and FIRST_FAILURE_HEADER not in header.headers:
+            header = header._replace(headers={**header.headers, FIRST_FAILURE_HEADER: f"{self._clock.wall():.3f}"})
+        return pack(header, message.body, carried, cast("SqsReceipt", message.receipt).attributes)
+
+    def _can_be_hidden(self, receipt: SqsReceipt, delay: float) -> bool:
+        """Whether the broker can hide it for so long, and will not remove it for its age meanwhile."""
+        now = self._clock.wall()
+        is_short = now - receipt.received + delay <= LONGEST_HIDDEN_SECONDS
+        return is_short and now - receipt.sent + delay <= self._queue.retention * 3 / 4
+
+    def _is_spent(self, attempts: int) -> bool:
+        return self._max_attempts is not None and attempts >= self._max_attempts
+
+    def _end(self, receipt: SqsReceipt) -> None:
+        """It is settled: it is renewed no more."""
+        receipt.settled = True
+        self._rounds.ends(receipt.handle)
+        with self._lock:
+            self._leased.pop(receipt.handle, None)
+
+
+def _unsettled(message: Message) -> SqsReceipt:
+    receipt = cast("SqsReceipt", message.receipt)
+    if receipt.settled:
+        raise LeaseLost(f"message {message.id} was settled before")
+    return receipt
+
+
+def _retriable(error: PumpError) -> PumpError:
+    """A missing permission may be given while the pump runs: the rejection is tried again."""
+    if isinstance(error, SetupError):
+        return PublishError(str(error), sent=False)
+    return error

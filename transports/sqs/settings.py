@@ -1,0 +1,66 @@
+"""Which account, region and endpoint to use, and how: read from a URL, or given as typed options."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from pump.duration import Duration
+from pump.errors import ConfigurationError
+from pump.transport_kit.settings import Options, TransportURL, finite_seconds
+
+FORM: Final = "sqs://region?option=value, such as sqs://eu-central-1, or sqs:// for the region of the environment"
+ACCOUNT_OPTIONS: Final[Options] = {
+    **dict.fromkeys(("endpoint", "profile", "ca_file"), str),
+    "timeout": float,
+}
+"""What a URL may say of the account beside its region."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Where the queues are. Whatever is not given here, the credentials above all, boto3 finds as it always does."""
+
+    region: str | None = None
+    endpoint: str | None = None
+    """Another address than Amazon's own, such as http://localhost:4566."""
+    profile: str | None = None
+    """A section of the shared configuration files."""
+    ca_file: str | None = None
+    """The authorities to trust; by default those that boto3 trusts."""
+    timeout: Duration = 5.0
+    """Seconds to wait for a connection and for an answer, beyond the time for which the broker was asked to wait."""
+
+    def __post_init__(self) -> None:
+        finite_seconds("sqs", "timeout", self.timeout)
+        if self.endpoint is not None:
+            _check_endpoint(self.endpoint)
+
+    @classmethod
+    def from_url(cls, url: TransportURL) -> Self:
+        """The account that a URL describes."""
+        if url.user is not None or url.password is not None:
+            raise ConfigurationError(
+                "sqs:// URLs have no user and no password: credentials come from the environment, a profile or a role"
+            )
+        if url.port is not None or url.path:
+            raise url.error("only a region stands between // and ?")
+        given: dict[str, Any] = {"region": url.host or None}
+        given |= {name: value for name, value in url.options.items() if name in ACCOUNT_OPTIONS}
+        return cls(**given)
+
+    def __str__(self) -> str:
+        return f"SQS at {self.endpoint or self.region or 'the default region'}"
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Without showing it: somebody may have written a password into it."""
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+        parts = urlsplit("")
+    if not good:
+        raise ConfigurationError("sqs: endpoint must be a URL such as http://localhost:4566")
+    if parts.username is not None or parts.password is not None:
+        raise ConfigurationError("sqs: endpoint has no user and no password: requests are signed")
