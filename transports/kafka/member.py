@@ -110,10 +110,17 @@ class GroupMember:
     def _take(self, limit: int) -> Sequence[Message]:
         ready = self._ready
         messages: list[Message] = []
+        behind: list[KafkaMessage] = []
         while ready and len(messages) < limit:
             message = ready.popleft()
-            if not message.lost:
+            receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
+            if receipt.lost:
+                continue
+            if receipt.partition.is_blocked:
+                behind.append(message)  # it would only take the room of those that may be handled
+            else:
                 messages.append(message)
+        ready.extendleft(reversed(behind))
         if messages and len(ready) <= self._most() // 2:
             self._taken.set()
         return messages
@@ -343,7 +350,10 @@ class GroupMember:
         """The message is done; it is committed soon, if everything before it is done."""
         with self._lock:
             receipt = self.check(message)
+            was_blocked = receipt.partition.is_blocked
             receipt.partition.settle(receipt)
+        if was_blocked:
+            self._arrived.set()
 
     def put_back(self, messages: Sequence[KafkaMessage]) -> None:
         """These are the next ones."""

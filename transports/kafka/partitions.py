@@ -22,6 +22,8 @@ class AssignedPartition:
         """What is kept in order."""
         self.paused = False
         """Whether the client was told to fetch nothing from it."""
+        self.held: KafkaReceipt | None = None
+        """What was held here last."""
         self.waiting: Final[deque[ReadRecord]] = deque()
         """What is not due yet, in its order."""
         self._receipts: Final[dict[int, KafkaReceipt]] = {}
@@ -85,6 +87,11 @@ class AssignedPartition:
     def unsettled(self) -> Sequence[KafkaReceipt]:
         """What was received and is not settled."""
         return tuple(self._receipts.values())
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a message that was refused or deferred here is to be handled again before those behind it."""
+        return self.held is not None and self.holds(self.held)
 
     @property
     def is_busy(self) -> bool:

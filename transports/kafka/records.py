@@ -87,6 +87,7 @@ class KafkaMessage(Message):
         for name in Message.__slots__:
             setattr(other, name, getattr(self, name))
         receipt.begun = False
+        receipt.partition.held = receipt
         return other
 
     @property
