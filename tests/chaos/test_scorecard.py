@@ -77,8 +77,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
             server = found("own_nats_server")
         case "servicebus":
             server = found("own_servicebus")
-            proxy = proxy_to(server.port)
-            return Place(proxy.url(server.url), server.restart, proxy.reset)
         case "streams" | "lists":
             server = found("own_redis_server")
         case "mqtt" | "mqtt-3.1.1":
@@ -92,7 +90,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param in {"streams", "lists"}:
         scheme = "redis" if request.param == "streams" else "redis+list"
         return Place(f"{scheme}://127.0.0.1:{proxy.port}", server.restart, proxy.reset)
-    queue_type = "" if request.param == "nats" else f"?queue_type={request.param}"
+    queue_type = "" if request.param in {"nats", "servicebus"} else f"?queue_type={request.param}"
     return Place(proxy.url(server.url) + queue_type, server.restart, proxy.reset)
 
 
