@@ -77,6 +77,12 @@ def second_kafka_broker() -> Iterator[Kafka]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def servicebus() -> Iterator[ServiceBus]:
+    with ServiceBus() as broker:
+        yield broker
+
+
 @pytest.fixture
 def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
     second_rabbitmq.revive()
@@ -107,6 +113,12 @@ def own_mosquitto(second_mosquitto: Mosquitto) -> Mosquitto:
     return second_mosquitto
 
 
+@pytest.fixture
+def own_servicebus(second_servicebus: ServiceBus) -> ServiceBus:
+    second_servicebus.revive()
+    return second_servicebus
+
+
 @pytest.fixture(scope="session")
 def second_rabbitmq() -> Iterator[RabbitMQ]:
     with RabbitMQ() as broker:
@@ -135,18 +147,6 @@ def second_redis_server() -> Iterator[Redis]:
 def second_mosquitto() -> Iterator[Mosquitto]:
     with Mosquitto() as broker:
         yield broker
-
-
-@pytest.fixture(scope="session")
-def servicebus() -> Iterator[ServiceBus]:
-    with ServiceBus() as broker:
-        yield broker
-
-
-@pytest.fixture
-def own_servicebus(second_servicebus: ServiceBus) -> ServiceBus:
-    second_servicebus.revive()
-    return second_servicebus
 
 
 @pytest.fixture(scope="session")
