@@ -70,7 +70,6 @@ def name(record: Any) -> str:
     return str(json.loads(record.value())["name"])
 
 
-@pytest.mark.requirement("P-04")
 def test_what_always_fails_runs_as_often_as_it_may_and_then_is_one_dead_letter(
     works: Works, running: Running, dead_letters: DeadLetters, *, awaiting: bool
 ) -> None:
@@ -85,7 +84,6 @@ def test_what_always_fails_runs_as_often_as_it_may_and_then_is_one_dead_letter(
     assert Counter(works.noted("began")) == {"bad": 3, "good": 1}
 
 
-@pytest.mark.requirement("P-04")
 def test_attempts_are_counted_across_processes_that_are_killed(
     works: Works, running: Running, dead_letters: DeadLetters
 ) -> None:
@@ -125,7 +123,6 @@ def _committed(works: Works, group: str) -> int:
         client.close()
 
 
-@pytest.mark.requirement("P-04")
 def test_a_message_that_kills_its_process_is_given_up_and_its_neighbours_are_not(
     works: Works, running: Running, dead_letters: DeadLetters
 ) -> None:

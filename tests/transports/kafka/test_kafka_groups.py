@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from brokers.kafka import Kafka
@@ -60,7 +59,6 @@ def auditing(broker: Kafka, works: Works) -> Iterator[Auditor]:
         auditor.close()
 
 
-@pytest.mark.requirement("P-10")
 def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_and_go(
     works: Works, kafka_broker: Kafka, running: Running
 ) -> None:

@@ -62,7 +62,6 @@ def test_nothing_is_lost_when_the_broker_dies_under_load(
     everything_was_done(works, 300, at_most_twice=300 if how == "kill" else IN_HAND)
 
 
-@pytest.mark.requirement("P-12")
 def test_consumers_work_again_soon_after_an_outage(
     mosquitto: Mosquitto, proxy_to: ProxyTo, tmp_path: Path, running: Running
 ) -> None:

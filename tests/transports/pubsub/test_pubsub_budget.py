@@ -16,8 +16,6 @@ from support.pumps import Kind, Order, Outcomes
 from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
 
-pytestmark = pytest.mark.requirement("P-04")
-
 FAST: dict[str, Any] = {
     "max_attempts": 3,
     "requeue_backoff": (0.01, 0.05),

@@ -514,7 +514,6 @@ def test_a_server_that_refuses_us_raises_only_errors_of_ours(bench: PubSubBench,
         getattr(consumer, method)(*arguments.get(method, (message,)))
 
 
-@pytest.mark.requirement("P-10")
 def test_two_consumers_keep_the_order_of_a_key(bench: PubSubBench) -> None:
     consumers = bench.consumer(), bench.consumer()
     bench.post(*map(str, range(40)), key="k")

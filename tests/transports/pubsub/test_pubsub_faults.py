@@ -111,7 +111,6 @@ def test_a_deferred_message_outlives_a_killed_consumer(bench: PubSubBench, works
         eventually(lambda: works.runs.count("deferred") > 1, SLOW)
 
 
-@pytest.mark.requirement("P-12")
 @pytest.mark.parametrize("how", ["pause", pytest.param("stop", marks=pytest.mark.long)])
 def test_consumers_work_again_soon_after_an_outage(
     own_bench: PubSubBench, works: Works, running: Running, awaiting: bool, how: str

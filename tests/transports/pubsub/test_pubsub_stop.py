@@ -33,7 +33,6 @@ def everything_was_done(bench: PubSubBench, works: Works, count: int, at_most_tw
     assert bench.left(f"{works.channel}.dead") == 0
 
 
-@pytest.mark.requirement("P-11")
 def test_a_stop_under_load_loses_nothing_and_repeats_nothing(bench: PubSubBench, works: Works, awaiting: bool) -> None:
     address = bench.url()
     works.post(address, *jobs(200, 0.005))

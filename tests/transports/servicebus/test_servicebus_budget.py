@@ -16,8 +16,6 @@ from support.pumps import KINDS, Body, Kind, Order, Outcomes
 from support.redis_works import Job, Works, jobs
 from support.waiting import eventually
 
-pytestmark = pytest.mark.requirement("P-04")
-
 PATIENCE = 60.0
 FAST: dict[str, Any] = {
     "max_attempts": 3,

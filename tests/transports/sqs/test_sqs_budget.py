@@ -15,8 +15,6 @@ from support.pumps import KINDS, Body, Kind, Order, Outcomes
 from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
 
-pytestmark = pytest.mark.requirement("P-04")
-
 LONG = 40.0
 FAST: dict[str, Any] = {
     "max_attempts": 3,
@@ -141,7 +139,6 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     assert Counter(works.runs)["killer"] == attempts
 
 
-@pytest.mark.requirement("P-11")
 @pytest.mark.parametrize(("scheme", "awaiting"), [("sqs", True), ("sqs+fifo", False)])
 def test_what_nobody_has_begun_is_not_charged_when_its_consumer_stops(
     sqs_server: Sqs, works: Works, scheme: str, awaiting: bool

@@ -103,7 +103,6 @@ def test_what_a_killed_process_had_in_hand_comes_again(sqs_server: Sqs, works: W
         everything_was_done(sqs_server, works, 60, at_most_twice=IN_HAND)
 
 
-@pytest.mark.requirement("P-11")
 @pytest.mark.parametrize(("scheme", "awaiting"), [("sqs", False), ("sqs+fifo", True)])
 def test_a_stop_under_load_loses_nothing_and_repeats_nothing(
     sqs_server: Sqs, works: Works, scheme: str, awaiting: bool
@@ -121,7 +120,6 @@ def test_a_stop_under_load_loses_nothing_and_repeats_nothing(
         everything_was_done(sqs_server, works, 100, at_most_twice=0, ending=".fifo" * (scheme == "sqs+fifo"))
 
 
-@pytest.mark.requirement("P-11")
 def test_a_stop_is_in_time_though_the_broker_hangs_and_a_handler_is_stuck(
     own_sqs_server: Sqs, works: Works, awaiting: bool
 ) -> None:
