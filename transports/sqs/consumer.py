@@ -43,10 +43,17 @@ MANY: Final = 64
 class SqsReceipt:
     """One delivery as the broker has it."""
 
-    __slots__ = ("attributes", "carried", "handle", "received", "sent", "settled")
+    __slots__ = ("attributes", "carried", "expires", "handle", "received", "sent", "settled")
 
     def __init__(
-        self, handle: str, carried: Carried, attributes: Mapping[str, Any], received: float, sent: float
+        self,
+        handle: str,
+        carried: Carried,
+        attributes: Mapping[str, Any],
+        *,
+        received: float,
+        sent: float,
+        expires: float,
     ) -> None:
         self.handle: Final = handle
         self.carried: Final = carried
@@ -54,6 +61,8 @@ class SqsReceipt:
         self.received: Final = received
         """When, on the wall clock; and when it was sent to the queue."""
         self.sent: Final = sent
+        self.expires = expires
+        """When its lease ends, on the monotonic clock. Several messages may be of one delivery: it may be held here."""
         self.settled = False
 
 
@@ -75,8 +84,8 @@ class SqsConsumer:
         self._longest_hidden: Final = min(LONGEST_HIDDEN_SECONDS, self._queue.retention / 4)
         self._dead_letters: Final = SqsDeadLetters(transport, subscription, self._destinations)
         self._rounds: Final = LeaseRounds[str](self._lease, MOST_ENTRIES)
-        self._leased: Final[dict[str, Message]] = {}
-        """What was received and is not settled, by its handle, to be renewed together."""
+        self._leased: Final[dict[str, SqsReceipt]] = {}
+        """What was received and has no verdict, by its handle, to be renewed together."""
         self._most_leased = MANY
         self._lock: Final = threading.Lock()
         self._acks: Final = AckBatch[str, str](self._clock, self._flush, retry_seconds=RETRY_SECONDS)
@@ -122,10 +131,10 @@ class SqsConsumer:
         messages = [message for each in raw if (message := self._read(each, began, wall)) is not None]
         if now - began > self._lease / 4:  # nobody knows when during the wait their leases began
             messages = self._renewed(messages)
-        handles = [cast("SqsReceipt", each.receipt).handle for each in messages]
+        receipts = {each.handle: each for each in (cast("SqsReceipt", message.receipt) for message in messages)}
         with self._lock:
-            self._leased.update(zip(handles, messages, strict=True))
-        self._rounds.begins(handles, now)
+            self._leased.update(receipts)
+        self._rounds.begins([*receipts], now)
         self._forget_lost(now)
         return messages
 
@@ -134,7 +143,7 @@ class SqsConsumer:
         if len(self._leased) < self._most_leased:
             return
         with self._lock:
-            lost = [handle for handle, message in self._leased.items() if (message.lease_expires or 0.0) <= now]
+            lost = [handle for handle, receipt in self._leased.items() if receipt.expires <= now]
             for handle in lost:
                 del self._leased[handle]
             self._most_leased = 2 * len(self._leased) + MANY
@@ -148,7 +157,9 @@ class SqsConsumer:
         found = unpack(raw.get("Body", ""), raw.get("MessageAttributes", {}), self._destinations.topic, message_id)
         carried = found.carried
         sent = int(system.get("SentTimestamp", 0)) / 1000 or wall
-        receipt = SqsReceipt(raw["ReceiptHandle"], carried, found.attributes, wall, sent)
+        receipt = SqsReceipt(
+            raw["ReceiptHandle"], carried, found.attributes, received=wall, sent=sent, expires=began + self._lease
+        )
         if carried.due and not self._fifo:  # a FIFO queue delays nothing, and no pump has posted this there
             self._send_on(receipt, found, wall)
             return None
@@ -164,7 +175,7 @@ class SqsConsumer:
             attempts=carried.attempts,
             # The count of a FIFO queue cannot be set back when messages are given back, so it says nothing.
             unexplained=0 if self._fifo else deliveries - 1,
-            lease_expires=began + self._lease,
+            lease_expires=receipt.expires,
             partition=system.get("MessageGroupId") if self._fifo else None,
             position=message_id,
             raw_headers=found.attributes,
@@ -177,7 +188,7 @@ class SqsConsumer:
         failures = self._set_visibility([cast("SqsReceipt", each.receipt) for each in messages], self._lease)
         kept = [each for place, each in enumerate(messages) if place not in failures]
         for message in kept:
-            message.lease_expires = began + self._lease
+            message.lease_expires = cast("SqsReceipt", message.receipt).expires = began + self._lease
         return kept
 
     # -- what is not due yet
@@ -235,12 +246,14 @@ class SqsConsumer:
     def nack(self, message: Message) -> None:
         """Make it visible at once. The broker counts the delivery; the pump knows that it spent no attempt."""
         receipt = _unsettled(message)
+        self._renew_alone(receipt)
         self._change_visibility(receipt, 0)
         self._end(receipt)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Hide it for the delay. What the broker cannot hide for so long is sent anew, and then deleted."""
         receipt = _unsettled(message)
+        self._renew_alone(receipt)
         if self._fifo or (self._can_be_hidden(receipt, delay) and not self._is_spent(attempts)):
             self._change_visibility(receipt, min(ceil(delay), LONGEST_HIDDEN_SECONDS))
         else:
@@ -277,25 +290,28 @@ class SqsConsumer:
         receipt = _unsettled(message)
         began = self._clock.monotonic()
         together = self._rounds.asked(receipt.handle, began)
-        with self._lock:
-            others = [self._leased[handle] for handle in together[1:] if handle in self._leased]
-        if not together:
+        if not together:  # it was taken along
+            message.lease_expires = receipt.expires
             return
-        receipts = [receipt, *(cast("SqsReceipt", each.receipt) for each in others)]
+        with self._lock:
+            if not receipt.settled:
+                self._leased[receipt.handle] = receipt
+            receipts = [receipt, *(self._leased[handle] for handle in together[1:] if handle in self._leased)]
         if self._clock.wall() - receipt.received > LONGEST_HIDDEN_SECONDS - self._lease:
             self._end(receipt)
             raise LeaseLost(
                 f"message {message.id} was received twelve hours ago: the broker renews no lease for longer"
             )
         failures = self._set_visibility(receipts, self._lease)
-        kept = [each for place, each in enumerate((message, *others)) if place not in failures]
+        kept = [each for place, each in enumerate(receipts) if place not in failures]
         for each in kept:
-            each.lease_expires = began + self._lease
-        self._rounds.renewed([cast("SqsReceipt", each.receipt).handle for each in kept], began)
+            each.expires = began + self._lease
+        self._rounds.renewed([each.handle for each in kept], began)
         if 0 in failures:
             if isinstance(failures[0], LeaseLost):
                 self._end(receipt)
             raise failures[0]
+        message.lease_expires = receipt.expires
 
     def hand_back(self, messages: Sequence[Message]) -> None:
         """Make these available at once, as if they had not been delivered.
@@ -310,9 +326,12 @@ class SqsConsumer:
         with suppress(PumpError):  # they were put back, and are sent again
             self._flush()
         left = messages if self._fifo else self._given_back_anew(messages)
-        failures = self._set_visibility([cast("SqsReceipt", each.receipt) for each in left], 0)
-        for message in left:
-            self._end(cast("SqsReceipt", message.receipt))
+        receipts = [cast("SqsReceipt", each.receipt) for each in left]
+        for receipt in receipts:
+            self._renew_alone(receipt)
+        failures = self._set_visibility(receipts, 0)
+        for receipt in receipts:
+            self._end(receipt)
         for error in failures.values():
             if not isinstance(error, LeaseLost):
                 raise error
@@ -438,6 +457,10 @@ class SqsConsumer:
     def _end(self, receipt: SqsReceipt) -> None:
         """It is settled: it is renewed no more."""
         receipt.settled = True
+        self._renew_alone(receipt)
+
+    def _renew_alone(self, receipt: SqsReceipt) -> None:
+        """No renewal of another takes it along from now on: it would undo the verdict that is under way."""
         self._rounds.ends(receipt.handle)
         with self._lock:
             self._leased.pop(receipt.handle, None)

@@ -1,7 +1,7 @@
 """What the broker may answer that no peer here can be made to say: given by boto3's Stubber."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import boto3
 import pytest
@@ -14,7 +14,7 @@ from pump.request import Command
 from pump.subscription import Subscription
 from pump.transports.sqs import Account, SqsTransport
 from pump.transports.sqs.client import SqsClients
-from pump.transports.sqs.consumer import SqsConsumer
+from pump.transports.sqs.consumer import SqsConsumer, SqsReceipt
 
 URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
 DEAD = f"{URL}-dead"
@@ -44,11 +44,11 @@ class Broker:
         self.answers("get_queue_attributes", {"Attributes": options.pop("attributes", {})})
         return self.transport.consumer(Subscription(Sample, topic="orders", missing="assume", **options))
 
-    def message(self, consumer: SqsConsumer) -> Message:
+    def message(self, consumer: SqsConsumer, handle: str = "handle") -> Message:
         """What the consumer receives."""
         raw = {
             "MessageId": "1",
-            "ReceiptHandle": "handle",
+            "ReceiptHandle": handle,
             "Body": "{}",
             "Attributes": {"ApproximateReceiveCount": "1"},
         }
@@ -116,6 +116,78 @@ def test_a_throttled_renewal_is_tried_again(broker: Broker) -> None:
     consumer.extend(message)
 
     assert message.lease_expires > before
+
+
+def received(broker: Broker, consumer: SqsConsumer, *handles: str) -> list[Message]:
+    """Messages whose leases are known to the consumer."""
+    raw = [{"MessageId": handle, "ReceiptHandle": handle, "Body": "{}"} for handle in handles]
+    broker.answers("receive_message", {"Messages": raw})
+    return list(consumer._fetch(len(handles)))
+
+
+def renews(broker: Broker, *handles: str) -> None:
+    """The broker is asked to renew these together."""
+    entries = [
+        {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": 30} for place, handle in enumerate(handles)
+    ]
+    reply = {"Successful": [{"Id": each["Id"]} for each in entries], "Failed": []}
+    broker.stubber.add_response("change_message_visibility_batch", reply, {"QueueUrl": URL, "Entries": entries})
+
+
+@pytest.fixture
+def later(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], float]:
+    """The time is so many seconds later."""
+    clock = broker.transport.clock
+
+    def moves(seconds: float) -> float:
+        now = clock.monotonic() + seconds
+        monkeypatch.setattr(clock, "monotonic", lambda: now)
+        return now
+
+    return moves
+
+
+def test_a_message_that_is_held_keeps_the_lease_that_was_renewed_with_anothers(
+    broker: Broker, later: Callable[[float], float]
+) -> None:
+    consumer = broker.consumer()
+    held = [message.again() for message in received(broker, consumer, "a", "b")]
+    now = later(10)
+    renews(broker, "a", "b")
+
+    for message in held:
+        consumer.extend(message)
+
+    assert [message.lease_expires for message in held] == [now + 30, now + 30]
+    consumer._most_leased = 0
+    later(25)
+    consumer._forget_lost(consumer._clock.monotonic())
+    assert [*consumer._leased] == ["a", "b"]
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_renewal_of_another_does_not_undo_the_verdict_that_is_under_way(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, later: Callable[[float], float], verdict: str
+) -> None:
+    consumer = broker.consumer()
+    first, second = received(broker, consumer, "a", "b")
+    later(10)
+
+    def fails(*_: object) -> None:
+        renews(broker, "b")
+        consumer.extend(second)
+        raise TransportError("no answer")
+
+    monkeypatch.setattr(consumer, "_change_visibility", fails)
+    with pytest.raises(TransportError, match="no answer"):
+        VERDICTS[verdict][1](consumer, first)
+
+    renews(broker, "a")
+    consumer.extend(first)  # it failed: the message is here as before
+    later(10)
+    renews(broker, "b", "a")
+    consumer.extend(second)
+    broker.stubber.assert_no_pending_responses()
 
 
 def test_an_acknowledgement_that_is_late_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
@@ -285,7 +357,7 @@ def test_messages_that_nobody_settles_are_not_kept_for_ever(broker: Broker) -> N
         message = {"MessageId": str(number), "ReceiptHandle": f"handle-{number}", "Body": "{}"}
         broker.answers("receive_message", {"Messages": [message]})
         (received,) = consumer._fetch(1)
-        received.lease_expires = 0.0
+        cast("SqsReceipt", received.receipt).expires = 0.0
 
     assert len(consumer._leased) <= 130
     consumer.close()
