@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from pump.message import NO_HEADERS, Header, Kind
@@ -266,7 +266,7 @@ def _header(document: Mapping[str, Any], attributes: Attributes, topic: str, mes
 
 def _carried(document: Mapping[str, Any]) -> Carried:
     due = float(document.get("due", 0.0))
-    if due != due:  # noqa: PLR0124 - not a number
+    if not 0 <= due < inf:
         raise ValueError("its due time is none")
     identity, topic = _text(document.get("identity", ""), "identity"), _text(document.get("topic", ""), "topic")
     return Carried(identity, _count(document, "attempts"), _count(document, "before"), due, topic)
