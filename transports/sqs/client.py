@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import boto3
 import botocore.exceptions
+import botocore.parsers
 from botocore.config import Config
 
 from pump.duration import seconds
@@ -16,9 +17,8 @@ from pump.transports.sqs.settings import Account
 MOST_CONNECTIONS: Final = 64
 MOST_ENTRIES: Final = 10
 """In one request."""
+_DENIALS: Final = ("AccessDenied", "AuthorizationError")
 _REFUSALS: Final = (
-    "AccessDenied",
-    "AuthorizationError",
     "InvalidClientTokenId",
     "InvalidAccessKeyId",
     "UnrecognizedClientException",
@@ -28,8 +28,6 @@ _REFUSALS: Final = (
     "MissingAuthenticationToken",
     "InvalidSecurity",
     "OptInRequired",
-    "KmsAccessDenied",
-    "KMS.AccessDenied",
 )
 _MISSING: Final = ("NonExistentQueue", "QueueDoesNotExist", "NotFound")
 _LOST: Final = ("ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidReceiptHandle")
@@ -41,10 +39,16 @@ _SETUP_EXCEPTIONS: Final = (
     botocore.exceptions.ProfileNotFound,
     botocore.exceptions.InvalidRegionError,
     botocore.exceptions.InvalidConfigError,
-    botocore.exceptions.SSLError,
     botocore.exceptions.TokenRetrievalError,
     botocore.exceptions.ConfigParseError,
 )
+_OUTAGES: Final = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.HTTPClientError,
+    botocore.parsers.ResponseParserError,
+)
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+"""In the text of an SSLError: the settings are wrong. Any other one is an outage."""
 
 
 class NoSuchQueue(TransportError):  # noqa: N818 - it says what is wrong
@@ -53,6 +57,10 @@ class NoSuchQueue(TransportError):  # noqa: N818 - it says what is wrong
 
 class SqsRefused(SetupError):  # noqa: N818 - it says what happened
     """The broker does not let us: credentials are missing or wrong, or a permission is."""
+
+
+class SqsDenied(SqsRefused):
+    """The broker knows us, and a permission is missing."""
 
 
 class SqsNotReached(TransportError):  # noqa: N818 - it says what happened
@@ -127,7 +135,9 @@ def errors(doing: str) -> Iterator[None]:
         raise SqsNotReached(f"sqs: {doing}: {_first_line(error)}") from None
     except botocore.exceptions.ParamValidationError as error:
         raise SqsError(f"sqs: {doing}: {_first_line(error)}", "ParamValidation", is_ours=True) from None
-    except (botocore.exceptions.BotoCoreError, botocore.exceptions.HTTPClientError, OSError) as error:
+    except (*_OUTAGES, OSError) as error:
+        if isinstance(error, botocore.exceptions.SSLError) and _UNTRUSTED in str(error):
+            raise SqsRefused(f"sqs: {doing}: {_first_line(error)}") from None
         raise TransportError(f"sqs: {doing}: {_first_line(error)}") from None
 
 
@@ -144,6 +154,8 @@ def answer_error(doing: str, code: str, text: str, *, is_ours: bool) -> PumpErro
     says = f"sqs: {doing}: {code}: {text}"
     if any(each in code for each in _LOST) or (is_ours and _is_about_receipt(text)):
         return LeaseLost(says)
+    if any(each in code for each in _DENIALS):
+        return SqsDenied(says)
     if any(each in code for each in _REFUSALS):
         # The text of a wrong signature shows how the request was signed.
         return SqsRefused(f"sqs: {doing}: {code}" if "Signature" in code else says)

@@ -14,7 +14,7 @@ from pump.errors import ConfigurationError, SetupError
 from pump.request import Event
 from pump.subscription import Missing, Publication, Subscription
 from pump.transport_kit.destinations import Destinations
-from pump.transports.sqs.client import NoSuchQueue, SqsClients, SqsRefused, errors
+from pump.transports.sqs.client import NoSuchQueue, SqsClients, SqsDenied, errors
 from pump.transports.sqs.names import broker_name, topic_arn
 
 log: Final = logging.getLogger("pump.transports.sqs")
@@ -119,7 +119,7 @@ class SqsQueues:
         url = self.url(name)
         try:
             attributes = self._attributes(url, "RedrivePolicy", "MessageRetentionPeriod")
-        except SqsRefused as error:
+        except SqsDenied as error:
             text = "%s; queue %s: maxReceiveCount is taken to be %d"
             log.warning(text, error, name, ASSUMED_LIMIT)
             return SqsQueue(name, url, ASSUMED_LIMIT)
@@ -236,7 +236,7 @@ class SqsQueues:
                 attributes = self._clients.sns().get_topic_attributes(TopicArn=arn)["Attributes"]
         except NoSuchQueue:
             return "", False
-        except SqsRefused as error:
+        except SqsDenied as error:
             if not self._told_no_topics:
                 self._told_no_topics = True
                 log.warning("%s: it is taken for granted that no topic is an SNS topic", error)

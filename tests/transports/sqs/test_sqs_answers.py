@@ -1,9 +1,11 @@
 """What the broker may answer that no peer here can be made to say: given by boto3's Stubber."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import boto3
+import botocore.exceptions
+import botocore.parsers
 import pytest
 from botocore.stub import Stubber
 
@@ -18,6 +20,7 @@ from pump.transports.sqs.consumer import SqsConsumer, SqsReceipt
 
 URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
 DEAD = f"{URL}-dead"
+ARN = "arn:aws:sqs:eu-central-1:123456789012:orders"
 GIVEN_UP = Rejection("delivery error", "OutOfTea", attempts=3)
 EXPIRED = "Value x for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired."
 TOO_LONG = "Reason: Total VisibilityTimeout for the message is beyond the limit [43200 seconds]"
@@ -361,3 +364,75 @@ def test_messages_that_nobody_settles_are_not_kept_for_ever(broker: Broker) -> N
 
     assert len(consumer._leased) <= 130
     consumer.close()
+
+
+# -- where a topic goes
+
+
+class Topics:
+    """SNS, which fails, or knows one topic."""
+
+    def __init__(self, failure: Exception | None = None, subscriptions: Sequence[dict[str, str]] = ()) -> None:
+        self._failure, self._subscriptions = failure, subscriptions
+
+    def get_topic_attributes(self, **_: object) -> dict[str, Any]:
+        if self._failure is not None:
+            raise self._failure
+        return {"Attributes": {}}
+
+    def get_paginator(self, _: str) -> "Topics":
+        return self
+
+    def paginate(self, **_: object) -> list[dict[str, Any]]:
+        return [{"Subscriptions": self._subscriptions}]
+
+
+def tls(says: str) -> Any:
+    return botocore.exceptions.SSLError(endpoint_url="https://sns", error=f"[SSL: {says}] {says.lower()}")
+
+
+def answer(code: str) -> Any:
+    said = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    return botocore.exceptions.ClientError(said, "GetTopicAttributes")
+
+
+@pytest.fixture
+def topic_fails(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+    """There is a queue of the topic's name, and SNS fails so when it is asked for the topic."""
+
+    def fails(failure: Exception) -> None:
+        monkeypatch.setattr(SqsClients, "sns", lambda _self: Topics(failure))
+        broker.answers("get_queue_url", {"QueueUrl": URL})
+        broker.answers("get_queue_attributes", {"Attributes": {"QueueArn": ARN}})
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (tls("UNEXPECTED_EOF_WHILE_READING"), TransportError),
+        (botocore.parsers.ResponseParserError("no XML"), TransportError),
+        (tls("CERTIFICATE_VERIFY_FAILED"), SetupError),
+        (ValueError("Invalid endpoint"), SetupError),
+        (answer("InvalidClientTokenId"), SetupError),
+    ],
+    ids=["cut", "garbled", "untrusted", "endpoint", "credentials"],
+)
+def test_where_a_topic_goes_is_not_guessed_when_nobody_answers(
+    broker: Broker, topic_fails: Callable[[Exception], None], failure: Exception, kind: type[Exception]
+) -> None:
+    topic_fails(failure)
+
+    with pytest.raises(kind):
+        broker.transport.queues.route("orders")
+
+
+@pytest.mark.parametrize("code", ["AuthorizationError", "AccessDenied", "AccessDeniedException"])
+def test_who_may_not_ask_for_topics_posts_to_queues(
+    broker: Broker, topic_fails: Callable[[Exception], None], code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic_fails(answer(code))
+
+    assert broker.transport.queues.route("orders").queue_url == URL
+    assert "no topic is an SNS topic" in caplog.text
