@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("pump.transports.sqs")
 
+_CANNOT_BE: Final = ("ParamValidation", "InvalidParameterValue", "InvalidMessageContents", "TooLong", "TooLarge", "413")
+"""In the code of an error: the dead letter is too large, or says what no queue takes."""
+
 
 class SqsDeadLetters:
     """The dead letters of one channel."""
@@ -54,7 +57,7 @@ class SqsDeadLetters:
             try:
                 self._send(url, parcel, message)
             except SqsError as error:
-                if not error.is_ours or not parcel.body:
+                if not parcel.body or not any(each in error.code for each in _CANNOT_BE):
                     raise
                 log.debug("a dead letter of %d bytes was refused: %s", parcel.size, error)
                 continue

@@ -235,6 +235,33 @@ def test_the_original_is_not_deleted_before_the_dead_letter_is_confirmed(broker:
     broker.stubber.assert_no_pending_responses()
 
 
+@pytest.mark.parametrize("code", ["ExpiredToken", "KMS.DisabledException", "429", "InternalError"])
+def test_a_dead_letter_that_is_refused_for_anything_but_what_it_is_stays_whole(broker: Broker, code: str) -> None:
+    consumer = broker.consumer(max_attempts=None)
+    message = broker.message(consumer)
+    broker.answers("get_queue_url", {"QueueUrl": DEAD})
+    broker.refuses("send_message", code)  # a smaller one would find no answer, and fail otherwise
+
+    with pytest.raises(TransportError, match=code):
+        consumer.reject(message, GIVEN_UP)
+
+    broker.stubber.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize("code", ["InvalidParameterValue", "AWS.SimpleQueueService.BatchRequestTooLong", "413"])
+def test_a_dead_letter_that_no_queue_takes_is_made_smaller(broker: Broker, code: str) -> None:
+    consumer = broker.consumer(max_attempts=None)
+    message = broker.message(consumer)
+    broker.answers("get_queue_url", {"QueueUrl": DEAD})
+    broker.refuses("send_message", code)
+    broker.answers("send_message", {})
+    broker.answers("delete_message", {})
+
+    consumer.reject(message, GIVEN_UP)
+
+    broker.stubber.assert_no_pending_responses()
+
+
 def test_what_is_sent_on_is_not_deleted_before_the_copy_is_confirmed(broker: Broker) -> None:
     consumer = broker.consumer()
     message = broker.message(consumer)
