@@ -47,3 +47,8 @@ def topic_arn(queue_arn: str, name: str) -> str:
     """The ARN of the SNS topic of that name which is in the same account and region as a queue."""
     _, partition, _, region, account, _ = queue_arn.split(":", 5)
     return f"arn:{partition}:sns:{region}:{account}:{name}"
+
+
+def place_of(arn: str) -> list[str]:
+    """The region and account of a queue or an SNS topic."""
+    return arn.split(":")[3:5]

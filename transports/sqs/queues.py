@@ -15,7 +15,7 @@ from pump.request import Event
 from pump.subscription import Missing, Publication, Subscription
 from pump.transport_kit.destinations import Destinations
 from pump.transports.sqs.client import NoSuchQueue, SqsClients, SqsDenied, errors
-from pump.transports.sqs.names import broker_name, topic_arn
+from pump.transports.sqs.names import broker_name, place_of, topic_arn
 
 log: Final = logging.getLogger("pump.transports.sqs")
 
@@ -188,12 +188,18 @@ class SqsQueues:
         raise NoSuchQueue(f"sqs: there is neither a queue nor an SNS topic {name!r}")
 
     def subscribed_queues(self, arn: str) -> Sequence[str]:
-        """The URLs of all queues that are subscribed to an SNS topic; SetupError if anything else is, too."""
+        """The URLs of all queues that are subscribed to an SNS topic; SetupError if anything else is, too.
+
+        A queue of another account or region is something else: the URL of its name here is another queue's.
+        """
         urls = []
         for subscription in self._subscriptions(arn):
-            if subscription["Protocol"] != "sqs":
-                raise SetupError(f"sqs: {subscription['Protocol']} is subscribed to {arn}")
-            urls.append(self.url(subscription["Endpoint"].rpartition(":")[2]))
+            protocol, endpoint = subscription["Protocol"], subscription["Endpoint"]
+            if protocol != "sqs":
+                raise SetupError(f"sqs: {protocol} is subscribed to {arn}")
+            if place_of(endpoint) != place_of(arn):
+                raise SetupError(f"sqs: {endpoint}, of another account or region, is subscribed to {arn}")
+            urls.append(self.url(endpoint.rpartition(":")[2]))
         return urls
 
     def _prepare_topic_of(self, names: Destinations, queue_url: str, missing: Missing) -> None:

@@ -463,3 +463,19 @@ def test_who_may_not_ask_for_topics_posts_to_queues(
 
     assert broker.transport.queues.route("orders").queue_url == URL
     assert "no topic is an SNS topic" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["eu-west-1:123456789012", "eu-central-1:999999999999"])
+def test_a_delayed_post_is_refused_where_a_queue_of_elsewhere_is_subscribed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    heard = [{"Protocol": "sqs", "Endpoint": arn} for arn in (f"arn:aws:sqs:{place}:orders", ARN)]
+    monkeypatch.setattr(SqsClients, "sns", lambda _self: Topics(subscriptions=heard))
+    for _ in range(2):
+        broker.answers("get_queue_url", {"QueueUrl": URL})
+        broker.answers("get_queue_attributes", {"Attributes": {"QueueArn": ARN}})
+
+    with pytest.raises(PublishError, match=f"{place}:orders") as refused:
+        broker.transport.producer().send([Message(Header("1", "orders"), b"{}")], delay=1.0)
+
+    assert (refused.value.sent, refused.value.retriable) == (False, False)
