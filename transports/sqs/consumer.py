@@ -43,7 +43,7 @@ MANY: Final = 64
 class SqsReceipt:
     """One delivery as the broker has it."""
 
-    __slots__ = ("attributes", "carried", "expires", "handle", "received", "sent", "settled")
+    __slots__ = ("attributes", "carried", "copied", "expires", "handle", "received", "sent", "settled")
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class SqsReceipt:
         self.sent: Final = sent
         self.expires = expires
         """When its lease ends, on the monotonic clock. Several messages may be of one delivery: it may be held here."""
+        self.copied = ""
+        """The URL of the queue where a confirmed copy of it is, if it could not be deleted yet."""
         self.settled = False
 
 
@@ -254,7 +256,8 @@ class SqsConsumer:
         """Hide it for the delay. What the broker cannot hide for so long is sent anew, and then deleted."""
         receipt = _unsettled(message)
         self._renew_alone(receipt)
-        if self._fifo or (self._can_be_hidden(receipt, delay) and not self._is_spent(attempts)):
+        is_copied = receipt.copied == self._queue.url
+        if self._fifo or (self._can_be_hidden(receipt, delay) and not self._is_spent(attempts) and not is_copied):
             self._change_visibility(receipt, min(ceil(delay), LONGEST_HIDDEN_SECONDS))
         else:
             due, seconds = due_and_delay(delay, self._clock.wall())
@@ -266,12 +269,13 @@ class SqsConsumer:
         """Store the dead letter, and once that is confirmed, delete the message."""
         receipt = _unsettled(message)
         url = self._dead_letters.url_for(rejection)
-        if url is not None:
+        if url is not None and receipt.copied != url:
             try:
                 self._dead_letters.store(url, message, receipt.attributes, rejection)
             except (TransportError, SetupError) as error:
                 self._park(message, rejection)
                 raise _retriable(error) from error
+            receipt.copied = url
         self._delete(receipt)
         self._end(receipt)
         if url is None:
@@ -431,10 +435,12 @@ class SqsConsumer:
 
     def _replace(self, receipt: SqsReceipt, parcel: Parcel, key: str | None, delay: int) -> None:
         """Send a message to this queue, and once that is confirmed, delete the one it stands for."""
-        with errors(f"sending to {self._queue.name} what comes again"):
-            self._transport.clients.sqs().send_message(
-                QueueUrl=self._queue.url, DelaySeconds=delay, **parcel.entry, **order_of(key, fifo=self._fifo)
-            )
+        if receipt.copied != self._queue.url:
+            with errors(f"sending to {self._queue.name} what comes again"):
+                self._transport.clients.sqs().send_message(
+                    QueueUrl=self._queue.url, DelaySeconds=delay, **parcel.entry, **order_of(key, fifo=self._fifo)
+                )
+            receipt.copied = self._queue.url
         self._delete(receipt)
 
     # -- what is known of a message

@@ -273,6 +273,31 @@ def test_what_is_sent_on_is_not_deleted_before_the_copy_is_confirmed(broker: Bro
     broker.stubber.assert_no_pending_responses()
 
 
+@pytest.mark.parametrize("verdict", ["requeue", "reject"])
+def test_while_the_original_cannot_be_deleted_one_copy_is_stored(broker: Broker, verdict: str) -> None:
+    consumer = broker.consumer(max_attempts=None)
+    message = broker.message(consumer)
+
+    def settle(delay: float = 86_400.0) -> None:
+        if verdict == "reject":
+            consumer.reject(message, GIVEN_UP)
+        else:
+            consumer.requeue(message, delay, 1)
+
+    if verdict == "reject":
+        broker.answers("get_queue_url", {"QueueUrl": DEAD})
+    broker.answers("send_message", {})
+    for _ in range(2):
+        broker.refuses("delete_message", "InternalError", status=500)
+        with pytest.raises(TransportError):
+            settle()
+    broker.answers("delete_message", {})
+
+    settle(8.0)  # for so long it could be hidden, but its copy is there already
+
+    broker.stubber.assert_no_pending_responses()
+
+
 def test_of_several_that_are_handed_back_only_what_was_stored_is_deleted(broker: Broker) -> None:
     consumer = broker.consumer()
     messages = [broker.message(consumer) for _ in range(2)]
@@ -471,9 +496,8 @@ def test_a_delayed_post_is_refused_where_a_queue_of_elsewhere_is_subscribed(
 ) -> None:
     heard = [{"Protocol": "sqs", "Endpoint": arn} for arn in (f"arn:aws:sqs:{place}:orders", ARN)]
     monkeypatch.setattr(SqsClients, "sns", lambda _self: Topics(subscriptions=heard))
-    for _ in range(2):
-        broker.answers("get_queue_url", {"QueueUrl": URL})
-        broker.answers("get_queue_attributes", {"Attributes": {"QueueArn": ARN}})
+    broker.answers("get_queue_url", {"QueueUrl": URL})
+    broker.answers("get_queue_attributes", {"Attributes": {"QueueArn": ARN}})
 
     with pytest.raises(PublishError, match=f"{place}:orders") as refused:
         broker.transport.producer().send([Message(Header("1", "orders"), b"{}")], delay=1.0)
