@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from pump.clock import Clock, Signal
@@ -105,18 +106,17 @@ class SqsPoller:
                 self._clock.wait(self._demand, None)
                 self._demand.clear()
                 if not self._closed:
-                    self._poll()
+                    try:
+                        self._poll()
+                    except Exception as error:  # whoever receives is told
+                        with self._lock:
+                            self._failure = error
+                        self._changed.set()
         finally:
             self._ended.set()
 
     def _poll(self) -> None:
-        try:
-            messages = self._fetch(self._limit)
-        except Exception as error:  # whoever receives is told
-            with self._lock:
-                self._failure = error
-            self._changed.set()
-            return
+        messages = self._fetch(self._limit)
         with self._lock:
             if not self._closed:
                 self._emptied.clear()
@@ -134,7 +134,5 @@ class SqsPoller:
             left = list(self._arrived)
             self._arrived.clear()
         if left:
-            try:
+            with suppress(PumpError):  # they come again when their leases end
                 self._give_back(left)
-            except PumpError:
-                return  # they come again when their leases end
