@@ -91,7 +91,6 @@ class SqsConsumer:
         self._most_leased = MANY
         self._lock: Final = threading.Lock()
         self._acks: Final = AckBatch[str, str](self._clock, self._flush, retry_seconds=RETRY_SECONDS)
-        self._acks.put_back(transport.take_unsent(self._queue.url))
         self._hangs = False
         """Whether the broker did not answer in time when messages were to be given back."""
         self._closed = False
@@ -228,8 +227,8 @@ class SqsConsumer:
             self._flush()
 
     def _flush(self) -> None:
-        """Delete all messages whose acknowledgements wait."""
-        acks = self._acks.take()
+        """Delete all messages whose acknowledgements wait, and those that another consumer of the queue has left."""
+        acks = self._acks.take(self._transport.take_unsent(self._queue.url))
         if not acks:
             return
         handles = list(acks)
@@ -241,6 +240,8 @@ class SqsConsumer:
         again = {handles[place]: error for place, error in failures.items() if not isinstance(error, LeaseLost)}
         if again:
             self._acks.put_back({handle: acks[handle] for handle in again})
+            if self._closed:  # perhaps since the request began: then nobody else looks at them any more
+                self._leave_unsent()
             raise next(iter(again.values()))
 
     # -- other verdicts
@@ -386,7 +387,7 @@ class SqsConsumer:
     # -- ending
 
     def close(self) -> None:
-        """Send what is pending; what cannot be sent is left to the queue's next consumer here."""
+        """Send what is pending; what cannot be sent is left to the queue's other consumers here."""
         if self._closed:
             return
         self._closed = True
@@ -394,9 +395,12 @@ class SqsConsumer:
         self._acks.close()
         with suppress(PumpError):
             self._answered_in_time(self._flush, LAST_SECONDS if not self._hangs else 0.0)
+        self._leave_unsent()
+
+    def _leave_unsent(self) -> None:
         unsent = self._acks.take()
         if unsent:
-            text = "sqs: channel %s: %d acknowledgements could not be sent; the next consumer here sends them"
+            text = "sqs: channel %s: %d acknowledgements could not be sent; another consumer here sends them"
             log.warning(text, self._queue.name, len(unsent))
             self._transport.leave_unsent(self._queue.url, unsent)
 

@@ -220,6 +220,31 @@ def test_an_acknowledgement_that_failed_is_sent_by_the_next_consumer(broker: Bro
     broker.stubber.assert_no_pending_responses()
 
 
+def test_acknowledgements_that_fail_when_the_next_consumer_is_open_are_sent_by_that(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = broker.consumer()
+    consumer.acknowledge(broker.message(consumer))
+    batch, next_ones = consumer._batch, []
+
+    def reopened_meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(consumer, "_batch", batch)
+        consumer.close()
+        next_ones.append(broker.consumer())
+        broker.refuses("delete_message_batch", "InternalError", status=500)
+        return batch(*arguments)
+
+    monkeypatch.setattr(consumer, "_batch", reopened_meanwhile)
+    with pytest.raises(TransportError):
+        consumer._flush()
+
+    (second,) = next_ones
+    broker.answers("delete_message_batch", {"Successful": [{"Id": "0"}], "Failed": []})
+    second.close()
+
+    broker.stubber.assert_no_pending_responses()
+
+
 def test_the_original_is_not_deleted_before_the_dead_letter_is_confirmed(broker: Broker) -> None:
     consumer = broker.consumer(max_attempts=None)
     message = broker.message(consumer)
