@@ -211,7 +211,7 @@ def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
     files = [Path(file).resolve() for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
     if files != [path]:
         raise SetupError(f"that connection is not one to {path}")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")  # two connections that make checkpoints may corrupt the file: see watch.py
+    connection.execute("PRAGMA wal_autocheckpoint = 0")  # only the elected process may make them: watch.py
     commits = not connection.in_transaction
     if commits:
         with our_errors(path):

@@ -132,7 +132,7 @@ class SqliteEngine(Engine):
         self._keys = keys
 
     def warnings(self, *, large_log: int = LARGE_LOG_BYTES) -> Sequence[str]:
-        """What an operator should repair before it does harm, such as a log of changes larger than `large_log` bytes."""
+        """What an operator should repair before it does harm, such as a log of changes above `large_log` bytes."""
         return [*log_too_large(self._connections.path, large_log), *self._missing.warnings()]
 
     @contextmanager

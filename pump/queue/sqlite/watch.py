@@ -138,7 +138,7 @@ class Watch:
 
 
 def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Move the log of changes into the file. Readers or a long transaction can prevent it; it is then tried again later.
+    """Move the log of changes into the file. Readers or a long transaction can prevent it; it is tried again later.
 
     SQLite before 3.51.3 has a defect. If a checkpoint begins when the whole log was moved already, and a writer then
     starts the log anew during the checkpoint, the new changes are taken for moved although they are not, and are lost.
