@@ -1,4 +1,4 @@
-"""The routes about the server itself: whether it is healthy, and what it has counted."""
+"""The routes about the server itself: its health and its metrics."""
 
 from importlib.metadata import version
 
@@ -54,7 +54,7 @@ async def _warnings(request: QueueRequest) -> list[str]:
     try:
         return list(await request.call(request.engine.warnings))
     except PumpError:
-        return []  # whether the database is healthy is asked elsewhere
+        return []  # another check reports whether the database is healthy
 
 
 async def _is_healthy(request: QueueRequest) -> bool:

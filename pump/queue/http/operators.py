@@ -166,7 +166,7 @@ async def dead_letters(request: QueueRequest) -> object:
 
 
 async def _dead_letters(request: QueueRequest, which: Filter) -> tuple[Sequence[DeadLetter], int]:
-    """The page, or less of it where the reply would carry too much."""
+    """The page, cut short if the reply would become too large, and the total number."""
     found, size = list[DeadLetter](), 0
     while True:
         part = replace(which, limit=min(_AT_ONCE, which.limit - len(found)), offset=which.offset + len(found))
