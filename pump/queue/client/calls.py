@@ -221,7 +221,7 @@ class Calls:
             yield from self.renew(message)
 
     def commit(self, transaction: Transaction) -> Steps[None]:
-        """Carry out all steps or none. It is a success if an earlier try was carried out and only its reply was lost."""
+        """Carry out all steps or none. It succeeds if an earlier try was carried out and only its reply was lost."""
         outcomes, items = transaction.outcomes, transaction.items
         if not outcomes and not items:
             return
