@@ -1,4 +1,4 @@
-"""What a queue, partition, group, transaction id, trace id or payload may be; every call is checked here first.
+"""The limits of names, ids, numbers and payloads; the arguments of every call are checked here first.
 
 Text that passes can be stored unchanged by every database, so that no item can fail later.
 """

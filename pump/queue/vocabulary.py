@@ -49,7 +49,7 @@ class Push(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What became of one Push."""
+    """The result of one Push."""
 
     queue: str
     partition: str
@@ -66,7 +66,7 @@ class Pushed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopRequest:
-    """What a consumer asks for."""
+    """A consumer's request for messages."""
 
     queue: str
     partition: str | None = None
@@ -142,7 +142,7 @@ class Settlement(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What became of one Settlement."""
+    """The result of one Settlement."""
 
     transaction_id: str
     success: bool
@@ -157,7 +157,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """What became of an attempt to renew a lease."""
+    """The result of renewing a lease."""
 
     lease_id: str
     success: bool
@@ -172,7 +172,7 @@ Result: TypeAlias = Pushed | Settled
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a transaction: everything or, with `success` False, nothing."""
+    """The result of a transaction: all steps were carried out or, with `success` False, none."""
 
     success: bool
     results: Sequence[Result]

@@ -22,7 +22,7 @@ Arguments = ParamSpec("Arguments")
 
 THREADS: Final = 8
 MOST_LISTENED: Final = 256
-"""Up to so many queues, listening goes on while nobody waits for their messages."""
+"""Up to this number of queues, listening goes on even while no task waits for their messages."""
 
 
 LineKey: TypeAlias = tuple[str | None, str, bool | None, bool, float | str]

@@ -35,7 +35,7 @@ async def push(request: QueueRequest) -> Response:
 
 
 async def pop(request: QueueRequest) -> Response:
-    """Lease what is ready, or wait for it."""
+    """Lease messages that are ready, or wait for one."""
     query, names = request.query(PopQuery), request.names
     pop_request = query.pop_request(names["queue"], names.get("partition"), create_group=request.state.create_groups)
     if request.is_disconnected():

@@ -22,7 +22,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
 class Level(IntEnum):
-    """What a route needs and a token allows: each level includes those before it."""
+    """The rights that a route needs and a token gives: each level includes the levels before it."""
 
     PUBLIC = 0
     READ = 1

@@ -29,12 +29,12 @@ async def health(request: QueueRequest) -> Response:
 
 
 async def metrics(request: QueueRequest) -> object:
-    """What was counted since the server started."""
+    """The counters since the server started."""
     return {"database": await _is_healthy(request), "counters": request.metrics.totals()}
 
 
 async def prometheus(request: QueueRequest) -> Response:
-    """The same and more in the text format of Prometheus; without the database, what the server knows by itself."""
+    """These and more in the text format of Prometheus; without the database, only the server's own numbers."""
     try:
         gauges = await _gauges(request)
     except PumpError:

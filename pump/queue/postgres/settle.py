@@ -29,7 +29,7 @@ MESSAGES: Final = (
 
 
 class SettleOutcome(NamedTuple):
-    """What became of one settlement."""
+    """The outcome of one settlement."""
 
     message: str
     lease_ended: bool = False

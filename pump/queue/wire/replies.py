@@ -75,7 +75,7 @@ class MessageReply(Struct, rename="camel", gc=False):
     crashes: int = 0
     data: Raw = NULL
     data_encoding: str | None = ABSENT
-    """ "base64" where the payload is not JSON."""
+    """ "base64" if the payload is not JSON."""
 
 
 class PopReply(Struct, rename="camel", gc=False):
@@ -138,7 +138,7 @@ class DeadLetterReply(Struct, rename="camel"):
     redriven_at: Time | None
     data: Raw = NULL
     data_encoding: str | None = ABSENT
-    """ "base64", or "encrypted" where the server does not have the key."""
+    """ "base64", or "encrypted" if the server does not have the key."""
 
 
 class DeadLettersReply(Struct):
@@ -172,7 +172,7 @@ def copied(kind: Callable[..., Copy], source: object, **others: object) -> Copy:
 
 
 def carried(reply: MessageReply | DeadLetterReply) -> bytes | None:
-    """The payload as it was pushed; None where it is encrypted."""
+    """The payload as it was pushed; None if it is encrypted."""
     if reply.data_encoding == "encrypted":
         return None
     payload = payload_of(reply.data)
