@@ -298,7 +298,7 @@ class Calls:
         return [copied(GroupInfo, each) for each in replies]
 
     def delete_group(self, group: str, queue: str | None = None) -> Steps[bool]:
-        """Forget a group's progress, in one queue or in all."""
+        """Delete a group's progress, in one queue or in all."""
         path = _path({"consumer-groups": group, "queues": queue})
         reply = yield from self._ask(messages.MEMBERS, "DELETE", path)
         return reply.get("deleted") is True

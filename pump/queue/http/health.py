@@ -34,7 +34,7 @@ async def metrics(request: QueueRequest) -> object:
 
 
 async def prometheus(request: QueueRequest) -> Response:
-    """These and more in the text format of Prometheus; without the database, only the server's own numbers."""
+    """All metrics in the text format of Prometheus; without the database, only the server's own numbers."""
     try:
         gauges = await _gauges(request)
     except PumpError:
