@@ -13,7 +13,7 @@ from pump.queue.http.connection import ClientConnection, Stage
 from pump.queue.http.request import log
 
 HEAD_SECONDS: Final = 10.0
-"""The head of a request must arrive within this time of its first byte; the first byte, of the connection's start."""
+"""The first byte on a new connection must arrive within this time; each head, within this time of its first byte."""
 BODY_SECONDS: Final = 35.0
 """The time for a body that no route reads; a body that is read has 30 seconds."""
 DRAIN_SECONDS: Final = 5.0

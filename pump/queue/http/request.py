@@ -151,7 +151,7 @@ class QueueRequest:
     async def wait_until_disconnected(self) -> None:
         """Wait until the client disconnects."""
         while (await self._request.receive())["type"] != "http.disconnect":
-            pass  # other messages do not matter here
+            pass  # a piece of the next request, on a connection that sends several at once
 
     def _arrived(self) -> Message | None:
         """The next ASGI message, if it has arrived already: runs one step of `receive`, without waiting."""

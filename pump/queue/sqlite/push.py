@@ -165,7 +165,7 @@ def make_partition(work: SqliteWork, queue_id: int, name: str) -> Partition:
 
 
 def room_in(work: SqliteWork, queue: Queue) -> float:
-    """How many more messages a queue takes: its limit less what its slowest group, or with no group all, has open."""
+    """How many more messages fit: the limit minus the open ones of the slowest group; without a group, minus all."""
     if not queue.options.max_size:
         return float("inf")
     unsettled: int | None = work.execute(UNSETTLED, (queue.id,)).fetchone()[0]

@@ -26,14 +26,14 @@ LOOK_SECONDS: Final = 1.0
 """The longest time between two looks, even without a notification."""
 SOONEST_SECONDS: Final = 0.005
 MOST_BATCHED: Final = 500
-"""A batch has as many acknowledgements as the buffer has messages, but no more than these."""
+"""The most acknowledgements in one batch, however large the buffer is."""
 RETRY_SECONDS: Final = 0.5
 FRESH: Final = 0.9
 """A lease with this share of its time left is not renewed: another of its messages has just renewed it."""
 
 
 class QueueConsumer:
-    """One consumer of one channel: a consumer group of a queue. A message that it loses comes again after its lease."""
+    """One consumer of one channel: a consumer group of a queue. A lost message comes again when its lease ends."""
 
     broker_limit: int | None = None
 

@@ -32,7 +32,7 @@ _DEFAULTS: Final = Header("")
 
 
 def partition_of(header: Header) -> str:
-    """The partition of a message: one for each key, which keeps the key's order; without a key, the default one."""
+    """Messages with the same key get the same partition, which keeps their order; without a key, the default one."""
     return DEFAULT_PARTITION if header.key is None else f"keys-{crc32(header.key.encode(errors='replace')) % SHARDS:02}"
 
 

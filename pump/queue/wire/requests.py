@@ -256,7 +256,7 @@ def transaction(body: bytes, producer: str | None) -> tuple[Sequence[Step], Sequ
 
 
 def configuration(body: bytes) -> tuple[ConfigureRequest, QueueOptions]:
-    """The request to configure a queue, and all options; an option that it leaves out returns to its default."""
+    """The request to configure a queue, and all options; an option that it leaves out gets its default."""
     request = _CONFIGURE.read(body)
     for what, label in (("namespace", request.namespace), ("task", request.task)):
         if label:
