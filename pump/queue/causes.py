@@ -1,7 +1,7 @@
-"""Why a database does not do what it is asked: one table from its codes to words that an operator can act on.
+"""Why a call on a database fails: one table from error codes to words that an operator can act on.
 
-The codes are SQLSTATEs of PostgreSQL, result codes of SQLite and numbers of the operating system. What PostgreSQL says
-while a connection is made has no code that its clients can see: there the words of its message decide.
+The codes are SQLSTATEs of PostgreSQL, result codes of SQLite and error numbers of the operating system. An error of
+PostgreSQL while a connection is made has no code that clients can see: there the words of the message decide.
 """
 
 import errno
@@ -12,20 +12,20 @@ from typing import Final, NamedTuple
 
 
 class Fault(NamedTuple):
-    """What is wrong."""
+    """One kind of fault, and how to recognise it."""
 
     name: str
     """For counters and for programs."""
     words: str
     """For people: what is wrong, and what to do."""
     states: Sequence[str] = ()
-    """SQLSTATEs, or the first two characters of all of a class."""
+    """SQLSTATEs; two characters stand for every SQLSTATE that begins with them."""
     says: str = ""
-    """What the message of a connection that was not made says."""
+    """A regular expression for the error message when a connection cannot be made."""
     results: Sequence[int] = ()
     """Result codes of SQLite."""
     numbers: Sequence[int] = ()
-    """Of the operating system."""
+    """Error numbers of the operating system."""
 
 
 OTHER: Final = Fault("other", "the database does not answer as it should")
@@ -85,11 +85,11 @@ CAUSES: Final = (
     Fault("input_output", "the disk fails: see the log of the system", ("58",), results=(sqlite3.SQLITE_IOERR,),
           numbers=(errno.EIO,)),
 )  # fmt: skip
-"""In this order: the first that fits is the one."""
+"""Tried in this order: the first one that fits is the cause."""
 
 
 def of_state(state: str, message: str = "") -> Fault:
-    """The cause of an error of PostgreSQL: by its SQLSTATE, or by its message where a connection was not made."""
+    """The cause of an error of PostgreSQL: by its SQLSTATE, or by its message if there is none."""
     if state:
         for cause in CAUSES:
             if state in cause.states or state[:2] in cause.states:

@@ -1,12 +1,12 @@
-"""What every engine of the queue promises, and the checks that each call passes first. `sqlite` and `postgres` keep it.
+"""What every engine of the queue promises, and the checks that come first in each call.
 
 For every consumer group, each pushed message is in exactly one state: pending (scheduled counts as pending), leased,
 completed or dead-lettered. A group's progress never goes back and never passes a message that is not settled; a push
 that commits late is still delivered. Only an operator's delete or seek breaks this rule, and both are logged.
 
-All calls block and may come from any thread. A call is one database transaction, unless its docstring says otherwise:
-what it returns is committed, and what it raises (a QueueError or QueueUnavailable) changed nothing, unless the
-connection broke during the commit itself. A caller who cannot know repeats the call with the same transaction ids.
+All calls block and may come from any thread. A call is one database transaction, unless its docstring says otherwise.
+When a call returns, its work is committed. When it raises a QueueError or QueueUnavailable, nothing was changed, unless
+the connection broke during the commit itself. A caller who cannot know repeats the call with the same transaction ids.
 """
 
 from abc import ABC, abstractmethod
@@ -73,7 +73,7 @@ class Engine(ABC):
 
     @abstractmethod
     def use_keys(self, keys: Sealing) -> None:
-        """Seal and open with these from now on; ConfigurationError, and nothing changes, if one is a wrong one."""
+        """Use these keys from now on; ConfigurationError, and the keys stay as they were, if one of them is wrong."""
 
     def problem(self) -> str:
         """Why the database cannot be written to now, in words; "" if it can."""
@@ -87,7 +87,7 @@ class Engine(ABC):
 
     @abstractmethod
     def warnings(self) -> Sequence[str]:
-        """What an operator should mend before it does harm, each as a sentence; no secrets."""
+        """What an operator should repair before it does harm: one sentence each, without secrets."""
 
     # -- what producers and consumers do
 
@@ -101,25 +101,25 @@ class Engine(ABC):
         return self._write(lambda work: work.push(items, ids)) if items else []
 
     def pop(self, request: PopRequest) -> PopResult:
-        """Lease what is ready; never waits."""
+        """Lease the messages that are ready; never waits."""
         check_pop(request)
         return self._pop(request)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Carry out each settlement; results in order. One that is refused changes nothing and does not stop others."""
+        """Carry out each settlement; results in order. A refused one changes nothing and does not stop the others."""
         check_steps(settlements)
         return self._write(lambda work: work.settle(settlements)) if settlements else []
 
     def extend(self, lease_id: str, seconds: float | None = None) -> Extended:
-        """Let a lease end no earlier than `seconds` from now; None is its queue's lease time."""
+        """Extend a lease to end no earlier than `seconds` from now; None means the lease time of its queue."""
         if seconds is not None:
             check_seconds("seconds", seconds)
         return self._write(lambda work: work.extend(lease_id, seconds))
 
     def transaction(self, steps: Sequence[Step], leases: frozenset[str] = frozenset()) -> Committed:
-        """Carry out all steps or none. A settlement without a lease id is covered by the live lease among `leases`.
+        """Carry out all steps or none. A settlement without a lease id needs its message's live lease among `leases`.
 
-        A message that was completed before, or a push that is a duplicate, refuses the whole transaction.
+        If a message was completed before, or a push is a duplicate, the whole transaction is refused.
         """
         check_steps(steps, self.largest_payload)
         ids = ids_for(pushes_of(steps))
@@ -163,19 +163,19 @@ class Engine(ABC):
         self._write(lambda work: work.subscribe(queue, group, start))
 
     def queues(self, name: str | None = None, *, whole: bool = False) -> Sequence[QueueInfo]:
-        """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
+        """All queues, with partitions and groups only if `whole`; or the named queue with its partitions and groups."""
         return self._read(lambda work: work.queues(name, whole=whole))
 
     def numbers(self, queue: str | None = None) -> Mapping[str, Sequence[PartitionNumbers]]:
-        """How many messages are where in the partitions of each queue, or of one, in one look at each table."""
+        """Count the messages of each partition, in all or by group and state, for every queue or one; in one query."""
         return self._read(lambda work: work.numbers(queue))
 
     def delete_queue(self, queue: str) -> bool:
-        """Remove a queue and all it holds except its dead letters; False if there was none."""
+        """Remove a queue and everything in it except its dead letters; False if there was none."""
         return self._write(lambda work: work.delete_queue(queue))
 
     def clear(self, queue: str, partition: str | None = None) -> int:
-        """Remove every message of a queue or of one partition; returns how many."""
+        """Remove every message of a queue or of one partition; returns the number of messages."""
         return self._write(lambda work: work.clear(queue, partition))
 
     def groups(self, name: str | None = None) -> Sequence[GroupInfo]:
@@ -183,7 +183,7 @@ class Engine(ABC):
         return self._read(lambda work: work.groups(name))
 
     def delete_group(self, group: str, queue: str | None = None) -> bool:
-        """Delete a group's progress, in one queue or in all; a group of that name starts anew."""
+        """Delete a group's progress, in one queue or in all; if the name is used again, a new group starts."""
         return self._write(lambda work: work.delete_group(group, queue))
 
     def seek(self, group: str, queue: str, to: float | None, partition: str | None = None) -> int:
@@ -194,9 +194,9 @@ class Engine(ABC):
         return self._write(lambda work: work.seek(group, queue, to, partition))
 
     def purge(self, queue: str, group: str) -> int:
-        """Complete for a group all that nobody has leased, due or not; returns how many messages that were.
+        """Complete for a group every message that nobody has leased, due or not; returns the number of messages.
 
-        Several transactions: each is about a bounded number of messages.
+        The work is done in several transactions, each with a bounded number of messages.
         """
         check_name("Queue", queue)
         check_name("Consumer group", group)
@@ -216,26 +216,26 @@ class Engine(ABC):
         return self._write(lambda work: work.delete_message(partition_id, transaction_id))
 
     def dead_letters(self, which: Filter) -> tuple[Sequence[DeadLetter], int]:
-        """A page of dead letters, newest first, and how many there are in total."""
+        """A page of dead letters, newest first, and their total number."""
         check_filter(which)
         return self._read(lambda work: work.dead_letters(which))
 
     def dead_letter_counts(self) -> Mapping[str, int]:
-        """How many dead letters each queue has that has any."""
+        """The number of dead letters of each queue that has any."""
         return self._read(lambda work: work.dead_letter_counts())
 
     def redrive(self, dead_letter_ids: Sequence[str]) -> list[Pushed | None]:
-        """Push each again as `reprocess-<transaction id>`, once; None for one that is unknown or already redriven."""
+        """Push each again, once, as `reprocess-<transaction id>`; None for one that is unknown or already redriven."""
         return self._write(lambda work: work.redrive(dead_letter_ids)) if dead_letter_ids else []
 
     def retry(self, partition_id: str, transaction_id: str) -> int:
-        """Make a dead message pending again in its old place, for every group that gave it up; returns for how many."""
+        """Make a dead message pending again in its old place, for each group that gave it up; returns how many did."""
         return self._write(lambda work: work.retry(partition_id, transaction_id))
 
     def give_up(self, partition_id: str, transaction_id: str, *, group: str | None = None, error: str = "") -> int:
-        """Make a dead letter of a message, for one group or for each that has not settled it; returns for how many.
+        """Make a message a dead letter for one group, or for each that has not settled it; returns how many groups.
 
-        The message may be pending, scheduled or leased; whoever has it leased loses it. It counts as no attempt.
+        The message may be pending, scheduled or leased; a consumer that has it leased loses it. No attempt is counted.
         """
         return self._write(lambda work: work.give_up(partition_id, transaction_id, group, error))
 
@@ -261,10 +261,10 @@ class Engine(ABC):
         return self._read(lambda work: work.trace_names())
 
     def maintain(self) -> float:
-        """Number the scheduled messages that are due, apply maximum waiting times and retention.
+        """Give due scheduled messages their places, and apply maximum waiting times and retention.
 
-        Returns the seconds until there is more to do. `pop` numbers what is due by itself: without this call nothing is
-        lost and nothing comes late, but nothing is removed either.
+        Returns the seconds until there is more to do. Without this call no message is lost or late, since `pop` also
+        gives due messages their places; but no message is removed either.
         """
         return self._write(lambda work: work.maintain())
 
@@ -272,11 +272,11 @@ class Engine(ABC):
 
     @abstractmethod
     def _write(self, act: Callable[[Operations], T]) -> T:
-        """Do it, commit, then notify the listeners of the queues that it changed."""
+        """Run the function in a transaction, commit, then notify the listeners of the queues that it changed."""
 
     @abstractmethod
     def _read(self, act: Callable[[Operations], T]) -> T:
-        """Do what changes nothing."""
+        """Run a function that changes nothing."""
 
     def _pop(self, request: PopRequest) -> PopResult:
         return self._write(lambda work: work.pop(request))

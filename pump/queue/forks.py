@@ -1,9 +1,9 @@
-"""No process uses the connections of another: objects that have connections are told here when the process forks.
+"""No process uses the connections of another: this tells objects that have connections when the process forks.
 
 Connections to SQLite are closed before a fork and opened again when needed; a child must not even inherit one that it
 never uses. SQLite keeps one list of its locks for each process and file. A child would go on with its parent's list,
 while the locks themselves stay with the parent. Whoever closes the file last would then remove the log of changes that
-the child still writes to, and with it what the child was told is stored.
+the child still writes to, and lose data that the child was told is stored.
 """
 
 import os
@@ -18,24 +18,24 @@ class ForkAware(Protocol):
     """An object with connections, or with locks that a child could inherit locked."""
 
     def before_fork(self) -> None:
-        """Close what a child must not have; no thread uses a connection now."""
+        """Close what a child must not inherit; no thread uses a connection now."""
 
     def in_child(self) -> None:
-        """Start with nothing of the parent's."""
+        """Use nothing that belongs to the parent."""
 
 
 class ForkGate:
-    """Threads that use a connection go through it; a fork waits until all are out, and lets none in meanwhile."""
+    """Threads enter the gate to use a connection. A fork waits until all have left, and lets none enter meanwhile."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside: dict[int, int] = {}
-        """How often each thread is inside."""
+        """How many times each thread has entered and not left."""
         self._forking = False
         self._registered: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
     def register(self, each: ForkAware) -> None:
-        """Tell it of forks from now on."""
+        """Tell this object of forks from now on."""
         with self._changed:
             self._registered.add(each)
 
@@ -72,7 +72,7 @@ class ForkGate:
         self._changed.release()
 
     def in_child(self) -> None:
-        """The same in the child, which has one thread."""
+        """Open the gate in the child, which has one thread."""
         for each in list(self._registered):
             each.in_child()
         self.in_parent()

@@ -12,7 +12,7 @@ COUNTER_BITS: Final = 12
 
 
 class IdGenerator:
-    """Makes ids; those of one process rise, also within a millisecond and when its clock is put back."""
+    """Makes ids; within one process they rise, even within a millisecond or when the clock is put back."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -39,13 +39,13 @@ mint_many: Final = IdGenerator().many
 
 
 def mint() -> str:
-    """A new id."""
+    """Make a new id."""
     return mint_many(1)[0]
 
 
 def ids_for(items: Sequence[Push]) -> list[str]:
     """A message id for each push, then a transaction id for each that has none.
 
-    Made once, so that a call which is tried again stores nothing twice.
+    They are made once for each call, so that a call which is tried again stores nothing twice.
     """
     return mint_many(len(items) + sum(not item.transaction_id for item in items))

@@ -1,4 +1,4 @@
-"""What a queue, partition, group, transaction id, trace id or payload may be; every call is checked here first.
+"""The limits of names, ids, numbers and payloads; the arguments of every call are checked here first.
 
 Text that passes can be stored unchanged by every database, so that no item can fail later.
 """
@@ -18,18 +18,18 @@ LONGEST_ERROR: Final = 8192
 """Longer error texts are cut off."""
 LARGEST_PAYLOAD_BYTES: Final = 1_000_000
 MOST_QUEUES: Final = 1_000
-"""Queues that one call may push to."""
+"""The most queues that one call may push to."""
 MOST_TRACE_NAMES: Final = 100
 MOST_ITEMS: Final = 10_000
 MOST_POPPED: Final = 10_000
 MOST_PARTITIONS: Final = 100_000
-"""Of one queue."""
+"""The most partitions of one queue."""
 LARGEST_NUMBER: Final = 2**31 - 1
-"""Of counts."""
+"""The largest count."""
 FARTHEST_SECONDS: Final = 100_000_000_000.0
-"""No duration is longer, and no time since the epoch later, so that a database can add them."""
+"""The longest duration, and the latest time since the epoch: a database can add two of them."""
 LONGEST_LEASE_SECONDS: Final = 7 * 86_400.0
-"""No lease is longer; one that ends later was made before the clock was put back, and counts as expired."""
+"""The longest lease. One that ends later than that from now dates from before the clock was put back: it is expired."""
 
 
 def check_name(what: str, name: str) -> str:
@@ -72,7 +72,7 @@ def is_text(text: str) -> bool:
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database can store the text; a text that cannot be stored is the name of nothing."""
+    """Whether every database can store the text; if not, nothing can have this text as its name."""
     return is_text(text) and "\0" not in text
 
 
@@ -137,7 +137,7 @@ def check_steps(steps: Sequence[Step], largest: int = LARGEST_PAYLOAD_BYTES) -> 
 
 
 def check_settlement(settlement: Settlement) -> None:
-    """Refuse numbers that are wrong; ids of nothing get a result, and are not refused."""
+    """Refuse wrong numbers. Unknown ids are not refused here: they get a result."""
     if settlement.delay is not None:
         check_seconds("delay", settlement.delay)
     if settlement.retries is not None:
@@ -161,7 +161,7 @@ def check_pop(request: PopRequest) -> None:
 
 
 def check_start(start: float | str) -> None:
-    """Refuse what is no start of a group."""
+    """Refuse a value that is not a valid start of a group."""
     if isinstance(start, str):
         if start not in {"all", "new"}:
             raise BadRequest('a group starts at "all", "new" or a time')
@@ -170,7 +170,7 @@ def check_start(start: float | str) -> None:
 
 
 def check_filter(which: Filter) -> None:
-    """Refuse a page whose numbers are wrong."""
+    """Refuse a filter with a wrong number, time or name."""
     check_count("limit", which.limit)
     check_count("offset", which.offset)
     for moment in (which.since, which.until):

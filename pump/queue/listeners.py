@@ -1,4 +1,4 @@
-"""Who wants to know, in this process, that something may have become ready in a queue."""
+"""The functions of this process to call when something may have become ready in a queue."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ log: Final = logging.getLogger("pump.queue")
 
 
 class Listeners:
-    """Functions to call, by queue. From any thread."""
+    """Functions to call, by queue. For use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,12 +38,12 @@ class Listeners:
         return end
 
     def queues(self) -> list[str]:
-        """The queues that somebody listens to."""
+        """The queues that have a listener."""
         with self._lock:
             return list(self._of_queue)
 
     def notify(self, queues: Iterable[str]) -> None:
-        """Call the listeners of these queues; one that fails looks by itself later."""
+        """Call the listeners of these queues. If one fails, no harm is done: listeners also look by themselves."""
         if not self._of_queue:
             return
         for queue in queues:

@@ -1,4 +1,4 @@
-"""How many messages are where, from the rows that either database counts in one statement."""
+"""Message counts of partitions and groups, from the rows that either database counts in one statement."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ Counted = tuple[str, int, int, int | None, int, int, int, int]
 
 
 def numbers_of(rows: Iterable[Counted]) -> dict[str, list[PartitionNumbers]]:
-    """The partitions of each queue; the rows of a partition stand together."""
+    """The counts of each queue's partitions. All rows of one partition must follow each other."""
     found: dict[str, list[PartitionNumbers]] = {}
     last = None
     progress: list[ProgressNumbers] = []

@@ -1,4 +1,4 @@
-"""The options of a queue; every field is checked when they are made."""
+"""The options of a queue; every field is checked when the object is made."""
 
 from dataclasses import dataclass, fields
 
@@ -7,10 +7,10 @@ from pump.queue.limits import check_count, check_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """All options of one queue. Durations are seconds; a limit of 0 is none."""
+    """All options of one queue. Durations are seconds; a limit of 0 means no limit."""
 
     ordered: bool = True
-    """Whether a partition is FIFO and leased as a whole; otherwise every message has a lease of its own."""
+    """If true, a partition is FIFO and leased as a whole; otherwise every message has a lease of its own."""
     lease_time: float = 300.0
     retry_limit: int | None = 3
     """The number of retries and crashes after which a message is a dead letter; None leaves that to the consumer."""
@@ -26,12 +26,12 @@ class QueueOptions:
     dead_letter_after_max_retries: bool = True
     """If false, a message that has used up its retries is tried for ever; it is never dropped."""
     max_wait_time: float = 0.0
-    """A message that nobody has settled for so long becomes a dead letter, unless it is leased at that moment."""
+    """A message not settled within this time becomes a dead letter, unless it is leased at that moment."""
     retention_enabled: bool = False
     retention: float = 0.0
-    """The age at which a message is removed; for a group that has it pending, it becomes a dead letter."""
+    """The age at which a message is removed; it becomes a dead letter of each group for which it is pending."""
     completed_retention: float = 0.0
-    """The age at which a message is removed that all groups have settled."""
+    """The age at which a message that all groups have settled is removed."""
     encryption: bool = False
 
     def __post_init__(self) -> None:

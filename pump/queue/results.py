@@ -1,4 +1,4 @@
-"""The words in which both engines answer, so that what a caller sees never depends on the database."""
+"""The texts of results and errors, shared by both engines: what a caller sees never depends on the database."""
 
 from typing import Final
 
@@ -16,22 +16,22 @@ FAILED_DEAD: Final = "failed_dlq"
 INVALID_LEASE: Final = "invalid_lease"
 NOT_FOUND: Final = "not_found"
 ERRORS: Final = {INVALID_LEASE: "Invalid or expired lease", NOT_FOUND: "Message not found"}
-"""The error of each settlement that is refused."""
+"""The error text for each reason to refuse a settlement."""
 
 LEASE_NOT_FOUND: Final = "Lease not found"
 LEASE_EXPIRED: Final = "Lease already expired"
 
 REDRIVEN: Final = "reprocess-"
-"""In front of the transaction id of a dead letter that is pushed again."""
+"""The prefix of the transaction id of a dead letter that is pushed again."""
 
 
 def push_refused(item: Push, transaction_id: str, partition_id: str, why: str) -> Pushed:
-    """The result of a push that was not stored."""
+    """The result for an item that was not stored."""
     return Pushed(item.queue, item.partition, partition_id, "", transaction_id, refused=why, trace_id=item.trace_id)
 
 
 def push_of(dead: DeadLetter, trace_id: str | None) -> Push:
-    """A dead letter's message, to be pushed again."""
+    """The Push that stores a dead letter's message again."""
     if dead.payload is None:
         raise Conflict(f"dead letter {dead.id} is encrypted with a key that is not here")
     name = REDRIVEN + dead.transaction_id

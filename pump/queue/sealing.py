@@ -15,7 +15,7 @@ KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 LONGEST_KEY_ID: Final = 255
 PASS_SECONDS: Final = 1.0
-"""For so long a message that cannot be opened is left to other servers, before this one looks at it again."""
+"""How long a message that cannot be opened here is left to other servers before this one looks at it again."""
 _CHECK: Final = b"message-pump: is this the key of that id?"
 _REMEMBERED_SECONDS: Final = 600.0
 
@@ -23,7 +23,7 @@ log: Final = logging.getLogger("pump.queue")
 
 
 class Sealing:
-    """Seals with one key, opens with any of them: keep an old key until nothing is left that it sealed."""
+    """Seals with one key and opens with any of its keys: keep an old key while anything sealed with it is left."""
 
     def __init__(self, keys: Mapping[str, bytes], use: str | None = None) -> None:
         """`use` is the id of the key to seal with; by default the last of `keys`."""
@@ -36,17 +36,17 @@ class Sealing:
 
     @property
     def key_ids(self) -> list[bytes]:
-        """The ids of all keys, as they begin a sealed payload."""
+        """The ids of all keys, in the form in which a sealed payload begins with them."""
         return [key_id.encode() for key_id in self._ciphers]
 
     def check_value(self, key_id: str) -> bytes:
-        """What only this key can have sealed, to be stored beside its id."""
+        """A value that only this key can have sealed, to store beside the key's id."""
         nonce = os.urandom(NONCE_BYTES)
         sealed: bytes = self._ciphers[key_id].encrypt(nonce, b"", _CHECK)
         return nonce + sealed
 
     def proves(self, key_id: str, value: bytes) -> bool:
-        """Whether it was this key that sealed that value."""
+        """Whether this key sealed that value."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
 
         try:
@@ -56,14 +56,14 @@ class Sealing:
         return True
 
     def seal(self, payload: bytes, partition_id: str, transaction_id: str) -> bytes:
-        """The payload for the database."""
+        """The sealed payload, to be stored."""
         key_id = self._use.encode()
         nonce = os.urandom(NONCE_BYTES)
         sealed: bytes = self._ciphers[self._use].encrypt(nonce, payload, _bound_to(partition_id, transaction_id))
         return bytes([len(key_id)]) + key_id + nonce + sealed
 
     def open(self, sealed: bytes, partition_id: str, transaction_id: str) -> bytes | None:
-        """The payload as it was pushed; None if its key is not here, or it was not sealed for this message."""
+        """The payload as it was pushed; None if its key is missing here, or it was not sealed for this message."""
         length = sealed[0]
         key_id, rest = sealed[1 : 1 + length].decode(), sealed[1 + length :]
         if key_id not in self._ciphers:
@@ -96,20 +96,20 @@ def _cipher(key_id: str, key: bytes) -> Any:  # noqa: ANN401 - a vendor's class,
 
 
 class MissingKeys:
-    """The keys that messages were sealed with and that are not here; from any thread."""
+    """The keys that sealed some message and are missing here. For use from any thread."""
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
 
     def add(self, sealed: bytes) -> None:
-        """A sealed payload could not be opened."""
+        """Record that a sealed payload could not be opened."""
         key_id = sealed[1 : 1 + sealed[0]].decode()
         if key_id not in self._seen:
             log.warning("messages are passed over that are sealed with the key %r: add it, or mend it", key_id)
         self._seen[key_id] = time.monotonic()
 
     def warnings(self) -> list[str]:
-        """A sentence for each that was missed lately."""
+        """One sentence for each key that was missed lately."""
         since = time.monotonic() - _REMEMBERED_SECONDS
         return [
             f"messages sealed with the key {key_id!r} are passed over: it is not here, or another one has its id"

@@ -19,7 +19,7 @@ class Status(StrEnum):
     FAILED = "failed"
     """Counts as a retry; after the last one the message is a dead letter."""
     RETRY = "retry"
-    """Given back, uncounted; the pump's nack."""
+    """Given back; no attempt is counted. The pump's nack."""
     DEAD = "dlq"
 
 
@@ -49,7 +49,7 @@ class Push(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What became of one Push."""
+    """The result of one Push."""
 
     queue: str
     partition: str
@@ -57,7 +57,7 @@ class Pushed(NamedTuple):
     message_id: str
     transaction_id: str
     duplicate: bool = False
-    """It was stored before; `message_id` is the id of the stored message."""
+    """The message was stored before; `message_id` is the id of that stored message."""
     refused: str = ""
     """Why it was not stored, such as "queue is full"; there is no message id then."""
     scheduled: bool = False
@@ -66,24 +66,24 @@ class Pushed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopRequest:
-    """What a consumer asks for."""
+    """A consumer's request for messages."""
 
     queue: str
     partition: str | None = None
-    """None is the one that has waited longest."""
+    """None means the partition that has waited longest."""
     group: str = DEFAULT_GROUP
     limit: int = 1
     partitions: int = 1
-    """From at most so many partitions, all under one lease; `limit` is for all of them together."""
+    """The most partitions to take from, all under one lease; `limit` is for all of them together."""
     lease_time: float | None = None
-    """None is the queue's."""
+    """None means the lease time of the queue."""
     auto_ack: bool = False
     subscribe_from: float | str = "all"
     """Where a new group starts: "all", "new", or a time. A group that exists keeps its progress."""
     ordered: bool | None = None
-    """The mode of a queue that this creates or is the first to consume from; a contradiction is a Conflict."""
+    """The mode, if this request creates the queue or is its first consumer; otherwise another mode is a Conflict."""
     retry_limit: int | None = -1
-    """-1 is the queue's; None: this consumer decides by itself when to give a message up."""
+    """-1 means the queue's limit; None means that the consumer itself decides when to give a message up."""
     create_group: bool = True
     largest_reply: int = 10_000_000
     """In bytes of payload; the first message may be larger."""
@@ -101,7 +101,7 @@ class Leased(NamedTuple):
     created_at: float
     sequence: int
     deliveries: int
-    """This one included."""
+    """The number of deliveries, this one included."""
     retries: int
     crashes: int
     lease_id: str
@@ -120,7 +120,7 @@ class PopResult:
     why_empty: str = ""
     """"no_available_partition", "lease_held", "partition_not_found" or "window_buffer"."""
     due_in: float | None = None
-    """If nothing is ready: the seconds until time alone makes something ready for this group."""
+    """If nothing is ready: the seconds until a delay or a lease ends and something is ready for this group."""
 
 
 class Settlement(NamedTuple):
@@ -134,15 +134,15 @@ class Settlement(NamedTuple):
     group: str = DEFAULT_GROUP
     error: str | None = None
     delay: float | None = None
-    """For FAILED and RETRY: seconds until it is due again; None is the queue's retry delay, or at once for RETRY."""
+    """Seconds until it is due again. None means for FAILED the queue's retry delay, and for RETRY at once."""
     reason: str = ""
     """For DEAD: the kind of reason, stored beside the error."""
     retries: int | None = None
-    """For FAILED: the number of retries to store, if the consumer counts by itself."""
+    """For FAILED: the number of retries to store, if the consumer does the counting."""
 
 
 class Settled(NamedTuple):
-    """What became of one Settlement."""
+    """The result of one Settlement."""
 
     transaction_id: str
     success: bool
@@ -157,7 +157,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """What became of an attempt to renew a lease."""
+    """The result of renewing a lease."""
 
     lease_id: str
     success: bool
@@ -172,7 +172,7 @@ Result: TypeAlias = Pushed | Settled
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a transaction: everything or, with `success` False, nothing."""
+    """The result of a transaction: all steps were carried out or, with `success` False, none."""
 
     success: bool
     results: Sequence[Result]
@@ -195,7 +195,7 @@ class QueueInfo:
 
 
 class ProgressNumbers(NamedTuple):
-    """How many messages of a partition a group has where."""
+    """The messages of a partition for one group, counted by state."""
 
     pending: int
     leased: int
@@ -204,7 +204,7 @@ class ProgressNumbers(NamedTuple):
 
 
 class PartitionNumbers(NamedTuple):
-    """How many messages a partition holds, and where each group has them."""
+    """The number of messages in a partition, and for each group their number by state."""
 
     messages: int
     progress: Sequence[ProgressNumbers]
@@ -212,7 +212,7 @@ class PartitionNumbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition: what it holds, and the progress of every group in it."""
+    """One partition, its number of messages, and the progress of every group in it."""
 
     id: str
     name: str
@@ -231,7 +231,7 @@ class ProgressInfo:
     pending: int
     leased: int
     completed: int
-    """In total, with those that retention has removed."""
+    """In total, including messages that retention has removed."""
     dead: int
     lag_seconds: float
     lease_id: str | None
@@ -265,7 +265,7 @@ class Stored:
     partition: str
     queue: str
     payload: bytes | None
-    """None in lists, and if it is encrypted with a key that is not here."""
+    """None in lists, and if it is encrypted with a key that is missing here."""
     created_at: float
     sequence: int | None
     """None while it is scheduled."""
@@ -282,7 +282,7 @@ class DeadLetter:
     """A message that one group has given up; it outlives its queue."""
 
     id: str
-    """The dead letter's own."""
+    """The id of the dead letter, not of the message."""
     message_id: str
     transaction_id: str
     partition_id: str
@@ -303,7 +303,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which stored messages or dead letters; None is any."""
+    """Which stored messages or dead letters to list; None means any."""
 
     queue: str | None = None
     partition: str | None = None

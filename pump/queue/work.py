@@ -1,4 +1,4 @@
-"""One call of an engine while it runs: what can be done in it, and what its operations share."""
+"""One call of an engine while it runs: its operations, and the state that they share."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ DUPLICATE: Final = "duplicate transactionId"
 
 
 class Work:
-    """A unit of work on one database: what its operations share, whatever the database."""
+    """A unit of work on one database: the state that its operations share on either database."""
 
     def __init__(self, sealing: Sealing | None, missing: MissingKeys, *, lenient: bool) -> None:
         self.sealing: Final = sealing
@@ -43,7 +43,7 @@ class Work:
         """Queues where something may have become ready; their listeners are called after the commit."""
 
     def opened(self, payload: bytes, partition_id: str, transaction_id: str, *, sealed: bool) -> bytes | None:
-        """The payload as it was pushed; None if it is encrypted with a key that is not here."""
+        """The payload as it was pushed; None if it is encrypted with a key that is missing here."""
         if not sealed:
             return payload
         found = None if self.sealing is None else self.sealing.open(payload, partition_id, transaction_id)
@@ -53,10 +53,10 @@ class Work:
 
 
 class Operations(Protocol):
-    """What can be done in a unit of work. Each is a function in the engine's folder; `Engine` says what it does."""
+    """The operations of a unit of work. Each is a function in the engine's folder; `Engine` documents what it does."""
 
     def together(self) -> AbstractContextManager[object]:
-        """Several statements as one transaction."""
+        """Run several statements as one transaction."""
 
     def ping(self) -> object:
         """Ask the database for an answer."""
@@ -65,12 +65,12 @@ class Operations(Protocol):
         """Write something that changes nothing."""
 
     def push(self, items: Sequence[Push], ids: Sequence[str], /) -> list[Pushed]:
-        """`ids` are those of `ids_for(items)`."""
+        """`ids` come from `ids_for(items)`."""
 
     def settle(
         self, settlements: Sequence[Settlement], leases: frozenset[str] = ..., /, *, benign: bool = ...
     ) -> list[Settled]:
-        """`benign` says whether completing a message that is completed already counts as a success."""
+        """`benign` says whether completing a completed message counts as a success."""
 
     def pop(self, request: PopRequest, /) -> PopResult: ...
     def extend(self, lease_id: str, seconds: float | None, /) -> Extended: ...
@@ -94,7 +94,7 @@ class Operations(Protocol):
     def give_up(self, partition_id: str, transaction_id: str, group: str | None, error: str, /) -> int: ...
     def key_check(self, key_id: str, /) -> bytes | None: ...
     def add_key_check(self, key_id: str, value: bytes, /) -> None:
-        """Unless there is one."""
+        """Store the check value of a key, unless one is stored."""
 
     def add_trace(self, trace: Trace, /) -> str: ...
     def traces(
@@ -108,20 +108,20 @@ class Operations(Protocol):
 
 
 def sealed_data(work: Work, trace: Trace) -> bytes:
-    """What a note about a message of an encrypted queue says, sealed; BadRequest without a key."""
+    """The data of a note about a message of an encrypted queue, sealed; BadRequest without a key."""
     if work.sealing is None:
         raise BadRequest(NO_KEY)
     return work.sealing.seal(trace.data, trace.partition_id, trace.transaction_id)
 
 
 def opened_data(work: Work, data: bytes, partition_id: str, transaction_id: str, *, sealed: bool) -> bytes:
-    """What a note says; null where its key is not here."""
+    """The data of a note; JSON's null if its key is missing here."""
     found = work.opened(data, partition_id, transaction_id, sealed=sealed)
     return b"null" if found is None else found
 
 
 def check_keys(work: Operations, keys: Sealing) -> None:
-    """Refuse a key that has the id of another one, which sealed what is stored; remember keys that are new."""
+    """Refuse a key if data was sealed with another key of the same id; store check values of new keys."""
     for key_id in [each.decode() for each in keys.key_ids]:
         if work.key_check(key_id) is None:
             work.add_key_check(key_id, keys.check_value(key_id))
@@ -140,10 +140,10 @@ class StepRefused(PumpError):  # noqa: N818 - it says what happened
 
 
 def transact(work: Operations, steps: Sequence[Step], leases: frozenset[str], ids: Sequence[str]) -> Committed:
-    """Settle, then push; results in the order of the steps. Raises StepRefused where one is refused.
+    """Settle, then push; results in the order of the steps. Raises StepRefused if a step is refused.
 
-    Outside a transaction, completing a message that is completed already counts as a success. Inside, it means that the
-    caller has carried out the same transaction before: a second time would push twice.
+    Outside a transaction, completing a message a second time counts as a success. Inside a transaction it is refused:
+    the caller has carried out the same transaction before, and a second time would push twice.
     """
     settlements = [(index, step) for index, step in enumerate(steps) if isinstance(step, Settlement)]
     pushes = [(index, step) for index, step in enumerate(steps) if isinstance(step, Push)]

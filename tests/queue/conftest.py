@@ -1,4 +1,4 @@
-"""The engines of the durable queue, for every test to ask for by name; each test has a database of its own."""
+"""Fixtures for the engines of the durable queue; each test has a database of its own."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def on_sqlite(folder: Path) -> Callable[[dict[str, Any]], Engine]:
 
 
 def on_postgres(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], Engine]:
-    """An engine on a server, in a schema that nobody else has."""
+    """The engine on a server, in a schema of its own."""
     try:
         from pump.queue.postgres.engine import PostgresEngine
     except ModuleNotFoundError as missing:
@@ -52,7 +52,7 @@ def engine(make_engine: EngineMaker) -> Engine:
 
 @pytest.fixture
 def rig(engine: Engine) -> Rig:
-    """An ordered queue, which gives back at once."""
+    """An ordered queue without a retry delay."""
     rig = Rig(engine)
     rig.configure()
     return rig
@@ -60,7 +60,7 @@ def rig(engine: Engine) -> Rig:
 
 @pytest.fixture
 def loose(engine: Engine) -> Rig:
-    """A queue without order, which gives back at once."""
+    """An unordered queue without a retry delay."""
     rig = Rig(engine, ordered=False)
     rig.configure()
     return rig
@@ -68,7 +68,7 @@ def loose(engine: Engine) -> Rig:
 
 @pytest.fixture(params=[True, False], ids=["ordered", "unordered"])
 def either(request: pytest.FixtureRequest, engine: Engine) -> Rig:
-    """A queue of each kind, which gives back at once."""
+    """A queue of each kind, without a retry delay."""
     rig = Rig(engine, ordered=request.param)
     rig.configure()
     return rig

@@ -1,4 +1,4 @@
-"""An engine for awaiting callers: small calls that arrive together go as one; waiting for messages needs no thread."""
+"""An engine for awaiting callers: merges small calls that arrive together; waiting for messages needs no thread."""
 
 import asyncio
 import contextlib
@@ -22,19 +22,19 @@ Arguments = ParamSpec("Arguments")
 
 THREADS: Final = 8
 MOST_LISTENED: Final = 256
-"""So many queues are listened to even while nobody waits for their messages."""
+"""Up to this number of queues, listening goes on even while no task waits for their messages."""
 
 
 LineKey: TypeAlias = tuple[str | None, str, bool | None, bool, float | str]
 
 
 def line_key(request: PopRequest) -> LineKey:
-    """What must be equal in two requests whose callers may wait in one line."""
+    """The values that must be equal in two requests for their callers to wait in the same line."""
     return request.partition, request.group, request.ordered, request.create_group, request.subscribe_from
 
 
 class QueueWaiters:
-    """All who wait for messages of one queue, and the listener that wakes them."""
+    """All tasks that wait for messages of one queue, and the listener that wakes them."""
 
     def __init__(self) -> None:
         self.lines: Final[dict[LineKey, WaitLine]] = {}
@@ -48,9 +48,9 @@ class QueueWaiters:
 
 
 class BatchedEngine:
-    """One engine for many tasks of one loop. Its calls return and raise what the engine's do.
+    """One engine for many tasks of one loop. Its calls return and raise the same as the engine's calls.
 
-    `threads` calls of the engine run at a time, besides one batch of pushes and one of settlements.
+    At most `threads` calls of the engine run at a time, plus one batch of pushes and one of settlements.
     """
 
     def __init__(self, engine: Engine, *, threads: int = THREADS, clock: Clock | None = None) -> None:
@@ -75,15 +75,15 @@ class BatchedEngine:
     # -- what producers and consumers do
 
     async def push(self, items: Sequence[Push]) -> list[Pushed]:
-        """As the engine's; small pushes that arrive together are stored together."""
+        """As `Engine.push`; small pushes that arrive together are stored together."""
         return list(await self._pushes.do(items))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        """As the engine's; small settlements that arrive together are carried out together."""
+        """As `Engine.settle`; small settlements that arrive together are carried out together."""
         return list(await self._settlements.do(settlements))
 
     async def pop(self, request: PopRequest, wait_seconds: float = 0.0) -> PopResult:
-        """As the engine's; waits up to `wait_seconds` for a message. Cancelled, it gives back what it has taken."""
+        """As `Engine.pop`; waits up to `wait_seconds` for a message. If cancelled, it gives back what it has leased."""
         if wait_seconds <= 0:
             return await self._take(request)
         until = self._clock.monotonic() + wait_seconds
@@ -91,17 +91,17 @@ class BatchedEngine:
             return await self._wait(request, until, waiters, line)
 
     async def release(self, request: PopRequest, result: PopResult) -> None:
-        """Give back, uncounted, messages whose consumer has gone."""
+        """Give back messages whose consumer has gone; no attempt is counted."""
         await self.call(self._give_back, request, result)
 
     async def call(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
-        """Call a function that blocks, on a thread. Cancelled, the function still runs to its end."""
+        """Call a blocking function on a thread. If this is cancelled, the function still runs to its end."""
         return await self._on(self._threads, function, *args, **options)
 
     async def close(self) -> None:
-        """Let those who wait return with nothing, finish what is running, and end. The engine stays open."""
+        """Let waiting calls return with nothing, finish running calls, and end. The engine stays open."""
         self._closing = True
         for waiters in self._waiters.values():
             for line in waiters.lines.values():
@@ -173,7 +173,7 @@ class BatchedEngine:
                 self._leave(request.queue, waiters)
 
     def _leave(self, queue: str, waiters: QueueWaiters) -> None:
-        """Keep listening unless there are too many listeners: a caller who waited will soon wait again."""
+        """End listening to a queue without waiters only if there are too many: a caller who waited soon waits again."""
         if waiters.lines or (waiters.end_listening is not None and len(self._waiters) <= MOST_LISTENED):
             return
         self._waiters.pop(queue, None)
@@ -181,7 +181,7 @@ class BatchedEngine:
             self._threads.submit(waiters.end_listening)
 
     async def _listen(self, queue: str, waiters: QueueWaiters) -> bool:
-        """Start listening; True if it was started now, so that a message may have come before it."""
+        """Start listening; True if this call started it: a message that came before was not notified."""
         async with waiters.starting:
             if waiters.end_listening is not None:
                 return False
@@ -217,7 +217,7 @@ class BatchedEngine:
         *args: Arguments.args,
         **options: Arguments.kwargs,
     ) -> Result:
-        """As `call`; if cancelled, the result that nobody gets is undone."""
+        """As `call`; if cancelled, `undo` gets the result that no caller receives."""
         self._must_be_open()
         future = self._threads.submit(function, *args, **options)
         try:
@@ -239,7 +239,7 @@ class BatchedEngine:
             raise QueueUnavailable("the queue is closing")
 
     def _on_loop(self, act: Callable[[], None]) -> None:
-        """Do it on the loop, from any thread."""
+        """Run the function on the loop; called from any thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits there any more
                 self._loop.call_soon_threadsafe(act)

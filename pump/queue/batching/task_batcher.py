@@ -1,4 +1,4 @@
-"""Carries out small calls of many tasks as few large ones: calls that arrive while one runs go together in the next."""
+"""Merges small calls of many tasks: the calls that arrive while one batch runs form the next batch."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 
 class TaskBatcher(Generic[Item, Answer]):
-    """One call at a time, with all that has arrived since the last one. For one loop."""
+    """Runs one batch at a time, made of the calls that arrived since the last batch began. For one loop."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class TaskBatcher(Generic[Item, Answer]):
         self._task: asyncio.Task[None] | None = None
 
     async def do(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """The answers to these items, in order."""
+        """Carry out these items in a batch; returns their results in order."""
         if not items:
             return ()
         if len(items) >= LARGE:

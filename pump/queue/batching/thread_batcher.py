@@ -1,6 +1,6 @@
-"""Carries out small calls of many threads as few large ones: calls that arrive while one runs go together in the next.
+"""Merges small calls of many threads: the calls that arrive while one batch runs form the next batch.
 
-There is no thread of its own: one of the waiting threads, the leader, carries out the batch for all.
+It has no thread of its own: one of the waiting threads, the leader, carries out the batch for all.
 """
 
 import threading
@@ -22,13 +22,13 @@ class ThreadFuture(Generic[Answer]):
         self.answers: Sequence[Answer] | None = None
         self.error: Exception | None = None
         self.leads = False
-        """Whether its thread has to carry out the next batch."""
+        """Whether this call's thread has to carry out the next batch."""
         self.woken: Final = threading.Lock()
-        """Held until the thread leads, or there is a result."""
+        """Locked until the thread becomes the leader or has a result."""
         self.woken.acquire()
 
     def cancelled(self) -> bool:
-        """Never: a thread cannot stop waiting."""
+        """Always False: a thread cannot stop waiting."""
         return False
 
     def done(self) -> bool:
@@ -52,7 +52,7 @@ class ThreadFuture(Generic[Answer]):
 
 
 class ThreadBatcher(Generic[Item, Answer]):
-    """One call at a time, with all that has arrived since the last one. From any thread."""
+    """Runs one batch at a time, made of the calls that arrived since the last batch began. For use from any thread."""
 
     def __init__(
         self, run: Callable[[Sequence[Item]], Sequence[Answer]], weigh: Callable[[Item], int] = lambda _: 0
@@ -64,7 +64,7 @@ class ThreadBatcher(Generic[Item, Answer]):
         self._busy = False
 
     def do(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """The answers to these items, in order."""
+        """Carry out these items in a batch; returns their results in order."""
         if len(items) >= LARGE:
             return self._run(items)
         future = ThreadFuture[Answer]()
@@ -84,7 +84,7 @@ class ThreadBatcher(Generic[Item, Answer]):
         return future.result()
 
     def _lead(self) -> None:
-        """Carry out what has arrived; the first call that arrived meanwhile leads next."""
+        """Carry out the calls that have arrived; then the first call that arrived meanwhile becomes the leader."""
         with self._lock:
             batch = next_batch(self._waiting)
         try:

@@ -1,4 +1,4 @@
-"""Tasks that wait for the same messages: who looks next, and when. It never asks the queue itself."""
+"""Decides which of the tasks that wait for the same messages looks next, and when. It never asks the queue itself."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -10,47 +10,47 @@ from typing import Final
 from pump.clock import Clock, Signal
 
 POLL_SECONDS: Final = 1.0
-"""How often somebody looks even without a notification."""
+"""One task looks this often even without a notification."""
 SOONEST_SECONDS: Final = 0.005
 
 
 class WaitLine:
-    """Tasks that wait for the same, first come, first served. For one loop.
+    """Tasks that wait for the same messages; first come, first served. For one loop.
 
-    Each notification wakes one task, not all. A task that was woken looks, and reports what it found with `found`,
-    `missed`, or, if it could not look, `wake`.
+    Each notification wakes one task, not all. A woken task looks for messages, and reports the result with `found` or
+    `missed`; if it was cancelled, with `wake`.
     """
 
     def __init__(self, clock: Clock, on_loop: Callable[[Callable[[], None]], None]) -> None:
         self.users = 0
-        """How many tasks are here, waiting or looking."""
+        """The number of tasks in this line, waiting or looking."""
         self._clock: Final = clock
         self._on_loop: Final = on_loop
         self._tickets: Final = count()
         self._waiting: Final[list[tuple[int, Signal]]] = []
         self._missed_wake = False
-        """A notification came while everybody was looking, perhaps too early: a task that finds nothing looks again."""
+        """A notification came while no task was waiting: a task that is looking and finds nothing looks again."""
         self._look_at = inf
         self._cancel_alarm: Callable[[], None] = lambda: None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits here: a task that comes now may look at once."""
+        """Whether no task waits: a new task may then look at once."""
         return not self._waiting
 
     def ticket(self) -> int:
-        """A place in the line, which its task keeps however often it looks in vain."""
+        """A place in the line; a task keeps its place when it looks and finds nothing."""
         return next(self._tickets)
 
     def wake(self) -> None:
-        """Something may have become ready: the first task looks."""
+        """Wake the first task: something may have become ready."""
         if self._waiting:
             self._waiting.pop(0)[1].set()
         else:
             self._missed_wake = True
 
     def found(self) -> None:
-        """A task got something; there may be more, so the next one looks."""
+        """A task got a message: wake the next task, as there may be more."""
         if self._waiting:
             self.wake()
 
@@ -72,24 +72,24 @@ class WaitLine:
             woken = await self._clock.wait_async(signal, until - self._clock.monotonic())
         finally:
             if signal.is_set() and not woken:
-                self.wake()  # it was woken too late: another looks
+                self.wake()  # this task was woken too late: another one looks
             elif not woken:
                 self._waiting.remove((ticket, signal))
         return woken
 
     def dismiss(self) -> None:
-        """Nobody is to wait any longer."""
+        """Make every task stop waiting."""
         while self._waiting:
             self.wake()
         self.end()
 
     def end(self) -> None:
-        """The last task has left."""
+        """Clean up after the last task has left."""
         self._look_at = inf
         self._cancel_alarm()
 
     def _look_in(self, delay: float) -> None:
-        """Let a task look after the delay, or before."""
+        """Make a task look after this delay at the latest."""
         due = self._clock.monotonic() + delay
         if due < self._look_at:
             self._cancel_alarm()

@@ -1,4 +1,4 @@
-"""Small calls that wait to be carried out together: which go into one batch, and who gets which results."""
+"""Small calls that wait to be merged: which calls go into one batch, and which results each call gets."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,24 +7,24 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from pump.errors import TransportError
 
 LARGE: Final = 100
-"""A call of so many items goes alone: it gains nothing from others, and would delay the small ones."""
+"""A call with this many items runs alone: merging would not make it faster, and it would delay small calls."""
 MOST: Final = 1000
-"""Items in one batch."""
+"""The most items in one batch."""
 HEAVIEST: Final = 4_000_000
-"""Weight of one batch."""
+"""The largest weight of one batch."""
 
 
 class ResultFuture(Protocol):
-    """What a caller waits for: the part of `asyncio.Future` that is needed here."""
+    """The future that a caller waits for: the part of `asyncio.Future` that is needed here."""
 
     def cancelled(self) -> bool:
-        """Whether the caller does not wait any more."""
+        """Whether the caller no longer waits."""
 
     def done(self) -> bool:
         """Whether there is a result, or it was cancelled."""
 
     def set_result(self, result: Any, /) -> None:  # noqa: ANN401 - answers of any kind
-        """Give the caller the answers to its items."""
+        """Give the caller the results of its items."""
 
     def set_exception(self, exception: Exception, /) -> None:
         """Raise the error in the caller."""
@@ -34,16 +34,16 @@ AnyFuture = TypeVar("AnyFuture", bound=ResultFuture)
 
 
 class WaitingCall(NamedTuple, Generic[AnyFuture]):
-    """What one caller wants to have done."""
+    """The items of one call that waits to be carried out."""
 
     items: Sequence[Any]
     weight: int
-    """Of all items together."""
+    """The weight of all items together."""
     future: AnyFuture
 
 
 def next_batch(waiting: deque[WaitingCall[AnyFuture]]) -> list[WaitingCall[AnyFuture]]:
-    """Remove and return the calls that go together next, at least one if there is any; cancelled ones are dropped."""
+    """Remove and return the calls of the next batch, at least one if there is any; cancelled calls are dropped."""
     batch: list[WaitingCall[AnyFuture]] = []
     count = weight = 0
     while waiting:
@@ -58,7 +58,7 @@ def next_batch(waiting: deque[WaitingCall[AnyFuture]]) -> list[WaitingCall[AnyFu
 
 
 def share_answers(batch: Sequence[WaitingCall[AnyFuture]], answers: Sequence[object]) -> None:
-    """Give each call the answers to its own items."""
+    """Give each call the results of its own items."""
     start = 0
     for call in batch:
         if not call.future.done():
@@ -67,9 +67,9 @@ def share_answers(batch: Sequence[WaitingCall[AnyFuture]], answers: Sequence[obj
 
 
 def share_error(batch: Sequence[WaitingCall[AnyFuture]], error: Exception) -> Sequence[WaitingCall[AnyFuture]]:
-    """Raise the error in the callers it concerns; returns the calls that should be tried one by one.
+    """Raise the error in the callers that it concerns; returns the calls to try again one by one.
 
-    An outage concerns everybody. Any other error says that some item is wrong, nobody knows whose.
+    An outage concerns all callers. Any other error means that some item is wrong, but not whose item it is.
     """
     if len(batch) > 1 and not isinstance(error, TransportError):
         return batch

@@ -1,4 +1,4 @@
-"""Which consumer looks when a channel's queue has changed: one of all that wait for its messages in this process."""
+"""When a queue has changed, wakes one of the consumers of this process that wait for a channel's messages."""
 
 import threading
 from collections import deque
@@ -8,10 +8,10 @@ from pump.clock import Signal
 
 
 class WakeOne:
-    """Consumers that look for messages, in the order in which they came. From any thread.
+    """Consumers that look for messages, in the order in which they came. For use from any thread.
 
-    A consumer enters before it looks, so that no notification in between is lost: it makes this consumer, or another,
-    look again.
+    A consumer enters before it looks. So no notification is lost: one that comes while the consumer looks makes this
+    consumer, or another one, look again.
     """
 
     def __init__(self) -> None:
@@ -19,20 +19,20 @@ class WakeOne:
         self._line: Final[deque[Signal]] = deque()
 
     def enter(self, woken: Signal) -> None:
-        """Stand in line; a consumer that was woken has to enter again."""
+        """Join the end of the line; a consumer that was woken has to enter again."""
         with self._lock:
             if woken not in self._line:
                 self._line.append(woken)
 
     def wake(self) -> None:
-        """There may be a message: the consumer that came first looks."""
+        """Wake the consumer that came first: there may be a message."""
         with self._lock:
             woken = self._line.popleft() if self._line else None
         if woken is not None:
             woken.set()
 
     def leave(self, woken: Signal, *, found: bool) -> None:
-        """Look no longer. Wakes the next one if something was found, as there may be more, or if it was just woken."""
+        """Leave the line. Wakes the next consumer if this one found something (there may be more) or was just woken."""
         with self._lock:
             was_woken = woken not in self._line
             if not was_woken:

@@ -1,4 +1,4 @@
-"""The awaiting client of the queue's HTTP API. What its methods do is in `calls`."""
+"""The awaiting client of the queue's HTTP API. `calls` has what its methods do."""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable
@@ -16,9 +16,9 @@ from pump.queue.client.messages import Transaction
 
 
 class AsyncClientConsumer(ClientConsumerBase[Awaitable[object]]):
-    """Consumes as ClientConsumer does; each function it is given may be `async def`.
+    """Consumes as ClientConsumer does; every function that it is given may be `async def`.
 
-    Cancelled, it settles nothing: its messages come again when their lease ends.
+    If it is cancelled, it settles nothing: its messages come again when their lease ends.
     """
 
     each = awaiting(Consuming.each)
@@ -26,7 +26,7 @@ class AsyncClientConsumer(ClientConsumerBase[Awaitable[object]]):
 
 
 class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
-    """As QueueClient, awaiting, on one loop."""
+    """As QueueClient, but awaiting; for one loop."""
 
     def _open(self, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=transport)
@@ -65,13 +65,13 @@ class AsyncQueueClient(ClientBase[httpx.AsyncClient, httpx.AsyncBaseTransport]):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """Collect what is to be done together when the block ends; nothing of it is done if the block raises."""
+        """Collect steps to carry out together when the block ends; none is carried out if the block raises."""
         transaction = Transaction()
         yield transaction
         await self._commit(transaction)
 
     async def perform(self, effect: ClientEffect) -> object:
-        """Do what a conversation asks for."""
+        """Perform one effect of a conversation."""
         if isinstance(effect, Ask):
             with no_answer(effect):
                 response = await self._http.request(**self._request(effect))

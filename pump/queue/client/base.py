@@ -1,4 +1,4 @@
-"""What the blocking and the awaiting client share: their set-up, and how conversations become their methods."""
+"""Code that the blocking and the awaiting client share: set-up, and making methods from conversations."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -60,7 +60,7 @@ def blocking(
 def awaiting(
     method: Callable[Concatenate[Source, Arguments], Steps[Result]],
 ) -> Callable[Concatenate[Awaiting[Source], Arguments], Coroutine[Any, Any, Result]]:
-    """The same, awaiting."""
+    """An awaiting method with the parameters and the docstring of a conversation."""
 
     @wraps(method)
     async def call(self: Awaiting[Source], /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -70,7 +70,7 @@ def awaiting(
 
 
 def _described(call: Method, conversation: Callable[..., object]) -> Method:
-    """The call, with the signature of the conversation, but for what that returns."""
+    """Give the call the signature of the conversation, with the type of its result."""
     signature = inspect.signature(conversation)
     result = get_args(signature.return_annotation)[-1]
     vars(call)["__signature__"] = signature.replace(return_annotation=result)
@@ -81,7 +81,7 @@ def consumer_of(
     kind: Callable[[Consuming, Callable[[ClientEffect], Performed]], Consumer],
     consuming: Callable[Concatenate[Calls, Arguments], Consuming],
 ) -> Callable[Concatenate[Runner[Calls, Performed], Arguments], Consumer]:
-    """A method that makes a consumer, with the parameters and the docstring of Consuming."""
+    """Make a method that makes a consumer, with the parameters and the docstring of Consuming."""
 
     @wraps(consuming, assigned=["__doc__"])
     def consume(self: Runner[Calls, Performed], /, *args: Arguments.args, **options: Arguments.kwargs) -> Consumer:
@@ -91,7 +91,7 @@ def consumer_of(
 
 
 class ClientConsumerBase(Generic[Performed]):
-    """What both consumers are made with."""
+    """The part that both consumers share."""
 
     def __init__(self, consuming: Consuming, perform: Callable[[ClientEffect], Performed]) -> None:
         self.calls: Final = consuming
@@ -103,7 +103,7 @@ class ClientConsumerBase(Generic[Performed]):
 
 
 class ClientBase(ABC, Generic[Http, Transport]):
-    """What both clients are made with."""
+    """The part that both clients share."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ClientBase(ABC, Generic[Http, Transport]):
     def _open(self, transport: Transport | None) -> Http: ...
 
     def _request(self, ask: Ask) -> dict[str, Any]:
-        """The arguments of the HTTP client. The path goes out as it is: a name in it may hold an encoded slash."""
+        """The arguments for the HTTP client. The path is sent unchanged: a name in it may hold an encoded slash."""
         return {
             "method": ask.method,
             "url": httpx.URL(self._base + ask.path),
@@ -136,7 +136,7 @@ class ClientBase(ABC, Generic[Http, Transport]):
 
 
 def done(result: object) -> object:
-    """What a handler returned; a TypeError where that shows that its work was not done: the message has failed."""
+    """The handler's result; TypeError if it shows that the work was not done: then the message has failed."""
     if why := undone(result):
         raise TypeError(f"the handler {why}")
     return result
@@ -144,7 +144,7 @@ def done(result: object) -> object:
 
 @contextmanager
 def no_answer(ask: Ask) -> Iterator[None]:
-    """Raise QueueUnavailable where there is no answer."""
+    """Raise QueueUnavailable if there is no answer."""
     try:
         yield
     except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""The blocking client of the queue's HTTP API. What its methods do is in `calls`."""
+"""The blocking client of the queue's HTTP API. `calls` has what its methods do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +24,9 @@ class ClientConsumer(ClientConsumerBase[object]):
 class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
     """A blocking client, for any number of threads.
 
-    A request without an answer is tried three times, 1 s and 2 s later; after five failures in a row nothing is sent
-    for a minute, and calls raise CircuitOpen at once. What the server refuses is raised at once: BadRequest, NotFound,
-    Conflict, QueueFull, and LeaseLost where a message is not ours any more and comes again by itself.
+    A request without an answer is tried three times, with pauses of 1 s and 2 s. After five failures in a row, nothing
+    is sent for a minute: calls raise CircuitOpen at once. A refusal by the server is raised at once: BadRequest,
+    NotFound, Conflict, QueueFull, or LeaseLost if the message is no longer ours: it then comes again by itself.
     """
 
     def _open(self, transport: httpx.BaseTransport | None) -> httpx.Client:
@@ -66,13 +66,13 @@ class QueueClient(ClientBase[httpx.Client, httpx.BaseTransport]):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Collect what is to be done together when the block ends; nothing of it is done if the block raises."""
+        """Collect steps to carry out together when the block ends; none is carried out if the block raises."""
         transaction = Transaction()
         yield transaction
         self._commit(transaction)
 
     def perform(self, effect: ClientEffect) -> object:
-        """Do what a conversation asks for."""
+        """Perform one effect of a conversation."""
         if isinstance(effect, Ask):
             with no_answer(effect):
                 response = self._http.request(**self._request(effect))

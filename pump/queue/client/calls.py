@@ -1,7 +1,7 @@
-"""What a client of the queue can do, written once for both colours: conversations that yield requests and pauses.
+"""The calls of a client of the queue, written once for both colours: conversations that yield requests and pauses.
 
-The blocking and the awaiting client have the same methods, which run these to their end. Nothing here opens a
-connection: what an Ask is answered with, or that there was no answer (QueueUnavailable), comes from the client.
+The blocking and the awaiting client have the same methods, which run these conversations. Nothing here opens a
+connection: the client answers each Ask, or raises QueueUnavailable if there was no answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ class CallHandler(Effect[object]):
 
 @dataclass(frozen=True, slots=True)
 class KeepRenewing(Effect[Callable[[], None]]):
-    """Renew the message's lease every so many seconds, until the function that comes back is called."""
+    """Renew the message's lease every so many seconds, until the returned function is called."""
 
     message: QueueMessage
     every: float
@@ -115,7 +115,7 @@ class Calls:
         delay: Duration = 0.0,
         trace_id: str | None = None,
     ) -> Steps[Pushed]:
-        """Store one message, which is anything that is JSON; one that is stored already is a duplicate."""
+        """Store one message, which is any value that can be JSON; a message that is stored already is a duplicate."""
         item = Item(
             queue=queue,
             data=data,
@@ -128,7 +128,7 @@ class Calls:
         return result
 
     def push_many(self, items: Sequence[Item]) -> Steps[list[Pushed]]:
-        """Store several; one that its queue refuses does not hold back the others."""
+        """Store several messages; if the queue refuses one, the others are still stored."""
         if not items:
             return []
         body = PushRequest(_push_items(items, mint_many(len(items))))
@@ -149,9 +149,9 @@ class Calls:
         auto_ack: bool = False,
         start: str | datetime = "all",
     ) -> Steps[list[QueueMessage]]:
-        """Lease what is ready, or wait so long for it. A new group begins at `start`: all, new, or a time.
+        """Lease ready messages, or wait up to `wait` for one. A new group begins at `start`: "all", "new" or a time.
 
-        It is tried once: a second try would not get what the first one may have leased.
+        It is tried only once: a second try would not get the messages that the first one may have leased.
         """
         path = _path({"pop/queue": queue, "partition": partition})
         query: dict[str, object] = {"consumerGroup": group, "batch": limit, "partitions": partitions}
@@ -167,15 +167,15 @@ class Calls:
         return messages.messages(answer.body, group)
 
     def ack(self, message: QueueMessage) -> Steps[Settled]:
-        """Acknowledge the message: it is done. Raises LeaseLost where it is not ours any more."""
+        """Acknowledge the message: it is done. Raises LeaseLost if the message is no longer ours."""
         return self._settle_one(Outcome(message))
 
     def nack(self, message: QueueMessage, error: str | None = None, *, delay: Duration | None = None) -> Steps[Settled]:
-        """Report a failure, which counts: the message comes again after the delay, or becomes a dead letter."""
+        """Report a failure, which is counted: the message comes again after the delay, or becomes a dead letter."""
         return self._settle_one(Outcome(message, Status.FAILED, error, delay))
 
     def release(self, message: QueueMessage, *, delay: Duration | None = None) -> Steps[Settled]:
-        """Give the message back, uncounted."""
+        """Give the message back; no attempt is counted."""
         return self._settle_one(Outcome(message, Status.RETRY, delay=delay))
 
     def dlq(self, message: QueueMessage, error: str | None = None, *, reason: str = "") -> Steps[Settled]:
@@ -183,7 +183,7 @@ class Calls:
         return self._settle_one(Outcome(message, Status.DEAD, error, reason=reason))
 
     def settle(self, outcomes: Sequence[Outcome]) -> Steps[list[Settled]]:
-        """Settle several in one request; a refused one does not touch the others. The results are in the same order."""
+        """Settle several messages in one request; a refused one does not affect the others. Results are in order."""
         if not outcomes:
             return []
         request = AckBatchRequest([each.request(AckRequest) for each in outcomes], outcomes[0].message.group)
@@ -202,9 +202,9 @@ class Calls:
         raise NotFound(text) if result.message == "not_found" else LeaseLost(text)
 
     def renew(self, message: QueueMessage, lease: Duration | None = None) -> Steps[float]:
-        """Let the lease end no earlier than that from now, None is its queue's time; returns when it ends.
+        """Extend the lease to end no earlier than that from now, None means its queue's time; returns when it ends.
 
-        Raises LeaseLost where it has ended already.
+        Raises LeaseLost if it has ended already.
         """
         path = f"{_path({'lease': message.lease_id})}/extend"
         body = None if lease is None else {"seconds": seconds(lease)}
@@ -221,7 +221,7 @@ class Calls:
             yield from self.renew(message)
 
     def commit(self, transaction: Transaction) -> Steps[None]:
-        """Do all of it or nothing. Where an earlier try was done and only its reply was lost, that counts as done."""
+        """Carry out all steps or none. It succeeds if an earlier try was carried out and only its reply was lost."""
         outcomes, items = transaction.outcomes, transaction.items
         if not outcomes and not items:
             return
@@ -242,7 +242,7 @@ class Calls:
             outcome.message.settled = True
 
     def _has_stored(self, items: Sequence[Item], minted: Sequence[str]) -> Steps[bool]:
-        """Whether the server has a message under an id that was made here: only an earlier try can have stored it."""
+        """Whether the server has a message with an id made here: then an earlier try has stored it."""
         for item, transaction_id in zip(items, minted, strict=True):
             if not item.transaction_id:
                 query = urlencode({"queue": item.queue, "partition": item.partition, "limit": MOST_LISTED})
@@ -274,7 +274,7 @@ class Calls:
         return DeadLetters(letters, reply.total)
 
     def reprocess(self, letter: DeadLetter) -> Steps[Pushed]:
-        """Push a dead letter again as `reprocess-<transaction id>`; a second time it is only a duplicate."""
+        """Push a dead letter again as `reprocess-<transaction id>`; a second push of it is a duplicate."""
         if letter.payload is None:
             raise BadRequest(f"the dead letter {letter.id} is encrypted with a key that the server does not have")
         item = Item(
@@ -287,7 +287,7 @@ class Calls:
         return result
 
     def redrive(self, letters: Iterable[DeadLetter]) -> Steps[int]:
-        """Have the server push these again, each only once; returns how many it has pushed now."""
+        """Let the server push dead letters again, each only once; returns how many it has pushed now."""
         body = {"ids": [letter.id for letter in letters]}
         reply = yield from self._ask(messages.MEMBERS, "POST", "/api/v1/dlq/redrive", body)
         return sum(each.get("redriven") is True for each in reply.get("results") or ())
@@ -298,7 +298,7 @@ class Calls:
         return [copied(GroupInfo, each) for each in replies]
 
     def delete_group(self, group: str, queue: str | None = None) -> Steps[bool]:
-        """Forget a group's progress, in one queue or in all."""
+        """Delete a group's progress, in one queue or in all."""
         path = _path({"consumer-groups": group, "queues": queue})
         reply = yield from self._ask(messages.MEMBERS, "DELETE", path)
         return reply.get("deleted") is True
@@ -320,7 +320,7 @@ class Calls:
         return messages.read(answer.body, reader)
 
     def _send(self, ask: Ask, *, tries: int = TRIES) -> Steps[tuple[Answer, int]]:
-        """The answer, and which try it answers. What the server refuses is not asked again."""
+        """The answer, and the number of the try that got it. A request that the server refuses is not tried again."""
         number = 0
         while True:
             number += 1
@@ -357,6 +357,6 @@ def _push_items(items: Sequence[Item], minted: Sequence[str]) -> list[PushItem]:
 
 
 def _path(names: Mapping[str, str | None]) -> str:
-    """The path of what has these names, each after its kind."""
+    """The path with these names, each one after its kind."""
     given = {kind: quote(name, safe="") for kind, name in names.items() if name is not None}
     return "".join(["/api/v1", *(f"/{kind}/{name}" for kind, name in given.items())])

@@ -1,4 +1,4 @@
-"""Spares a server that does not answer: after several failures in a row, nothing is sent to it for a while."""
+"""Protects a server that does not answer: after several failures in a row, nothing is sent to it for a while."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class CircuitOpen(QueueUnavailable):
 
 
 class ServerCircuit:
-    """Opens after FAILURES in a row; after OPEN_SECONDS it lets one try through. For any thread."""
+    """Opens after FAILURES in a row; after OPEN_SECONDS it lets one try through. For use from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock
@@ -28,7 +28,7 @@ class ServerCircuit:
 
     @contextmanager
     def one_try(self) -> Iterator[None]:
-        """Raise CircuitOpen where no try may begin. QueueUnavailable in the block is a failure; others say nothing."""
+        """Raise CircuitOpen if no try may begin. Only QueueUnavailable in the block is a failure, not other errors."""
         is_trial, failed = self._begin(), None
         try:
             yield
@@ -45,7 +45,7 @@ class ServerCircuit:
                     self._closed_at = self._clock.monotonic() + OPEN_SECONDS
 
     def _begin(self) -> bool:
-        """Whether this is the one try that an open circuit lets through."""
+        """Whether this is the one try that an open circuit lets through; CircuitOpen if no try may begin."""
         with self._lock:
             if self._failures < FAILURES:
                 return False

@@ -1,4 +1,4 @@
-"""How a client consumes: it pops, calls the handler, settles, and begins again. Written once for both colours."""
+"""How a client consumes: it pops, calls the handler and settles, in a loop. Written once for both colours."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,22 +18,22 @@ from pump.queue.vocabulary import DEFAULT_GROUP, Status
 log: Final = logging.getLogger("pump.queue.client")
 
 Handle: TypeAlias = Callable[[QueueMessage], object]
-"""For the awaiting client, it may return something to await."""
+"""For the awaiting client, the result may be awaitable."""
 HandleAll: TypeAlias = Callable[[Sequence[QueueMessage]], object]
 OnError: TypeAlias = Callable[[QueueMessage, Exception], object]
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 LONGEST_WAIT: Final = 5.0
-"""Of one long poll: a consumer that is stopped ends after it at the latest."""
+"""The longest wait of one long poll: a stopped consumer that waits ends after this time at the latest."""
 ERROR_LENGTH: Final = 2000
 
 
 class Consuming:
     """Consume a queue through every outage, until it is stopped or has had `most` messages.
 
-    `limit` messages are popped at a time. `renew_every` keeps their lease for as long as a handler runs. With
-    `until_empty` it ends where nothing is ready.
+    Up to `limit` messages are popped at a time. With `renew_every`, their lease is renewed while a handler runs. With
+    `until_empty`, consuming ends when nothing is ready.
     """
 
     def __init__(
@@ -68,10 +68,11 @@ class Consuming:
         )
 
     def each(self, handle: Handle, *, on_success: Handle | None = None, on_error: OnError | None = None) -> Steps[int]:
-        """Handle one message after the other; returns how many.
+        """Handle one message after the other; returns how many were handled.
 
-        One whose handler returned is acknowledged, after `on_success`; one whose handler raised has failed, after
-        `on_error`, and what was popped with it goes back unhandled. What the handler has settled itself is left so.
+        If the handler returns, `on_success` is called and the message is acknowledged. If it raises, `on_error` is
+        called, the message has failed, and the rest of the messages popped with it go back unhandled. A message that
+        the handler has settled itself stays settled as it is.
         """
         handled = 0
         while messages := (yield from self._next(handled)):
@@ -84,7 +85,7 @@ class Consuming:
         return handled
 
     def batch(self, handle: HandleAll) -> Steps[int]:
-        """Handle a list of messages at a time: all are acknowledged, or all have failed; returns how many."""
+        """Handle a list of messages at a time: all are acknowledged, or all have failed; returns how many messages."""
         handled = 0
         while messages := (yield from self._next(handled)):
             handled += len(messages)
@@ -100,7 +101,7 @@ class Consuming:
         return handled
 
     def _next(self, handled: int) -> Steps[Sequence[QueueMessage]]:
-        """The next messages; none where it is to end."""
+        """The next messages; empty if consuming has to end."""
         pause = FIRST_PAUSE
         room = self._limit if self._most is None else min(self._limit, self._most - handled)
         while not self.stopping.is_set() and room > 0:
@@ -124,7 +125,7 @@ class Consuming:
         on_success: Handle | None,
         on_error: OnError | None,
     ) -> Steps[bool]:
-        """Handle the message and settle it; whether the rest went back too, since the failure ended their lease."""
+        """Handle the message and settle it; True if it failed: then the rest went back too, as the lease ended."""
         end_renewing = yield from self._renewing(message)
         try:
             try:
@@ -142,11 +143,11 @@ class Consuming:
             end_renewing()
 
     def _renewing(self, message: QueueMessage) -> Steps[Callable[[], object]]:
-        """Keep the message's lease, where that is asked for; returns what ends it."""
+        """Keep renewing the message's lease, if `renew_every` is set; returns the function that ends it."""
         return (lambda: None) if self._renew_every is None else (yield from KeepRenewing(message, self._renew_every))
 
     def _settle(self, outcomes: Sequence[Outcome]) -> Steps[None]:
-        """Settle those messages that still have to be; one that cannot be settled comes again when its lease ends."""
+        """Settle the messages that are still open; one that cannot be settled comes again when its lease ends."""
         still_open = [each for each in outcomes if each.message.is_open]
         if not still_open:
             return
@@ -169,7 +170,7 @@ def _released(messages: Sequence[QueueMessage]) -> list[Outcome]:
 
 
 def _observe(observe: Callable[..., object] | None, *args: object) -> Steps[None]:
-    """Call an observer; its failure changes nothing."""
+    """Call an observer; an error in it changes nothing."""
     if observe is not None:
         with suppress(Exception):
             yield from CallHandler(partial(observe, *args))

@@ -1,4 +1,4 @@
-"""What a client of the queue sends and receives. Payloads stay as they were, to the byte."""
+"""The values that a client of the queue sends and receives. Payloads stay the same, byte for byte."""
 
 import json
 from collections.abc import Sequence
@@ -45,12 +45,12 @@ class Item:
 
     queue: str
     data: object = None
-    """Anything that is JSON."""
+    """Any value that can be JSON."""
     payload: bytes | None = None
-    """JSON that is written already; it is sent as it is, instead of `data`."""
+    """Finished JSON, which is sent unchanged instead of `data`."""
     partition: str = DEFAULT_PARTITION
     transaction_id: str = ""
-    """Made by the client where it is empty; every try of a push sends the same one."""
+    """If empty, the client makes one; every try of a push sends the same one."""
     trace_id: str | None = None
     delay: float = 0.0
     """Seconds until it is due."""
@@ -58,7 +58,7 @@ class Item:
     """When it is due, in seconds since the epoch."""
 
     def request(self, transaction_id: str) -> PushItem:
-        """The item as it is sent, under this transaction id."""
+        """The item in the form in which it is sent, with this transaction id."""
         return PushItem(
             self.queue,
             self.partition,
@@ -81,25 +81,25 @@ class QueueMessage:
     queue: str
     group: str
     lease_id: str
-    """Empty where it was popped with `auto_ack`."""
+    """Empty if the message was popped with `auto_ack`."""
     payload: bytes = field(repr=False)
     created_at: float
-    """In seconds since the epoch."""
+    """When the message was stored, in seconds since the epoch."""
     sequence: int = 0
     deliveries: int = 1
-    """This one included."""
+    """The number of deliveries, this one included."""
     retries: int = 0
     crashes: int = 0
     trace_id: str | None = None
     producer: str | None = None
     settled: bool = False
-    """Whether the server has confirmed an acknowledgement, a nack, a release or a dead letter by this client."""
+    """Whether the server has confirmed this client's acknowledgement, nack, release or dead letter."""
     lost: bool = False
     """Whether its lease is known to be lost."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it still has to be settled."""
+        """Whether the message still has to be settled."""
         return not self.settled and not self.lost
 
     @property
@@ -110,18 +110,18 @@ class QueueMessage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is to become of one message."""
+    """How to settle one message."""
 
     message: QueueMessage
     status: Status = Status.COMPLETED
     error: str | None = None
     delay: Duration | None = None
-    """For FAILED and RETRY: the time until it is due again."""
+    """For FAILED and RETRY: the time until the message is due again."""
     reason: str = ""
     """For DEAD: the kind of reason, kept beside the error."""
 
     def request(self, kind: type[Ack]) -> Ack:
-        """The outcome as it is sent."""
+        """The outcome in the form in which it is sent."""
         return kind(
             self.message.transaction_id,
             self.message.partition_id,
@@ -136,7 +136,7 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """What is to be done together, or not at all."""
+    """Steps that are carried out together or not at all."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
@@ -160,14 +160,14 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """A page of dead letters, newest first, and how many there are in all."""
+    """A page of dead letters, newest first, and their total number."""
 
     letters: Sequence[DeadLetter]
     total: int
 
 
 def read(body: bytes, reader: Reader[Reply]) -> Reply:
-    """The body of a reply; QueueUnavailable where it is none of this API."""
+    """The body of a reply; QueueUnavailable if it is not a reply of this API."""
     try:
         return reader.read(body)
     except BadRequest as error:
@@ -175,7 +175,7 @@ def read(body: bytes, reader: Reader[Reply]) -> Reply:
 
 
 def messages(body: bytes, group: str) -> list[QueueMessage]:
-    """The messages of a pop."""
+    """The messages of a pop's reply."""
     if not body.strip():
         return []
     reply = read(body, POPPED)
@@ -193,7 +193,7 @@ def messages(body: bytes, group: str) -> list[QueueMessage]:
 
 
 def pushed(reply: PushedReply, item: Item) -> Pushed:
-    """What became of an item."""
+    """The result for one item of a push."""
     return Pushed(
         item.queue,
         item.partition,

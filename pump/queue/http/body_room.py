@@ -1,4 +1,4 @@
-"""How many bytes the bodies of all requests may hold together. For the loop's thread."""
+"""Limits the bytes that the bodies of all requests hold together. For the loop's thread."""
 
 from typing import Final
 
@@ -6,9 +6,9 @@ from pump.clock import Clock, Signal
 
 MOST_BODY_BYTES: Final = 64_000_000
 SMALL_BODY_BYTES: Final = 64 * 1024
-"""A body that is no larger needs no room: it has come with its head, or is about to."""
+"""A body up to this size needs no room: it has arrived together with its head, or soon will."""
 OLD_SECONDS: Final = 5.0
-"""A body that has taken so long to come makes way for one that waits."""
+"""A body that has not arrived completely after this time makes way for one that waits."""
 _LOOK_SECONDS: Final = 0.25
 
 
@@ -20,11 +20,11 @@ class BodyReader:
         self.held = 0
         self.is_complete = False
         self.makes_way = Signal()
-        """Set where it has to go since others wait."""
+        """Set when this body has to make way, since others wait."""
 
 
 class BodyRoom:
-    """Lends room for bodies; where there is none, a body waits, and the oldest one that is still coming goes."""
+    """Lends room for bodies. If there is none, a body waits, and the oldest incomplete body makes way for it."""
 
     def __init__(self, clock: Clock, most: int = MOST_BODY_BYTES) -> None:
         self._clock: Final = clock
@@ -40,7 +40,7 @@ class BodyRoom:
         return reader
 
     async def take(self, reader: BodyReader, size: int) -> None:
-        """Wait until there is room for so many bytes more; where nothing else is held there always is."""
+        """Wait until there is room for so many more bytes; there always is if no other body holds any."""
         while self._held > reader.held and self._held + size > self._most:
             self._changed.clear()
             await self._clock.wait_async(self._changed, _LOOK_SECONDS)
@@ -49,7 +49,7 @@ class BodyRoom:
         reader.held += size
 
     def leave(self, reader: BodyReader) -> None:
-        """Give back all that it holds."""
+        """Give back all room of a body."""
         if reader in self._readers:
             del self._readers[reader]
             self._held -= reader.held

@@ -1,4 +1,4 @@
-"""`pump queue serve`: the durable queue over HTTP. What it needs beyond Python is loaded only when it serves."""
+"""`pump queue serve`: the durable queue over HTTP. Packages that it needs are loaded only when it serves."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ KEYS_VARIABLE: Final = "PUMP_QUEUE_KEYS"
 
 _HIGHEST_PORT: Final = 65_535
 _MOST_MESSAGE_BYTES: Final = 8_000_000
-"""A request carries at most 10 MB."""
+"""Less than the 10 MB that a request may carry."""
 _SHORTEST_SWEEP: Final = 0.1
 _LONGEST_SWEEP: Final = 3600.0
 _SQLITE_FORM: Final = "sqlite:///relative.db or sqlite:////absolute.db"
@@ -217,7 +217,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None, create: bool = True) -> Engine:
-    """The engine for the database of a URL, with the URL's options; without `create`, of a queue that is there."""
+    """The engine for the database of a URL, with the URL's options; without `create`, the queue must exist."""
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from pump.queue.sqlite.engine import SqliteEngine  # noqa: PLC0415 - loads one engine alone
@@ -235,7 +235,7 @@ def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None,
 
 
 def file_of(url: str) -> str:
-    """The file of a URL of SQLite."""
+    """The file that a SQLite URL names."""
     parts = urlsplit(url)
     if parts.netloc or len(parts.path) < len("/f"):
         raise ConfigurationError("a file's URL is sqlite:///relative.db or sqlite:////absolute.db")
@@ -243,7 +243,7 @@ def file_of(url: str) -> str:
 
 
 def postgres_address(url: str) -> tuple[str, dict[str, Any]]:
-    """The address without what is the queue's, and the queue's own options."""
+    """The address without the queue's own options, and these options."""
     found = read_url(url, _POSTGRES_FORM, _POSTGRES_OPTIONS, schemes=["postgres", "postgresql"], takes_others=True)
     query = urlencode(found.others, quote_via=quote)
     return urlunsplit(("postgresql", found.parts.netloc, found.parts.path, query, "")), dict(found.options)
@@ -251,7 +251,7 @@ def postgres_address(url: str) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def _extra(extra: str, what: str) -> Iterator[None]:
-    """SetupError names the extra where a package cannot be imported."""
+    """Raise SetupError, which names the extra to install, if a package cannot be imported."""
     try:
         yield
     except ImportError as missing:
@@ -275,7 +275,7 @@ def _key(line: str, where: str) -> tuple[str, bytes]:
 
 
 def _lines(file: Path | None, variable: str) -> tuple[Iterable[str], str]:
-    """The lines of a file, or of an environment variable where there is none, and their origin for error messages."""
+    """The lines of a file, or without a file of an environment variable, and their origin for error messages."""
     if file is None:
         return os.environ.get(variable, "").splitlines(), f"${variable}"
     try:

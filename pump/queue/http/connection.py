@@ -1,6 +1,6 @@
-"""One connection of a client: the head of a request has a size and a time, and no byte of one request is another's.
+"""One connection of a client: heads have a limited size and time, and no byte of one request is read as another's.
 
-It is uvicorn's own protocol with checks before and after it. Of uvicorn it uses what stands without an underscore in
+It is uvicorn's own protocol with checks before and after it. It uses only public names of uvicorn's
 `HttpToolsProtocol`: `parser`, `cycle`, `flow`, `transport` and the callbacks of the parser; tried with 0.29 to 0.54.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SLICE_BYTES: Final = 4 * 1024
-"""So much of a head is read at once: it ends at most so many bytes behind its limit."""
+"""A head is read in pieces of this size: it may exceed its limit by at most this much."""
 _HOP_HEADERS: Final = frozenset({b"upgrade", b"http2-settings"})
 
 _REASONS: Final = {
@@ -30,27 +30,27 @@ _REASONS: Final = {
 
 
 class Stage(Enum):
-    """What a connection is at."""
+    """The phase that a connection is in."""
 
     NEW = "new"
-    """It has sent nothing yet."""
+    """The client has sent nothing yet."""
     HEAD = "head"
-    """The head of a request has begun."""
+    """The head of a request is arriving."""
     BODY = "body"
-    """The body of a request has begun, or is awaited."""
+    """The body of a request is arriving, or is awaited."""
     DRAIN = "drain"
-    """It was answered before its body had come, or it was refused."""
+    """The request was refused, or answered before its body had arrived."""
     BUSY = "busy"
-    """All of a request is here; it is being answered."""
+    """A whole request has arrived and is being answered."""
     IDLE = "idle"
-    """All that was asked is answered."""
+    """Every request has been answered."""
 
 
 class UpgradelessParser:
-    """The parser of httptools, to which an `Upgrade` is a header like any other.
+    """The parser of httptools, changed so that it treats an `Upgrade` header like any other header.
 
-    To httptools, all that follows the head of such a request is another protocol, its body included. So the head is
-    read a second time without its `Upgrade`: the body is then where its length says.
+    After a head with `Upgrade`, httptools takes everything, the body included, for another protocol. So the head is
+    parsed a second time without its `Upgrade`: then the body is read by its length.
     """
 
     def __init__(self, protocol: "ClientConnection") -> None:
@@ -58,7 +58,7 @@ class UpgradelessParser:
         self._parser = _new_parser(protocol)
 
     def feed_data(self, data: bytes) -> None:
-        """Read more; HttpParserError where it is no HTTP."""
+        """Parse more bytes; HttpParserError if they are not HTTP."""
         while True:
             try:
                 self._parser.feed_data(data)
@@ -79,11 +79,11 @@ class UpgradelessParser:
             raise httptools.HttpParserError("CONNECT is not answered here") from again
 
     def is_upgrade(self) -> bool:
-        """Whether httptools takes the head that it has just read for another protocol's beginning."""
+        """Whether httptools takes the head that it has just parsed for a change to another protocol."""
         return bool(self._parser.should_upgrade())
 
     def should_upgrade(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def should_keep_alive(self) -> bool:
@@ -101,13 +101,13 @@ class UpgradelessParser:
 
 def _new_parser(protocol: "ClientConnection") -> Any:  # noqa: ANN401 - a vendor's class
     parser = httptools.HttpRequestParser(protocol)
-    if hasattr(parser, "set_dangerous_leniencies"):  # as uvicorn does: what follows a last request is not read
+    if hasattr(parser, "set_dangerous_leniencies"):  # as uvicorn does: bytes after the last request are ignored
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
 
 
 class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
-    """uvicorn's protocol, whose heads are bounded, and which tells the front what it is at."""
+    """uvicorn's protocol, with a limit on heads; it tells the front each change of its phase."""
 
     def __init__(self, front: "Front", **of_uvicorn: Any) -> None:  # noqa: ANN401 - what its base class takes
         super().__init__(**of_uvicorn)
@@ -115,9 +115,9 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         self._front: Final = front
         self.parser: Any = UpgradelessParser(self)
         self._part: Stage | None = None
-        """HEAD or BODY, if a part of a request is missing."""
+        """HEAD or BODY if that part of a request has not arrived completely."""
         self._unread = 0
-        """Bytes since the parser last came to an end of something."""
+        """The bytes received since the parser last finished a part of a request."""
         self._answering = 0
         self._refused = False
         self._upgrading = False
@@ -135,7 +135,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read requests. A head that is too large is refused before anything else is known of it."""
+        """Read requests. A head that is too large is refused before anything else is checked."""
         while data and not self._refused:
             piece = data if self._part is Stage.BODY else data[:_SLICE_BYTES]
             data = data[len(piece) :]
@@ -154,47 +154,47 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A part of its URL."""
+        """A part of the URL has arrived."""
         if not self._upgrading:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of it."""
-        if not self._upgrading and self._part is Stage.HEAD:  # what stands behind a body is no header
+        """A header has arrived."""
+        if not self._upgrading and self._part is Stage.HEAD:  # trailers after a body are no headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its head is here."""
+        """The whole head has arrived."""
         if self.parser.is_upgrade():
-            self._upgrading = True  # nothing of it counts until its head is read again
+            self._upgrading = True  # ignore it until its head has been parsed again
             return
         self._unread, self._part, self._upgrading = 0, Stage.BODY, False
         self._answering += 1
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of its body."""
+        """A piece of the body has arrived."""
         self._unread = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """All of it is here."""
+        """The whole request has arrived."""
         if self._upgrading:
             return
         self._unread, self._part = 0, None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A request is answered."""
+        """A request has been answered."""
         self._answering -= 1
-        if self._refused and self._answering <= (self._part is Stage.BODY):  # a body that is broken never ends
+        if self._refused and self._answering <= (self._part is Stage.BODY):  # a broken body never ends
             self.transport.close()
             return
         super().on_response_complete()
         self._settle_phase()
 
     def head_without_upgrade(self) -> bytes:
-        """The head that was just read, to be read once more."""
+        """The head that was just parsed, without its `Upgrade`, to be parsed again."""
         self._upgrading = False
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
@@ -207,11 +207,11 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     # -- refusing
 
     def send_400_response(self, msg: str) -> None:
-        """What was sent is no HTTP."""
+        """Refuse bytes that are not HTTP."""
         self.refuse(400, msg)
 
     def refuse(self, status: int, why: str) -> None:
-        """Answer this, and read nothing more of it. What was asked before it is answered, and then it is closed."""
+        """Refuse a request and read nothing more. Earlier requests are answered, then the connection is closed."""
         if self._refused:
             return
         self._refused = True
@@ -222,12 +222,12 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         if not in_body:
             self._say(status, why)
             if self.transport.can_write_eof():
-                self.transport.write_eof()  # a connection closed while something is unread takes the answer back
+                self.transport.write_eof()  # closing with unread bytes could lose the reply
             self._settle_phase()
             return
         if not self.cycle.response_started:
             self._say(status, why)
-        self.transport.close()  # whoever waits for the rest of the body learns that nobody sends it
+        self.transport.close()  # this ends the wait for the rest of the body
 
     def _say(self, status: int, why: str) -> None:
         body = encode({"success": False, "error": why})
@@ -235,11 +235,11 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self.transport.abort()
 
     def too_slow(self) -> None:
-        """Its time is over."""
+        """The time for the connection's phase is over."""
         if self.phase is Stage.HEAD:
             self.refuse(408, "the head of a request has to come faster")
         else:

@@ -20,7 +20,7 @@ from pump.queue.work import NO_KEY
 Result = TypeVar("Result")
 
 _LARGE_BYTES: Final = 100_000
-"""Above this, JSON is read and written on a thread, so that other requests need not wait for it."""
+"""JSON larger than this is read and written on a thread, so that other requests do not wait for it."""
 
 
 async def push(request: QueueRequest) -> Response:
@@ -35,7 +35,7 @@ async def push(request: QueueRequest) -> Response:
 
 
 async def pop(request: QueueRequest) -> Response:
-    """Lease what is ready, or wait for it."""
+    """Lease messages that are ready, or wait for one."""
     query, names = request.query(PopQuery), request.names
     pop_request = query.pop_request(names["queue"], names.get("partition"), create_group=request.state.create_groups)
     if request.is_disconnected():
@@ -112,14 +112,14 @@ async def _pop(request: QueueRequest, pop_request: PopRequest, wait_seconds: flo
 
 
 async def _take_back(request: QueueRequest, pop_request: PopRequest, popped: PopResult) -> None:
-    """Nobody has received these messages: give them back, uncounted."""
+    """Give back messages that no client has received; no attempt is counted."""
     request.metrics.count("returned_messages", len(popped.messages), queue=pop_request.queue)
     log.info("queue %s: a consumer disconnected before it had its %d messages", pop_request.queue, len(popped.messages))
     await asyncio.shield(request.batched.release(pop_request, popped))
 
 
 async def _settle(request: QueueRequest, items: Sequence[requests.SettlementOrResult]) -> Sequence[Settled]:
-    """Carry out the settlements; the results are in the order of the items."""
+    """Carry out the settlements; returns the results in the order of the items."""
     settlements = [each for each in items if isinstance(each, Settlement)]
     results = await request.batched.settle(settlements) if settlements else []
     if len(settlements) < len(items):

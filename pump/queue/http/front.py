@@ -1,7 +1,7 @@
-"""The front of the server: which connections it accepts, how long each may take, and who goes when there are too many.
+"""The front of the server: which connections it accepts, how long each may take, and which it ends if there are many.
 
-Connections that have not sent their whole request are bounded, and the oldest of them goes first. Those that are being
-answered, consumers that wait among them, are never ended: where only these are left, no more are accepted.
+The number of connections with an incomplete request is limited: beyond it, the oldest is ended. A connection that is
+being answered, such as that of a waiting consumer, is never ended: if only such are left, no more are accepted.
 """
 
 import resource
@@ -13,15 +13,15 @@ from pump.queue.http.connection import ClientConnection, Stage
 from pump.queue.http.request import log
 
 HEAD_SECONDS: Final = 10.0
-"""The head of a request has to come within this time, from its first byte; the first one from the connection."""
+"""The first byte on a new connection must arrive within this time; each head, within this time of its first byte."""
 BODY_SECONDS: Final = 35.0
-"""A body has 30 seconds where it is read; one that nobody reads has these."""
+"""The time for a body that no route reads; a body that is read has 30 seconds."""
 DRAIN_SECONDS: Final = 5.0
-"""So long is read on what was answered already, so that the answer arrives."""
+"""How long to go on reading a request that was answered already, so that the reply arrives."""
 MOST_UNFINISHED: Final = 500
-"""Connections of which a part of a request is here, and a part is missing."""
+"""The most connections whose request has arrived only in part."""
 RESERVED_DESCRIPTORS: Final = 160
-"""Those that are kept for the database, the log and whatever else the process opens."""
+"""File descriptors that are kept for the database, the log and other files of the process."""
 MOST_DESCRIPTORS: Final = 100_000
 
 _NOT_FULL: Final = 0.9
@@ -34,17 +34,17 @@ _LIMITS: Final[Mapping[Stage, float]] = {
 }
 _UNFINISHED: Final = (Stage.HEAD, Stage.DRAIN, Stage.BODY)
 _MAY_GO: Final = (*_UNFINISHED, Stage.NEW, Stage.IDLE)
-"""In this order, the oldest of each first."""
+"""The phases in which a connection may be ended, in this order, and the oldest connection of each first."""
 
 
 class Front:
-    """All connections of a server, by what they are at. For the loop's thread."""
+    """All connections of a server, by phase. For the loop's thread."""
 
     def __init__(
         self, clock: Clock, refused: Callable[[str], None], *, most: int, most_unfinished: int = MOST_UNFINISHED
     ) -> None:
         self.refused: Final = refused
-        """Told of each connection that is refused or ended, and why."""
+        """Called for each connection that is refused or ended, with the reason."""
         self._clock: Final = clock
         self._most: Final = most
         self._most_unfinished: Final = min(most_unfinished, max(1, most // 2))
@@ -55,14 +55,14 @@ class Front:
         self._is_full = False
 
     def entered(self, connection: ClientConnection) -> None:
-        """There is one more."""
+        """Add a new connection; ends an old one, or stops accepting, if there are too many."""
         self._put(connection)
         if len(self._at) >= self._most and not self._end_oldest(_MAY_GO, but=connection):
             self._room.clear()
             self._say_full()
 
     def left(self, connection: ClientConnection) -> None:
-        """There is one less."""
+        """Remove a connection that was closed."""
         phase = self._at.pop(connection, None)
         if phase is not None:
             del self._since[phase][connection]
@@ -72,21 +72,21 @@ class Front:
             self._is_full = False
 
     def moved(self, connection: ClientConnection) -> None:
-        """It is at something else now."""
+        """Record that a connection has entered another phase."""
         if connection in self._at:
             del self._since[self._at[connection]][connection]
             self._put(connection)
             if connection.phase in _UNFINISHED and self._unfinished() > self._most_unfinished:
                 self._end_oldest(_UNFINISHED)
             if connection.phase in _MAY_GO and len(self._at) >= self._most:
-                self._room.set()  # it can go where another one comes
+                self._room.set()  # it can be ended when another one comes
 
     async def wait_for_room(self) -> None:
-        """Wait until one more may be accepted."""
+        """Wait until one more connection may be accepted."""
         await self._clock.wait_async(self._room, None)
 
     def end_slow(self) -> None:
-        """End those whose time is over."""
+        """End the connections whose phase has lasted too long."""
         now = self._clock.monotonic()
         for phase, seconds in _LIMITS.items():
             for connection in [each for each, since in self._since[phase].items() if since + seconds < now]:
@@ -94,7 +94,7 @@ class Front:
                 connection.too_slow()
 
     def _say_full(self) -> None:
-        """Once, until it has been less full for a while."""
+        """Log it once, and again only after the number of connections has gone down."""
         if not self._is_full:
             self._is_full = True
             log.warning(
@@ -110,7 +110,7 @@ class Front:
         return sum(len(self._since[phase]) for phase in _UNFINISHED)
 
     def _end_oldest(self, phases: tuple[Stage, ...], but: ClientConnection | None = None) -> bool:
-        """End the one that has waited longest in the first of these phases that has any; False if none has."""
+        """End the oldest connection of the first of these phases that has any; False if none has."""
         for phase in phases:
             for connection in self._since[phase]:
                 if connection is not but:
@@ -122,7 +122,7 @@ class Front:
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process open as many files as the system allows it; how many connections that is."""
+    """Let this process open as many files as the system allows; returns the number of connections to accept."""
     soft, hard = descriptor_limits()
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -133,5 +133,5 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limits() -> tuple[int, int]:
-    """How many files this process may open, and how many it may let itself open."""
+    """The soft and the hard limit of files that this process may open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)

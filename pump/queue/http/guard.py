@@ -1,4 +1,4 @@
-"""Who may use the server: checks of the host, the origin and the token of a request."""
+"""Checks who may use the server, by the host, the origin and the token of a request."""
 
 import hmac
 import ipaddress
@@ -22,7 +22,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
 class Level(IntEnum):
-    """What a route needs and a token allows: each level includes those before it."""
+    """The rights that a route needs and a token gives: each level includes the levels before it."""
 
     PUBLIC = 0
     READ = 1
@@ -31,7 +31,7 @@ class Level(IntEnum):
 
 
 class Forbidden(QueueError):  # noqa: N818 - as HTTP calls it
-    """The request is not allowed, or with status 401 it lacks a valid token."""
+    """The request is not allowed; with status 401, it has no valid token."""
 
     def __init__(self, text: str, *, status: int = 403) -> None:
         super().__init__(text)
@@ -43,13 +43,13 @@ class Token:
     """A secret that gives access to the server; only a digest of it is kept."""
 
     name: str
-    """Its owner: the `producerSub` of the messages that are pushed with it."""
+    """The owner of the token, and the `producerSub` of messages that are pushed with it."""
     level: Level
     digest: bytes = field(repr=False)
 
 
 def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
-    """The tokens in lines of `name level secret`; an error names the line, and never shows it."""
+    """The tokens in lines of `name level secret`; an error gives the number of the line, never its text."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
@@ -69,7 +69,7 @@ def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
 
 
 def checked_origin(origin: str) -> str:
-    """The origin as browsers send it; ConfigurationError if none would send it."""
+    """The origin in the form in which browsers send it; ConfigurationError if no browser would send it."""
     found = _ORIGIN.fullmatch(origin.lower())
     if found is None:
         raise ConfigurationError(f"{origin!r} is no origin: write scheme://host or scheme://host:port, not *")
@@ -77,7 +77,7 @@ def checked_origin(origin: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address is the machine's own, out of reach of others."""
+    """Whether this name or address is one that only programs on the same machine can reach."""
     address, name = _address(host), host.lower().rstrip(".")
     if address is not None:
         return address.is_loopback
@@ -92,10 +92,10 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Guard:
-    """Checks a request before anything else does. Without tokens, everybody who reaches the server may do everything.
+    """Checks a request first of all. Without tokens, everybody who can reach the server may do everything.
 
-    That is why a server without tokens listens on loopback alone, and why it answers no web page of another site, not
-    even one whose host name leads to this machine.
+    So a server without tokens listens only on loopback. It also answers no web page of another site, not even a page
+    whose host name resolves to this machine.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class Guard:
         self._tokens: Sequence[Token] = ()
         self.replace_tokens(tokens)
         self._is_our_host: Final = lru_cache(_REMEMBERED_HOSTS)(self._decide_host)
-        """Most requests of a server have the same `Host`."""
+        """Cached, as most requests of a server have the same `Host`."""
 
     def replace_tokens(self, tokens: Sequence[Token]) -> None:
-        """Take these from now on; ConfigurationError, and the ones before stay, where others could do everything."""
+        """Use these tokens from now on; ConfigurationError, and the old ones stay, if others could do everything."""
         if not self._local and not tokens:
             raise ConfigurationError(
                 f"{self._bound_to} can be reached by others, so there have to be tokens, in a file that --tokens "
@@ -127,7 +127,7 @@ class Guard:
         self._tokens = tuple(tokens)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise Forbidden where the request may come from a web page of another site."""
+        """Raise Forbidden if the request may come from a web page of another site."""
         if not self._is_our_host(headers.get("host", "")):
             raise Forbidden("this server has another name: it can be allowed with --allow-host")
         origin = headers.get("origin")
@@ -137,7 +137,7 @@ class Guard:
             raise Forbidden("web pages of another site may not ask")
 
     def check_token(self, authorization: str | None, level: Level) -> str | None:
-        """The owner of the request's token, or Forbidden where it does not allow this level; None without tokens."""
+        """The owner of the request's token, None if no token is needed; Forbidden if it does not allow this level."""
         if level is Level.PUBLIC or not self._tokens:
             return None
         token = self._presented(authorization)
@@ -153,21 +153,21 @@ class Guard:
             return False
         if is_loopback(name) or name in self._hosts:
             return True
-        # A web page can let a name of its own lead to this server, but not an address.
+        # A web page of another site can make its own host name resolve to this server, but it cannot fake an address.
         return not self._local and _address(name) is not None
 
     def _presented(self, authorization: str | None) -> Token | None:
         scheme, _, secret = (authorization or "").partition(" ")
         digest = sha256(secret.strip().encode("utf-8", "replace")).digest()
         found = None
-        for token in self._tokens:  # all of them, so that the time taken says nothing
+        for token in self._tokens:  # compare all tokens, so that the time taken says nothing
             if hmac.compare_digest(token.digest, digest):
                 found = token
         return found if scheme.lower() == "bearer" else None
 
 
 def _host_name(host: str) -> str | None:
-    """The name in a Host header without its port; None where the header is not valid."""
+    """The name in a Host header, without its port; None if the header is not valid."""
     if not host or any(character in host for character in "/?#@\\ "):
         return None
     try:

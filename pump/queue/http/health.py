@@ -1,4 +1,4 @@
-"""The routes about the server itself: whether it is healthy, and what it has counted."""
+"""The routes about the server itself: its health and its metrics."""
 
 from importlib.metadata import version
 
@@ -29,12 +29,12 @@ async def health(request: QueueRequest) -> Response:
 
 
 async def metrics(request: QueueRequest) -> object:
-    """What was counted since the server started."""
+    """The counters since the server started."""
     return {"database": await _is_healthy(request), "counters": request.metrics.totals()}
 
 
 async def prometheus(request: QueueRequest) -> Response:
-    """The same and more in the text format of Prometheus; without the database, what the server knows by itself."""
+    """All metrics in the text format of Prometheus; without the database, only the server's own numbers."""
     try:
         gauges = await _gauges(request)
     except PumpError:
@@ -54,7 +54,7 @@ async def _warnings(request: QueueRequest) -> list[str]:
     try:
         return list(await request.call(request.engine.warnings))
     except PumpError:
-        return []  # whether the database is healthy is asked elsewhere
+        return []  # another check reports whether the database is healthy
 
 
 async def _is_healthy(request: QueueRequest) -> bool:

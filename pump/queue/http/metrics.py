@@ -1,4 +1,4 @@
-"""What a server has counted since it started, as JSON and as Prometheus text."""
+"""The counters of a server since it started, as JSON and as Prometheus text."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -41,7 +41,7 @@ class _Times:
 
 @dataclass(slots=True)
 class Gauges:
-    """What the database says at this moment."""
+    """Numbers from the database at this moment."""
 
     up: bool = False
     groups: Sequence[GroupInfo] = ()
@@ -70,7 +70,7 @@ class Metrics:
 
     @contextmanager
     def parked(self, queue: str) -> Iterator[None]:
-        """While a consumer waits."""
+        """Count a consumer as waiting during this block."""
         self._parked[queue] += 1
         try:
             yield

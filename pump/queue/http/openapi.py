@@ -1,4 +1,4 @@
-"""The routes of the server as an OpenAPI document, made from the same table that the server answers by."""
+"""The routes of the server as an OpenAPI document, made from the table that the server itself uses."""
 
 import inspect
 import re
@@ -40,12 +40,12 @@ _ERROR: Final[Schema] = {
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route: what responds, who may use it, and how it is described."""
+    """One route: the function that responds, who may use it, and its description."""
 
     method: str
     path: str
     respond: Callable[[QueueRequest], Awaitable[object]]
-    """Returns a Response, or what stands in JSON in one of status 200."""
+    """Returns a Response, or a value to send as JSON with status 200."""
     level: Level
     statuses: Sequence[int] = (200,)
     query: type[Struct] | None = None

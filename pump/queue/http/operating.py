@@ -1,4 +1,4 @@
-"""`pump queue status`, `dlq`, `backup` and `restore`: what operators do without the server, on the database itself."""
+"""`pump queue status`, `dlq`, `backup` and `restore`: operators' commands on the database, without the server."""
 
 import argparse
 import json
@@ -20,12 +20,12 @@ from pump.queue.wire.times import time_text
 
 WELL: Final = 0
 NOT_ALL: Final = 1
-"""The database has a problem, or a dead letter was not pushed again."""
+"""The exit status if the database has a problem, or a dead letter was not pushed again."""
 _MOST_LISTED: Final = 1000
 
 
 def status(engine: Engine, *, as_json: bool) -> int:
-    """Print how many messages are where, and what is wrong."""
+    """Print the number of messages of each queue and group by state, and what is wrong."""
     found = status_of(engine)
     if as_json:
         _print_json(found)
@@ -68,7 +68,7 @@ def _status_lines(found: Mapping[str, Any]) -> Iterable[str]:
 
 
 def dead_letters(engine: Engine, which: Filter, *, redrive: bool, as_json: bool) -> int:
-    """Print a page of dead letters; with `redrive`, push each again, and print what became of it."""
+    """Print a page of dead letters; with `redrive`, push each again and print the outcome."""
     page, total = engine.dead_letters(which)
     results = engine.redrive([each.id for each in page]) if redrive else [None] * len(page)
     outcomes = [_outcome(each, result, asked=redrive) for each, result in zip(page, results, strict=True)]
@@ -99,7 +99,7 @@ def _outcome(letter: DeadLetter, pushed: Pushed | None, *, asked: bool) -> dict[
 
 
 def _said(pushed: Pushed | None) -> str:
-    """A push that its queue refused has not happened, and the dead letter may be redriven later."""
+    """The outcome in words. If its queue refused the push, the dead letter may be redriven later."""
     if pushed is None:
         return "not redriven: it was redriven before"
     return f"not redriven: {pushed.refused}" if pushed.refused else "redriven"
@@ -109,7 +109,7 @@ def _said(pushed: Pushed | None) -> str:
 
 
 def backup(source: Path, target: Path) -> None:
-    """Copy the queue of a file that may be in use into a new file. A plain copy lacks what is in the log of changes."""
+    """Copy a queue's file, which may be in use, into a new file. A plain copy would lack the log of changes."""
     must_be_queue(source)
     if target.exists():
         raise SetupError(f"{target} is there already: name a new file, or remove it")
@@ -117,14 +117,14 @@ def backup(source: Path, target: Path) -> None:
 
 
 def restore(source: Path, target: Path, *, replace: bool) -> Path | None:
-    """Make a backup the queue of a file that nobody uses; returns where the queue that it replaced is kept."""
+    """Put a backup in the place of a file that nobody uses; returns the path where the old file is kept, if any."""
     must_be_queue(source)
     _must_be_whole(source)
     kept = None
     if target.exists():
         if not replace:
             raise SetupError(f"{target} is there already: --replace puts the backup in its place, and keeps it beside")
-        must_be_queue(target)  # never another program's
+        must_be_queue(target)  # do not replace the file of another program
         _must_be_unused(target)
         kept = target.with_name(f"{target.name}.replaced-{time.strftime('%Y%m%dT%H%M%S')}")
         if kept.exists():
@@ -139,7 +139,7 @@ def restore(source: Path, target: Path, *, replace: bool) -> Path | None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A whole copy, on the disk, under its name only when it is complete."""
+    """Make a copy, synced to the disk, which gets its name only when it is complete."""
     part = target.with_name(f".{target.name}.part-{os.getpid()}")
     try:
         with our_errors(target):
@@ -169,7 +169,7 @@ def _must_be_whole(path: Path) -> None:
 
 
 def _must_be_unused(path: Path) -> None:
-    """SQLite leaves the mode of a log of changes only for its last user."""
+    """SetupError if the file is in use: SQLite leaves WAL mode only for the last user of a file."""
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=0)) as connection:
             (mode,) = connection.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -191,12 +191,12 @@ def _sync(path: Path) -> None:
 
 
 def filter_of(options: argparse.Namespace) -> Filter:
-    """Which dead letters the command is about."""
+    """The filter for the dead letters that the command names."""
     return Filter(queue=options.queue, group=options.group, limit=min(options.limit, _MOST_LISTED))
 
 
 def print_done(done: str, *, as_json: bool, **members: object) -> None:
-    """Say what was done."""
+    """Print what was done."""
     if as_json:
         _print_json(members)
     else:

@@ -146,7 +146,7 @@ async def retry_message(request: QueueRequest) -> object:
 
 
 async def make_dead_letter(request: QueueRequest) -> object:
-    """Make a dead letter of a message, for a group or for all that have not settled it."""
+    """Make a message a dead letter, for one group or for all groups that have not settled it."""
     ids = _message_ids(request)
     of_group, error = requests.dead_letter(await request.body())
     number = await request.call(request.engine.give_up, *ids.values(), group=of_group, error=error)
@@ -166,7 +166,7 @@ async def dead_letters(request: QueueRequest) -> object:
 
 
 async def _dead_letters(request: QueueRequest, which: Filter) -> tuple[Sequence[DeadLetter], int]:
-    """The page, or less of it where the reply would carry too much."""
+    """The page, cut short if the reply would become too large, and the total number."""
     found, size = list[DeadLetter](), 0
     while True:
         part = replace(which, limit=min(_AT_ONCE, which.limit - len(found)), offset=which.offset + len(found))
@@ -178,7 +178,7 @@ async def _dead_letters(request: QueueRequest, which: Filter) -> tuple[Sequence[
 
 
 async def redrive(request: QueueRequest) -> object:
-    """Push dead letters again, each once."""
+    """Push dead letters again, each only once."""
     ids = requests.redrive_ids(await request.body())
     results = await request.call(request.engine.redrive, ids)
     return {"success": True, "results": list(map(replies.redriven, ids, results))}
@@ -201,7 +201,7 @@ async def lagging_groups(request: QueueRequest) -> object:
 
 
 async def group(request: QueueRequest) -> object:
-    """How far one group is in every partition of its queues."""
+    """The progress of one group in every partition of its queues."""
     name = request.names["group"]
     progress: dict[str, Reply] = {}
     for known in await _known_group(request, name):
@@ -213,7 +213,7 @@ async def group(request: QueueRequest) -> object:
 
 
 async def delete_group(request: QueueRequest) -> object:
-    """Forget a group's progress, in one queue or in all."""
+    """Delete a group's progress, in one queue or in all."""
     name, of_queue = request.names["group"], request.names.get("queue")
     request.query(DeleteGroupQuery)
     existed = await request.call(request.engine.delete_group, name, of_queue)
@@ -221,7 +221,7 @@ async def delete_group(request: QueueRequest) -> object:
 
 
 async def subscription(request: QueueRequest) -> object:
-    """Let a group begin again at a time, in all its queues."""
+    """Move a group to a time, in all its queues."""
     name, to = request.names["group"], requests.subscription_time(await request.body())
     known = await _known_group(request, name)
     moved = [await request.call(request.engine.seek, name, each.queue, to) for each in known]
@@ -254,7 +254,7 @@ async def seek(request: QueueRequest) -> object:
 
 
 async def add_trace(request: QueueRequest) -> Response:
-    """Note something about a message."""
+    """Store a note about a message."""
     note = requests.trace(await request.body())
     return reply({"success": True, "traceId": await request.call(request.engine.add_trace, note)}, 201)
 
@@ -266,7 +266,7 @@ async def traces(request: QueueRequest) -> object:
 
 
 async def trace_names(request: QueueRequest) -> object:
-    """All names that notes were filed under."""
+    """All names that notes were stored under."""
     page = request.query(NamesQuery)
     return {"traceNames": page.part(await request.call(request.engine.trace_names))}
 
@@ -300,7 +300,7 @@ async def status_of_queues(request: QueueRequest) -> object:
 
 
 async def refresh(_request: QueueRequest) -> object:
-    """Do nothing: numbers are counted when they are asked for."""
+    """Does nothing: numbers are always counted at the request."""
     return {"success": True}
 
 

@@ -1,4 +1,4 @@
-"""What the server refuses through its own fault or its database's: said once, then counted."""
+"""Failures of the server or its database that make it refuse requests: each is logged once, then counted."""
 
 import logging
 from typing import Final
@@ -10,19 +10,19 @@ from pump.queue.http.metrics import Metrics
 log: Final = logging.getLogger("pump.queue")
 
 SILENT_SECONDS: Final = 60.0
-"""A cause that comes again within this time after its end is not said again."""
+"""A cause that comes again within this time after its end is not logged again."""
 
 
 class _Outage:
     def __init__(self, since: float) -> None:
         self.since: Final = since
         self.routes: Final[set[str]] = set()
-        """Those that failed and have not succeeded since."""
+        """The routes that failed and have not succeeded since."""
         self.refused = 0
 
 
 class Outages:
-    """A line when a cause begins to make requests fail, and one when it has ended. For the loop's thread."""
+    """Logs a line when a cause begins to make requests fail, and a line when it has ended. For the loop's thread."""
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self._clock: Final = clock
@@ -31,7 +31,7 @@ class Outages:
         self._ended: Final[dict[str, float]] = {}
 
     def failed(self, route: str, error: Exception) -> None:
-        """A request of this route was answered with 503."""
+        """Record that a request of this route was answered with 503."""
         name = error.cause.name if isinstance(error, QueueUnavailable) else "other"
         self._metrics.count("unavailable", cause=name)
         outage = self._now.get(name)
@@ -44,7 +44,7 @@ class Outages:
         outage.routes.add(route)
 
     def succeeded(self, route: str) -> None:
-        """A request of this route was carried out."""
+        """Record that a request of this route was carried out."""
         for name, outage in list(self._now.items()):
             outage.routes.discard(route)
             if not outage.routes:
@@ -59,5 +59,5 @@ class Outages:
 
     @property
     def any(self) -> bool:
-        """Whether something fails now."""
+        """Whether a cause makes requests fail now."""
         return bool(self._now)

@@ -1,4 +1,4 @@
-"""What all requests of one server share, and one request while it is answered."""
+"""The state that all requests of one server share, and one request while it is being answered."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
 PROBE_SECONDS: Final = 5.0
-"""How often /health writes at most."""
+"""The shortest time between two test writes of /health."""
 BODY_SECONDS: Final = 30.0
 """The whole body of a request has to arrive within this time."""
 
@@ -39,11 +39,11 @@ _TOO_LARGE: Final = f"a request carries at most {LARGEST_BODY_BYTES} bytes"
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - it says what happened
-    """The client has gone: there is nobody to answer."""
+    """The client has disconnected: nobody would receive a reply."""
 
 
 class ServerState:
-    """The engine of one server, its metrics, and its consumers that wait. For the loop's thread."""
+    """The engine of one server, its metrics and its waiting consumers. For the loop's thread."""
 
     def __init__(self, engine: Engine, *, clock: Clock, create_groups: bool = True) -> None:
         self.engine: Final = engine
@@ -58,7 +58,7 @@ class ServerState:
         self._waiting: Final[set[asyncio.Task[Any]]] = set()
 
     async def problem(self) -> str:
-        """Why the database cannot be written to; tried at most every few seconds, as it costs a write."""
+        """Why the database cannot be written to; "" if it can. Tested at most every few seconds: it costs a write."""
         words, tried = self._problem
         if self.clock.monotonic() - tried > PROBE_SECONDS:
             words = await self.why_not()
@@ -66,14 +66,14 @@ class ServerState:
         return words
 
     async def why_not(self) -> str:
-        """The same, tried now."""
+        """The same, tested now."""
         try:
             return await self.batched.call(self.engine.problem)
         except PumpError as error:
             return error.cause.words if isinstance(error, QueueUnavailable) else str(error)
 
     def stop_waiting(self) -> None:
-        """Answer every consumer that waits for messages, and let none wait any longer."""
+        """Answer every consumer that waits for messages, and let none wait from now on."""
         self.closing = True
         for task in self._waiting:
             task.cancel()
@@ -81,7 +81,7 @@ class ServerState:
     async def wait_for(
         self, work: Coroutine[Any, Any, Result], disconnected: Coroutine[Any, Any, None]
     ) -> Result | None:
-        """The result of the work; None where the server closes first, ClientDisconnected where `disconnected` ends."""
+        """The result of the work; None if the server closes first, ClientDisconnected if `disconnected` ends first."""
         task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected)
         self._waiting.add(task)
         try:
@@ -90,7 +90,7 @@ class ServerState:
                 return None if task.cancelled() else task.result()
             task.cancel()
             with suppress(asyncio.CancelledError):
-                return await task  # it ended before it was cancelled: what it has popped must not be lost
+                return await task  # it ended before the cancel: messages that it popped must not be lost
             raise ClientDisconnected
         finally:
             self._waiting.discard(task)
@@ -107,33 +107,33 @@ class QueueRequest:
         self.state: Final = state
         self.batched: Final = state.batched
         self.call: Final = state.batched.call
-        """Calls a function of the engine, on a thread."""
+        """Calls a function of the engine on a thread."""
         self.engine: Final = state.engine
         self.metrics: Final = state.metrics
         self.producer: Final = producer
-        """The name of the token that it came with."""
+        """The owner of the request's token; None without tokens."""
         self._request: Final = request
         self._pieces: Final[list[bytes]] = []
         self._size = 0
         self.body_reader: BodyReader | None = None
-        """Whoever read its body, if that did not come with its head."""
+        """The reader of the body, if the body did not arrive together with the head."""
 
     def end_body(self, reader: BodyReader) -> None:
-        """It is answered: give back the room of its body."""
+        """Give back the room of the body, after the request has been answered."""
         self._pieces.clear()
         self.state.bodies.leave(reader)
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The parameters in its path."""
+        """The parameters in the path."""
         return self._request.path_params
 
     def query(self, kind: type[Query]) -> Query:
-        """The parameters behind the question mark."""
+        """The query parameters."""
         return queries.read_query(self._request.scope["query_string"], kind)
 
     async def body(self) -> bytes:
-        """The whole body; HTTPException as early as possible where it is too large or too slow."""
+        """The whole body; HTTPException as early as possible if it is too large or too slow."""
         text = self._request.headers.get("content-length", "")
         length = int(text) if text.isdecimal() else 0
         if length > LARGEST_BODY_BYTES:
@@ -144,17 +144,17 @@ class QueueRequest:
         return b"".join(self._pieces)
 
     def is_disconnected(self) -> bool:
-        """Whether the client has gone, as far as is known."""
+        """Whether the client is known to have disconnected."""
         arrived = self._arrived()
         return arrived is not None and arrived["type"] == "http.disconnect"
 
     async def wait_until_disconnected(self) -> None:
-        """Wait until the client has gone."""
+        """Wait until the client disconnects."""
         while (await self._request.receive())["type"] != "http.disconnect":
-            pass  # the next request of a connection that sends several at once
+            pass  # a piece of the next request, on a connection that sends several at once
 
     def _arrived(self) -> Message | None:
-        """The next message, if it has arrived already: one step of `receive` that does not wait."""
+        """The next ASGI message, if it has arrived already: runs one step of `receive`, without waiting."""
         waiting = self._request.receive().__await__()
         try:
             next(waiting)
@@ -165,7 +165,7 @@ class QueueRequest:
         return None
 
     async def _receive_rest(self, length: int) -> None:
-        """Receive the rest of the body; HTTPException where it takes too long."""
+        """Receive the rest of the body; HTTPException if it takes too long."""
         reader = self.body_reader = self.state.bodies.enter()
         task = asyncio.ensure_future(self._receive_all(reader, length))
         task.add_done_callback(lambda _: reader.makes_way.set())
@@ -180,7 +180,7 @@ class QueueRequest:
             task.cancel()
 
     async def _receive_all(self, reader: BodyReader, length: int) -> None:
-        """The room for a body whose length is known is taken before more of it is read; else piece by piece."""
+        """Take room for a body of known length before reading on; for another body, take room piece by piece."""
         if length > SMALL_BODY_BYTES:
             await self.state.bodies.take(reader, length)
         while not self._is_last(await self._request.receive()):
@@ -189,7 +189,7 @@ class QueueRequest:
         reader.is_complete = True
 
     def _is_last(self, message: Message) -> bool:
-        """Keep a piece of the body; whether it was the last one."""
+        """Keep a piece of the body; returns whether it was the last one."""
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         piece = message.get("body", b"")

@@ -1,4 +1,4 @@
-"""How the server answers: in JSON, with nothing, or with messages that are taken back where nobody receives them."""
+"""The server's replies: JSON, or messages, which are taken back if the client does not receive them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +14,7 @@ _LOOP_TURNS: Final = 2
 
 
 def reply(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A reply in JSON; bytes are JSON already."""
+    """A reply in JSON; if the body is bytes, it is JSON already."""
     content = body if isinstance(body, bytes) else encode(body)
     return Response(content, status, headers, "application/json")
 
@@ -25,7 +25,7 @@ def refusal(text: str, status: int, headers: Mapping[str, str] | None = None) ->
 
 
 class PopResponse(Response):
-    """Messages that are leased for this client: where they cannot be sent, `take_back` is called."""
+    """A reply with messages that are leased for this client; `take_back` is called if they cannot be sent."""
 
     def __init__(
         self, body: bytes, is_disconnected: Callable[[], bool], take_back: Callable[[], Awaitable[None]]
@@ -44,7 +44,7 @@ class PopResponse(Response):
         """Send all but the last byte: a client that has gone by then cannot have read the whole reply."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for piece in (self.body[:-1], b""):  # before the second one is sent, most of the first one has gone
+            for piece in (self.body[:-1], b""):  # the second send waits until most of the first has gone out
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except OSError:
             return False

@@ -30,10 +30,10 @@ from pump.queue.http.routes import ROUTES
 from pump.queue.wire.queries import path_part
 
 UNAVAILABLE: Final = "database connection unavailable"
-"""Consumers of the original client go on where an error speaks of a connection, and end where it does not."""
+"""A consumer of the original client goes on after an error whose text has "connection", and ends after any other."""
 
 SWEEP_SECONDS: Final = 5.0
-"""What time alone makes necessary is done so soon."""
+"""The longest time between two runs of maintenance."""
 SHORTEST_PAUSE_SECONDS: Final = 0.02
 _AFTER_FAILURE_SECONDS: Final = 5.0
 
@@ -52,7 +52,7 @@ _PARAMETER: Final = re.compile(r"{(\w+)}")
 
 
 class QueueServer:
-    """The ASGI application. Whoever opened the engine closes it, after the application has ended."""
+    """The ASGI application. The caller who opened the engine closes it after the application has ended."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class QueueServer:
         self._app: Final = self._application(Guard() if guard is None else guard, list(origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
+        """Answer a request, as ASGI defines it."""
         await self._app(scope, receive, send)
 
     def stop_waiting(self) -> None:
-        """Answer all consumers that wait: the server is about to close. For the loop's thread."""
+        """Answer all waiting consumers, as the server is about to close. For the loop's thread."""
         self._state.stop_waiting()
 
     def count_refused(self, why: str) -> None:
-        """Count a connection that was refused, or ended since there were too many. For the loop's thread."""
+        """Count a connection that was refused or ended, and why. For the loop's thread."""
         self._state.metrics.count("refused_connections", why=why)
 
     def _application(self, guard: Guard, origins: list[str]) -> ASGIApp:
@@ -102,7 +102,7 @@ class QueueServer:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Run maintenance meanwhile, and close everything at the end; an ASGI server does this by itself."""
+        """Run maintenance during this block, and close everything at its end; an ASGI server enters it by itself."""
         closing = Signal()
         maintenance = asyncio.create_task(self._maintain(closing), name="queue-maintenance")
         try:
@@ -115,7 +115,7 @@ class QueueServer:
             await self._state.batched.close()
 
     async def _maintain(self, closing: Signal) -> None:
-        """Let the engine do what time alone makes necessary; if that fails nothing is lost, and it is tried again."""
+        """Run the engine's maintenance from time to time; if it fails, nothing is lost, and it is tried again."""
         pause = SHORTEST_PAUSE_SECONDS
         while not await self._clock.wait_async(closing, pause):
             pause = _AFTER_FAILURE_SECONDS
@@ -130,16 +130,16 @@ class QueueServer:
 
 
 class _QueueRoute(Route):
-    """A route that splits a path before it decodes it, so that a name may hold a slash.
+    """A route that splits a path before it decodes the parts, so that a name may hold an encoded slash.
 
-    A loose route also lets a name hold slashes that are not encoded, as long as the rest of the path says where it
+    A loose route also accepts names with slashes that are not encoded, if the rest of the path shows where the name
     ends. All strict routes are tried first.
     """
 
     def __init__(self, spec: RouteSpec, endpoint: "_Endpoint", *, loose: bool) -> None:
         super().__init__(spec.path, endpoint, methods=[spec.method])
         self._method: Final = spec.method
-        self.methods = {spec.method}  # without HEAD: it would pop messages and not return them
+        self.methods = {spec.method}  # without HEAD, which would pop messages and not return them
         name = ".+" if loose else "[^/]+"
         self._expression: Final = re.compile(_PARAMETER.sub(rf"(?P<\1>{name})", spec.path))
 
@@ -160,7 +160,7 @@ def _raw_path(scope: Scope) -> str:
 
 
 class _Endpoint:
-    """Answers the requests of one route: checks who asks, and turns every error into a reply."""
+    """Answers the requests of one route: checks the client's rights, and turns every error into a reply."""
 
     def __init__(self, spec: RouteSpec, state: ServerState, guard: Guard, *, access_log: bool) -> None:
         self._access_log: Final = access_log
@@ -195,7 +195,7 @@ class _Endpoint:
         return answer if isinstance(answer, Response) else reply(answer)
 
     def _error_response(self, error: Exception) -> Response:
-        """The reply for an error; it never shows what the database says."""
+        """The reply for an error; it never shows the database's own message."""
         if isinstance(error, ClientDisconnected):
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if isinstance(error, Forbidden):
@@ -216,14 +216,14 @@ class _Endpoint:
 
 
 def log_access(scope: Scope, status: int, seconds: float) -> None:
-    """A line for a request: who, what, with which outcome. What stands behind the question mark is left out."""
+    """Log a line for a request: client, method, path without query, status and time."""
     client = scope.get("client")
     who = client[0] if client else "-"
     access_log.info("%s %s %s %d %.1f ms", who, scope["method"], _raw_path(scope), status, seconds * 1000)
 
 
 def _refuse_two_hosts(request: Request) -> None:
-    """A proxy in front of the server might have checked the other one."""
+    """Refuse a request with two Host headers: a proxy in front of the server may have checked the other one."""
     if len(request.headers.getlist("host")) > 1:
         raise BadRequest("a request has one Host")
 

@@ -21,23 +21,23 @@ from pump.queue.http.request import log
 from pump.queue.http.server import QueueServer
 
 _KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than clients keep an idle connection, so that none is closed just as it is used again."""
+"""Longer than clients keep an idle connection: the server never closes one just when a client uses it again."""
 _GRACE_SECONDS: Final = 10
 _BACKLOG: Final = 2048
 _SWITCH_SECONDS: Final = 0.0005
-"""A thread that has the database's answer waits no longer than this for the loop's thread."""
+"""Python's switch interval: a thread with a database result waits no longer than this for the loop's thread."""
 _LOOK_SECONDS: Final = 0.5
 """How often to look for connections whose time is over."""
 _NOT_OF_THIS_MACHINE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """A name may have addresses of a family that this machine does not use."""
 _NO_FILE_SECONDS: Final = 1.0
-"""Between attempts to accept a connection while the system lets no more files be opened."""
+"""The pause after a connection cannot be accepted, for example because no more files can be opened."""
 
 
 class _Uvicorn(uvicorn.Server):
     """Accepts connections as long as there is room for them.
 
-    At the end it first ends the waiting of consumers, and then waits for the last reply.
+    At shutdown it first answers waiting consumers, then waits for the last reply.
     """
 
     def __init__(self, server: QueueServer, front: Front, clock: Clock, reload: Callable[[], None] | None) -> None:
@@ -59,12 +59,12 @@ class _Uvicorn(uvicorn.Server):
         self._clock: Final = clock
         self._reload: Final = reload
         self.hung_up: Final = Signal()
-        """Set by a SIGHUP before the loop runs."""
+        """Set by a SIGHUP that comes before the loop runs."""
         self._closing: Final = Signal()
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])  # it is here that connections are accepted
+        await super().startup(sockets=[])  # no sockets: `_accept` accepts connections, not uvicorn
         self._tasks.extend(asyncio.create_task(self._accept(each)) for each in sockets or ())
         self._tasks.append(asyncio.create_task(self._end_slow()))
         if self._reload is not None:
@@ -81,7 +81,7 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _read_again(self, reload: Callable[[], None]) -> None:
-        """What cannot be read or used now changes nothing."""
+        """Read tokens and keys again; if that fails, log it and go on with the old ones."""
 
         def read() -> None:
             try:
@@ -112,7 +112,7 @@ class _Uvicorn(uvicorn.Server):
                 await self._clock.wait_async(self._closing, _NO_FILE_SECONDS)
                 continue
             can_open = True
-            with suppress(OSError):  # it has gone already
+            with suppress(OSError):  # the client has gone already
                 await loop.connect_accepted_socket(connect, accepted)
 
     async def _end_slow(self) -> None:
@@ -121,7 +121,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def serve(server: QueueServer, host: str, port: int, reload: Callable[[], None] | None = None) -> None:
-    """Answer requests until SIGTERM or SIGINT; then finish those that have begun. SIGHUP calls `reload`."""
+    """Answer requests until SIGTERM or SIGINT; then finish the ones that have begun. SIGHUP calls `reload`."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     clock = SystemClock()
     front = Front(clock, server.count_refused, most=raise_descriptor_limit())
@@ -136,7 +136,7 @@ def serve(server: QueueServer, host: str, port: int, reload: Callable[[], None] 
 
 
 def _listening(host: str, port: int, stack: ExitStack) -> list[socket.socket]:
-    """A listener for each address that the host has, all of them at one port."""
+    """A listener for each address of the host, all on the same port."""
     listeners: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -154,7 +154,7 @@ def _listening(host: str, port: int, stack: ExitStack) -> list[socket.socket]:
 
 
 def _listener(family: int, kind: int, protocol: int, address: Sequence[object]) -> socket.socket:
-    listener = socket.socket(family, kind, protocol)  # with it, asyncio sets TCP_NODELAY: small replies go at once
+    listener = socket.socket(family, kind, protocol)  # with the protocol, asyncio sets TCP_NODELAY
     try:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the other family has its own listener

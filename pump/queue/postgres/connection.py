@@ -1,4 +1,4 @@
-"""Asking a connection to PostgreSQL, the engine's own or a caller's."""
+"""Connecting to PostgreSQL, and running statements on a connection of the engine or of a caller."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -22,11 +22,11 @@ NETWORK: Final = {
     "tcp_user_timeout": "30000",
     "application_name": "message-pump",
 }
-"""How soon a server that is gone is noticed, unless the address says otherwise."""
+"""Settings that make a dead server noticed soon; options in the address take precedence."""
 
 
 def checked_address(url: str) -> dict[str, Any]:
-    """What a connection needs; ConfigurationError, without any part of the URL, if it is no address."""
+    """The parameters of a connection; ConfigurationError, which quotes no part of the URL, if it is not valid."""
     try:
         return {**NETWORK, **conninfo_to_dict(url)}
     except psycopg.ProgrammingError:
@@ -34,7 +34,7 @@ def checked_address(url: str) -> dict[str, Any]:
 
 
 def connect(address: Mapping[str, Any], *, prepare_threshold: int | None, statement_timeout: float) -> Connection:
-    """A new connection, which commits every statement by itself."""
+    """Make a connection, which commits every statement by itself."""
     connection = psycopg.connect(**address, autocommit=True, prepare_threshold=prepare_threshold)
     try:
         rows(connection, SETTINGS, (str(round(statement_timeout * 1000)),))
@@ -45,7 +45,7 @@ def connect(address: Mapping[str, Any], *, prepare_threshold: int | None, statem
 
 
 def rows(connection: Connection, statement: bytes, values: Values | None = None) -> list[Row]:
-    """All rows that a statement returns, as tuples, whatever kind of rows a caller's connection makes."""
+    """All rows that a statement returns, as tuples, also if a caller's connection makes another kind of rows."""
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     cursor.format = Format.BINARY
     return cursor.execute(statement, values).fetchall()

@@ -1,4 +1,4 @@
-"""Dead letters: listed, pushed again, made pending again."""
+"""Dead letters: list them, push them again, make them pending again."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ log: Final = logging.getLogger("pump.queue")
 
 
 def list_dead_letters(work: PostgresWork, which: Filter) -> tuple[list[DeadLetter], int]:
-    """A page of dead letters, newest first, and how many there are in total."""
+    """A page of dead letters, newest first, and their total number."""
     values = asdict(which)
     with work.together():
         return [letter(work, row) for row in work.rows(PAGE, values)], work.value(COUNT, values)
@@ -31,7 +31,7 @@ def letter(work: PostgresWork, row: Row) -> DeadLetter:
 
 
 def count_dead_letters(work: PostgresWork) -> dict[str, int]:
-    """How many each queue has."""
+    """The number of dead letters of each queue."""
     return dict(work.rows("select x.queue_name, count(*) from message_pump.dead x group by x.queue_name"))
 
 
@@ -49,12 +49,12 @@ def redrive_letters(work: PostgresWork, ids: Sequence[str]) -> list[Pushed | Non
 
 
 def retry_message(work: PostgresWork, partition_uid: str, transaction_id: str) -> int:
-    """Make a dead message pending again in its old place, for every group that gave it up."""
+    """Make a dead message pending again in its old place for every group that gave it up; returns how many groups."""
     return intervene(work, "made pending again", RETRY, partition_uid, transaction_id)
 
 
 def give_up_message(work: PostgresWork, partition_uid: str, transaction_id: str, group: str | None, error: str) -> int:
-    """Make a dead letter of a message for one group, or for each that has not settled it; returns for how many."""
+    """Make a message a dead letter for one group, or for each that has not settled it; returns how many groups."""
     if not is_storable(group or ""):
         return 0
     return intervene(work, "given up", GIVE_UP, partition_uid, transaction_id, group, checked_text(error))
@@ -63,7 +63,7 @@ def give_up_message(work: PostgresWork, partition_uid: str, transaction_id: str,
 def intervene(
     work: PostgresWork, what: str, statement: str, partition_uid: str, transaction_id: str, *values: object
 ) -> int:
-    """Change the state of one message, and log what was done; returns for how many groups."""
+    """Change the state of one message, and log it; returns for how many groups it changed."""
     if uuid_or_none(partition_uid) is None or not is_storable(transaction_id):
         return 0
     count: int = work.value(statement, partition_uid, transaction_id, *values, work.offset)

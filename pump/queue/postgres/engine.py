@@ -46,13 +46,13 @@ from pump.queue.work import StepRefused, check_keys, pushes_of, transact
 T = TypeVar("T")
 
 TRIES: Final = 6
-"""Of a call that the database rolled back in favour of another, or that used out-of-date lookups."""
+"""How often to try a call that the database rolled back in favour of another, or that used out-of-date lookups."""
 
 log: Final = logging.getLogger("pump.queue")
 
 
 class PostgresOperations(PostgresWork):
-    """All that can be done in one call on PostgreSQL."""
+    """All operations of one call on PostgreSQL."""
 
     push = push_messages
     pop = pop_messages
@@ -101,9 +101,9 @@ class PostgresEngine(Engine):
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """Behind a pooler that shares sessions, `prepare_threshold` is None and `listen_url` bypasses the pooler.
+        """Behind a pooler that shares sessions, set `prepare_threshold` to None and `listen_url` to bypass the pooler.
 
-        Without `create` there has to be a queue in the schema. A call waits at most `pool_wait` seconds for one of
+        Without `create`, the schema must hold a queue already. A call waits at most `pool_wait` seconds for one of
         `pool_size` connections.
         """
         self.clock_offset = clock_offset
@@ -142,28 +142,28 @@ class PostgresEngine(Engine):
             self._pool.close()
 
     def use_keys(self, keys: Sealing) -> None:
-        """Seal and open with these from now on."""
+        """Use these keys from now on."""
         self._write(lambda work: check_keys(work, keys))
         self._keys = keys
 
     def warnings(self, *, older_than: float = OLD_SECONDS) -> Sequence[str]:
-        """What should be mended before it does harm, such as a snapshot that is older than so many seconds."""
+        """What an operator should repair before it does harm, such as a snapshot older than `older_than` seconds."""
         return [*self._write(lambda work: self._holders.warnings(work, older_than)), *self._missing.warnings()]
 
     def maintain(self) -> float:
-        """As every engine's; then vacuum the small tables where they need it."""
+        """As `Engine.maintain`; then vacuum the small tables that need it."""
         seconds = super().maintain()
         self._write(self._vacuum.run)
         return seconds
 
     @contextmanager
     def transaction_on(self, connection: Connection, leases: frozenset[str] = frozenset()) -> Iterator[list[Step]]:
-        """Steps and the caller's own statements as one transaction on the caller's connection.
+        """Carry out steps and the caller's own statements as one transaction, on the caller's connection.
 
-        Steps appended to the list are carried out at the end of the block, which then commits, unless the connection
-        was in a transaction before: that one goes on, and the queue's statements should be its last, as it holds locks
-        of partitions until its end. A step that is refused raises Conflict; QueueUnavailable means that the whole block
-        may be tried again.
+        Steps appended to the list are carried out at the end of the block. Then the block commits, unless the
+        connection was in a transaction before: that transaction goes on, and holds locks of partitions until its end,
+        so these steps should come last in it. A refused step raises Conflict; QueueUnavailable means that the whole
+        block may be tried again.
         """
         steps: list[Step] = []
         work = self._work(connection)
@@ -174,14 +174,14 @@ class PostgresEngine(Engine):
                 with self._our_errors():
                     transact(work, steps, leases, ids_for(pushes_of(steps)))
                     if work.woke_somebody:
-                        # Only the database knows when the caller's transaction commits: it then notifies the others.
+                        # Only the database knows when the caller's transaction commits: it then notifies others.
                         work.rows(NOTIFY, self._schema, sorted(work.changed))
             except StepRefused as refused:
                 raise Conflict(str(refused)) from None
         self._notifier.notify_here(work.changed)
 
     def _write(self, act: Callable[[PostgresOperations], T]) -> T:
-        """Do it, again if the database rolled it back in favour of another, then notify the listeners."""
+        """Run the function, again if the database rolled it back in favour of another; then notify the listeners."""
         with self._our_errors():
             tries_left = TRIES
             while True:
@@ -222,7 +222,7 @@ class PostgresEngine(Engine):
 
     @contextmanager
     def _our_errors(self) -> Iterator[None]:
-        """Turn each error of the database into one of ours, which quotes no value and no address."""
+        """Turn each error of the database into one of ours, which quotes no value, statement or address."""
         try:
             yield
         except psycopg.Error as error:

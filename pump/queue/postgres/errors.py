@@ -1,4 +1,4 @@
-"""Our errors for the database's, by what the caller can do. None of them quotes an address, a statement or a value."""
+"""Turns the database's errors into ours, by what the caller can do. None quotes an address, a statement or a value."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from pump.queue.errors import BadRequest, QueueUnavailable
 
 UNAVAILABLE: Final = "database connection unavailable"
 STALE: Final = "MP001"
-"""What this process has cached about a queue is out of date."""
+"""A cached lookup of this process is out of date."""
 OTHER_MODE: Final = "MP002"
 NO_KEY_HERE: Final = "MP003"
 
@@ -22,7 +22,7 @@ TEMPORARY: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
 
 
 def as_ours(error: psycopg.Error) -> PumpError:
-    """The error to raise in place of the database's."""
+    """The error to raise in place of the database's error."""
     state = error.sqlstate or ""
     what = f"{type(error).__name__}{f', SQLSTATE {state}' if state else ''}"
     cause = of_state(state, "" if state else str(error))
@@ -38,5 +38,5 @@ def as_ours(error: psycopg.Error) -> PumpError:
 
 
 def is_about_connecting(error: psycopg.Error) -> bool:
-    """Whether it quotes at most an address without its password, and no statement or value."""
+    """Whether the error quotes at most an address without its password, but no statement or value."""
     return not error.sqlstate or error.sqlstate.startswith(("08", "28", "3D", "57P"))

@@ -10,7 +10,7 @@ from pump.queue.vocabulary import GroupInfo, PartitionInfo, PartitionNumbers, Pr
 
 
 def list_queues(work: PostgresWork, name: str | None = None, *, whole: bool = False) -> list[QueueInfo]:
-    """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
+    """All queues, with partitions and groups only if `whole`; or the named queue with its partitions and groups."""
     if name is None and not whole:
         return [QueueInfo(*row) for row in work.rows(QUEUES, name)]
     found = work.rows(GROUPS, work.offset, name, None)
@@ -34,7 +34,7 @@ def list_groups(work: PostgresWork, name: str | None = None) -> list[GroupInfo]:
 
 
 def count_messages(work: PostgresWork, queue: str | None) -> dict[str, list[PartitionNumbers]]:
-    """How many messages are where in the partitions of each queue, or of one."""
+    """Count the messages of each partition, in all or by group and state, for every queue or one."""
     return numbers_of(work.rows(NUMBERS, {"clock": work.offset, "queue": queue}))
 
 
@@ -96,7 +96,7 @@ order by part.id, s.group_id
 
 
 def partition_infos(work: PostgresWork, queue: str | None) -> dict[str, list[PartitionInfo]]:
-    """All partitions of a queue, or of each queue, with how far every group is in it."""
+    """All partitions of one queue or of every queue, with the progress of every group."""
     named = (queue,) if queue is not None else ()
     progress: dict[str, list[ProgressInfo]] = {}
     for uid, *rest in work.rows(PROGRESS if named else ALL_PROGRESS, work.offset, *named):

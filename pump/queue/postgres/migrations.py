@@ -1,7 +1,7 @@
 """The queue's tables and functions in a schema of the database, and how each version of them is installed.
 
-The numbered files in `sql/` are applied in order, each once, by one process at a time. They only add, so that
-processes of the version before go on working meanwhile.
+The numbered files in `sql/` are applied in order, each once, by one process at a time. They only add, so that processes
+of the version before can keep working.
 """
 
 import re
@@ -37,7 +37,7 @@ def migrations() -> list[str]:
 
 
 def migrate(connection: Connection, schema: str) -> None:
-    """Bring the schema up to date; SetupError if it is of a newer version, or not what this code would have made."""
+    """Bring the schema up to date; SetupError if its version is newer, or its tables are not this code's."""
     known = migrations()
     if version_of(connection, schema, known) == len(known):
         return
@@ -45,7 +45,7 @@ def migrate(connection: Connection, schema: str) -> None:
         execute(connection, TIMEOUTS)
         execute(connection, b"select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"message-pump {schema}",))
         version = version_of(connection, schema, known)
-        # It may exist already: not everybody has the right to create a schema.
+        # Created only if it is missing: not every user has the right to create a schema.
         if version == 0 and not rows(connection, b"select 1 from pg_namespace where nspname = %s", (schema,)):
             execute(connection, f'create schema "{schema}"'.encode())
         try:
@@ -83,17 +83,17 @@ def version_of(connection: Connection, schema: str, known: Sequence[str]) -> int
 
 
 def digest(migration: str) -> str:
-    """A fingerprint of a migration, whatever its comments and its spaces are."""
+    """A fingerprint of a migration, which ignores comments and spaces."""
     statements = " ".join(re.sub("--.*", "", migration).split())
     return sha256(statements.encode()).hexdigest()[:32]
 
 
 TIMEOUTS: Final = b"select set_config('lock_timeout', '5s', true), set_config('statement_timeout', '0', true)"
-# Not `to_regclass`, which may not see yet what was created while this transaction waited for its lock.
+# Not `to_regclass`: it may not see yet what another process created while this transaction waited for its lock.
 FIND: Final = (
     b"select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
     b" where n.nspname = %s and c.relname = 'schema_version'"
 )
-# As JSON, since an earlier build has other columns, and another program may have a table of this name.
+# As JSON: an earlier build had other columns, and another program may have a table of this name.
 APPLIED: Final = "select to_jsonb(v) from message_pump.schema_version v"
 RECORD: Final = "insert into message_pump.schema_version (number, digest) values (%s, %s)"

@@ -31,7 +31,7 @@ log: Final = logging.getLogger("pump.queue")
 
 
 class Notifier:
-    """Its two threads, a sender and a listener, start when they are first needed."""
+    """Sends and receives notifications with two threads, which start when they are first needed."""
 
     def __init__(
         self, connect: Callable[[], Connection], listen: Callable[[], Connection], channel: str, clock: Clock
@@ -50,7 +50,7 @@ class Notifier:
         """The parent keeps its threads."""
 
     def in_child(self) -> None:
-        """Those threads do not exist here; others start when they are needed."""
+        """Forget the parent's threads, which do not exist here; new ones start when they are needed."""
         self._listeners.in_child()
         self._begin()
 
@@ -61,7 +61,7 @@ class Notifier:
         return end
 
     def notify(self, queues: Iterable[str]) -> None:
-        """Notify the listeners in this process at once, those in all others soon."""
+        """Notify the listeners in this process at once, and those in other processes soon."""
         for queue in queues:
             self._sender.send(queue)
             self._listeners.notify((queue,))
@@ -80,7 +80,7 @@ class Notifier:
         self._listeners.notify(self._listeners.queues())
 
     def _received(self, queue: str, backend: int) -> None:
-        if backend != self._sender.backend:  # else its listeners here were called when it was sent
+        if backend != self._sender.backend:  # else this process sent it, and called its listeners then
             self._listeners.notify((queue,))
 
 
@@ -125,7 +125,7 @@ class NotifySender:
                     self._serve(connection)
                     return
             except (psycopg.Error, PumpError, OSError):
-                # What was pending is lost with the connection: listeners look by themselves.
+                # Pending notifications are lost with the connection: listeners also look by themselves.
                 if self._clock.wait(self._stop, PAUSES[min(attempt, len(PAUSES) - 1)]):
                     return
                 attempt += 1

@@ -1,4 +1,4 @@
-"""What operators do to queues, groups and messages: only they remove messages or move a group. Each act is logged."""
+"""Operators' actions on queues, groups and messages. Each action is logged."""
 
 import logging
 from dataclasses import astuple, fields
@@ -12,7 +12,7 @@ from pump.queue.work import NO_KEY
 
 IDLE_SECONDS: Final = 60.0
 AT_ONCE: Final = 1000
-"""Messages of a partition in one transaction at most, so that nobody waits long for it."""
+"""The most messages of a partition in one transaction, so that nobody waits long for the partition."""
 
 log: Final = logging.getLogger("pump.queue")
 
@@ -52,7 +52,7 @@ def subscribe_group(work: PostgresWork, name: str, group: str, start: float | st
 
 
 def remove_queue(work: PostgresWork, name: str) -> bool:
-    """Remove a queue and all it holds except its dead letters."""
+    """Remove a queue and everything in it except its dead letters."""
     if not work.rows(DELETE_QUEUE, work.offset, name):
         return False
     log.info("queue %s was deleted with all it held", name)
@@ -85,7 +85,7 @@ def seek_group(work: PostgresWork, group: str, name: str, moment: float | None, 
 
 
 def purge(work: PostgresWork, name: str, group: str) -> int:
-    """Complete for a group all that nobody has leased, each batch in a transaction of its own."""
+    """Complete for a group every message that nobody has leased, each batch in its own transaction."""
     queue_id, group_id = required(work, name, group, None)
     count = 0
     after = (BEGINNING, 0)
@@ -103,7 +103,7 @@ def purge(work: PostgresWork, name: str, group: str) -> int:
 
 
 def required(work: PostgresWork, name: str, group: str | None, partition: str | None) -> tuple[int, int]:
-    """The ids of a queue and a group; NotFound unless what is named exists."""
+    """The ids of a queue and a group; NotFound if one that was named does not exist."""
     row = work.row(REQUIRED, group, partition, name)
     if row is None:
         raise NotFound(f"there is no queue {name!r}")
@@ -125,7 +125,7 @@ def remove_message(work: PostgresWork, partition_uid: str, transaction_id: str) 
 
 
 def maintain_queues(work: PostgresWork) -> float:
-    """Do what time makes due; returns the seconds until there is more."""
+    """Do the work that is due; returns the seconds until there is more."""
     for queue_id, name in work.rows(DUE_QUEUES, work.offset):
         if work.value(PROMOTE, queue_id, work.offset):
             work.changed.add(name)

@@ -1,7 +1,7 @@
-"""The engine's connections: a bounded number, each for one call at a time; the one used last is lent first.
+"""The engine's connections: a bounded number, each for one call at a time; the most recently used is lent first.
 
-A caller that finds none free waits in line for a bounded time. There is no background thread and no retry schedule: a
-connection is made by the call that needs it, so the first call after an outage succeeds.
+A caller that finds no free connection waits in line for a bounded time. There is no background thread and no retry
+schedule: the call that needs a connection makes it, so the first call after an outage succeeds.
 """
 
 import select
@@ -22,7 +22,7 @@ from pump.queue.postgres.errors import UNAVAILABLE
 
 
 class Pool:
-    """Lends connections. From any thread."""
+    """Lends connections. For use from any thread."""
 
     def __init__(self, connect: Callable[[], Connection], clock: Clock, *, size: int, wait_seconds: float) -> None:
         self._connect: Final = connect
@@ -44,26 +44,26 @@ class Pool:
         """The parent keeps its connections."""
 
     def in_child(self) -> None:
-        """Use none of the parent's connections, and do not close them: that would end them for the parent."""
+        """Use none of the parent's connections, and do not close them: that would close them for the parent too."""
         self._inherited.append(self._idle)
         self._begin()
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection that works, as far as one can tell without asking the server."""
+        """Lend a connection that works, as far as can be known without asking the server."""
         connection = self._take()
         try:
             yield connection
         except BaseException as error:
             if not isinstance(error, Exception):
-                # Interrupted. The cancel request may reach the server late, and must not hit another call's statement.
+                # Interrupted: the cancel request may reach the server late, and must not hit another call's statement.
                 connection.close()
             raise
         finally:
             self._release(connection)
 
     def close(self) -> None:
-        """Close what is idle now, and the others when they come back."""
+        """Close idle connections now, and the others when they are returned."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -87,7 +87,7 @@ class Pool:
             raise
 
     def _reserve(self) -> None:
-        """Wait until one connection may be used; first come, first served."""
+        """Wait for the right to use one connection; first come, first served."""
         with self._lock:
             self._must_be_open()
             if self._lent < self._size:
@@ -114,7 +114,7 @@ class Pool:
             is_in_line = waiter in self._waiters
             if is_in_line:
                 self._waiters.remove(waiter)
-        if not is_in_line:  # it was served too late to use it
+        if not is_in_line:  # it was served after its wait had ended
             self._release(None)
 
     def _from_idle(self) -> Connection | None:
@@ -122,7 +122,7 @@ class Pool:
             return self._idle.pop() if self._idle else None
 
     def _release(self, connection: Connection | None) -> None:
-        """Pass the place on to the first in line, or give it back; keep the connection if it can be used again."""
+        """Pass the right to a connection to the first caller in line, if any; keep the connection if it is reusable."""
         idle = TransactionStatus.IDLE  # the state in which another call can use it
         reusable = connection is not None and connection.info.transaction_status is idle
         with self._lock:
@@ -139,7 +139,7 @@ class Pool:
 
 
 def is_quiet(connection: Connection) -> bool:
-    """Whether an idle connection has nothing to read; the only thing a server sends unasked is that it is ending."""
+    """Whether an idle connection has nothing to read: a server sends something unasked only when it ends."""
     if connection.closed:
         return False
     watch = select.poll()

@@ -17,15 +17,15 @@ from pump.queue.sealing import PASS_SECONDS
 from pump.queue.vocabulary import Leased, PopRequest, PopResult, Settlement, Status
 
 MOST_LOOKS: Final = 100
-"""In one call, where message after message cannot be opened."""
+"""The most tries of one call to find a message that can be opened."""
 
 
 def pop_messages(work: PostgresWork, request: PopRequest) -> PopResult:
-    """Lease what is ready; with `auto_ack`, complete it in the same transaction."""
+    """Lease the messages that are ready; with `auto_ack`, complete them in the same transaction."""
     group = work.group(request)
     try:
         return pop_by(lease, work, request, group)
-    except psycopg.Error as error:  # nothing was handed out if one message needs a key that is not here
+    except psycopg.Error as error:  # rolled back, as one message needs a key that is missing here
         if error.sqlstate != NO_KEY_HERE:
             raise
     return pop_by(lease_what_opens, work, request, group)
@@ -37,7 +37,7 @@ def pop_by(
     request: PopRequest,
     group: GroupKey,
 ) -> PopResult:
-    """Lease by one of the two ways; with `auto_ack`, complete it in the same transaction."""
+    """Lease messages with `take`; with `auto_ack`, complete them in the same transaction."""
     if not request.auto_ack:
         return take(work, request, group)
     with work.together():
@@ -52,7 +52,7 @@ def pop_by(
 
 
 def lease(work: PostgresWork, request: PopRequest, group: GroupKey) -> PopResult:
-    """What there is, under a new lease."""
+    """Lease the messages that are ready, under a new lease."""
     lease_id = mint()
     keys = work.sealing.key_ids if work.sealing else []
     rows = work.rows(POP_ORDERED if group.ordered else POP_UNORDERED, *asked(work, request, group, lease_id), keys)
@@ -61,7 +61,7 @@ def lease(work: PostgresWork, request: PopRequest, group: GroupKey) -> PopResult
         return PopResult(why_empty=empty[0], due_in=empty[1]) if empty else PopResult()
     read = [leased(work, request.queue, lease_id, row) for row in rows]
     messages = [message for message in read if message is not None]
-    if len(messages) < len(rows):  # a key of that id is here, but it is another one
+    if len(messages) < len(rows):  # the key that has this id here is not the one that sealed it
         with work.together():
             give_back(work, request, lease_id, rows)
         return lease_what_opens(work, request, group)
@@ -84,13 +84,13 @@ def asked(work: PostgresWork, request: PopRequest, group: GroupKey, lease_id: st
     )
 
 
-# -- where a message cannot be opened here, others can
+# -- when a message cannot be opened here but perhaps on another server
 
 
 def lease_what_opens(work: PostgresWork, request: PopRequest, group: GroupKey) -> PopResult:
-    """What can be opened, in one transaction; the rest is left to other servers for a while, uncounted.
+    """Lease messages that can be opened, in one transaction; leave the others to other servers for a while, uncounted.
 
-    In order, a message that cannot be opened holds back what stands behind it in its partition.
+    In an ordered queue, a message that cannot be opened holds back the later ones of its partition.
     """
     with work.together():
         for _ in range(MOST_LOOKS):
@@ -101,7 +101,7 @@ def lease_what_opens(work: PostgresWork, request: PopRequest, group: GroupKey) -
 
 
 def open_some(work: PostgresWork, request: PopRequest, group: GroupKey) -> PopResult | None:
-    """The same; None where all that was found is left to others, and there may be more."""
+    """Try once; None if nothing that was found can be opened, and there may be more."""
     lease_id = mint()
     statement = POP_ANY_ORDERED if group.ordered else POP_ANY_UNORDERED
     rows = work.rows(statement, *asked(work, request, group, lease_id))
@@ -122,7 +122,7 @@ def open_some(work: PostgresWork, request: PopRequest, group: GroupKey) -> PopRe
 def open_in_order(
     work: PostgresWork, request: PopRequest, group: GroupKey, found: list[tuple[Row, Leased | None]], lease_id: str
 ) -> PopResult | None:
-    """Give all back, then take from the first partition what stands before the first that cannot be opened."""
+    """Give all back, then lease again, from one partition, the messages before the first that cannot be opened."""
     chosen: tuple[str, int] | None = None
     for _, of_partition in groupby(found, lambda each: each[0][0]):
         rows = list(of_partition)
@@ -140,7 +140,7 @@ def open_in_order(
 
 
 def leased(work: PostgresWork, queue: str, lease_id: str, row: Row) -> Leased | None:
-    """One message; None if its payload cannot be read here."""
+    """A row as a leased message; None if its payload cannot be read here."""
     uid, name, seq, message_id, transaction, trace, producer, sealed, payload, at, deliveries, retries, crashes, _ = row
     if sealed:
         payload = work.opened(payload, uid, transaction, sealed=True)
@@ -153,7 +153,7 @@ def leased(work: PostgresWork, queue: str, lease_id: str, row: Row) -> Leased | 
 
 
 def give_back(work: PostgresWork, request: PopRequest, lease_id: str, rows: list[Row], *, first: bool = False) -> None:
-    """Give these back, uncounted; with `first`, for a while nobody gets the first one, nor in order those behind it."""
+    """Give messages back, uncounted; with `first`, they are due only after PASS_SECONDS."""
     delay = PASS_SECONDS if first else 0.0
     settle_messages(
         work, [Settlement(row[4], row[0], lease_id, Status.RETRY, request.group, delay=delay) for row in rows]

@@ -1,4 +1,4 @@
-"""Storing messages: one statement for all of a call."""
+"""Storing messages: one statement for all items of a call."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,14 +10,14 @@ from pump.queue.work import NO_KEY
 
 
 def push_messages(work: PostgresWork, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
-    """Store each; results in order. The ids are those of `ids_for`."""
+    """Store each message; results in order. The ids come from `ids_for`."""
     batch = PushBatch(work, items, ids)
     batch.store()
     return [batch.result(index, item) for index, item in enumerate(items)]
 
 
 class PushBatch:
-    """What one call pushes. Partitions are known by their number in the call (`which`)."""
+    """The items that one call pushes. `which` is the number of a partition within the call."""
 
     def __init__(self, work: PostgresWork, items: Sequence[Push], ids: Sequence[str]) -> None:
         self._work: Final = work
@@ -31,18 +31,18 @@ class PushBatch:
         self._partitions: Final = work.partitions(list(numbers))
         self._refusals: Final = [self._refusal(partition) for partition in self._partitions]
         self._first: Final[dict[tuple[int, str], int]] = {}
-        """The index at which each message stands first in the call."""
+        """The index of each message's first occurrence in the call."""
         self._sent: list[int] = []
         self._outcomes: dict[int, tuple[str, str]] = {}
 
     def _refusal(self, partition: PartitionKey) -> str:
-        """Why nothing can be stored there; "" if something can."""
+        """Why nothing can be stored in a partition; "" if something can."""
         if partition.part_id is None:
             return TOO_MANY_PARTITIONS
         return NO_KEY if partition.sealed and self._work.sealing is None else ""
 
     def store(self) -> None:
-        """Send what is to be stored, each message once."""
+        """Store the items that are not refused, each message once."""
         first, refusals = self._first, self._refusals
         for index, (which, transaction) in enumerate(zip(self._which, self._transactions, strict=True)):
             if not refusals[which] and first.setdefault((which, transaction), index) == index:
@@ -58,7 +58,7 @@ class PushBatch:
             self._work.changed.update({self._items[index].queue for index in self._sent})
 
     def _columns(self) -> tuple[object, ...]:
-        """The parameters; a column without values is None."""
+        """The parameters of the statement; a column without values is None."""
         # Partitions are locked in the order of their ids.
         used = sorted({self._which[index] for index in self._sent}, key=lambda which: self._partitions[which])
         numbers = {which: number for number, which in enumerate(used, 1)}
@@ -86,7 +86,7 @@ class PushBatch:
         return self._work.sealing.seal(payload, partition.uid, self._transactions[index])
 
     def result(self, index: int, item: Push) -> Pushed:
-        """What became of one."""
+        """The result of one item."""
         which, transaction = self._which[index], self._transactions[index]
         uid = self._partitions[which].uid
         if self._refusals[which]:

@@ -1,4 +1,4 @@
-"""Settling leased messages: one statement for all that is completed, another for the rest."""
+"""Settling leased messages: one statement for all completions, another for the other settlements."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -25,11 +25,11 @@ LEASE_ENDED: Final = 16
 MESSAGES: Final = (
     ACKNOWLEDGED, ALREADY_ACKNOWLEDGED, INVALID_LEASE, NOT_FOUND, FAILED_RETRY, FAILED_DEAD, RELEASED,
 )  # fmt: skip
-"""By the code that the database returns."""
+"""The message for each code that the database returns."""
 
 
 class SettleOutcome(NamedTuple):
-    """What became of one settlement."""
+    """The outcome of one settlement."""
 
     message: str
     lease_ended: bool = False
@@ -40,7 +40,7 @@ class SettleOutcome(NamedTuple):
 def settle_messages(
     work: PostgresWork, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
 ) -> list[Settled]:
-    """Carry out each; `benign` says whether completing a message that is completed already counts as a success."""
+    """Carry out each settlement; `benign` says whether completing a completed message counts as a success."""
     outcomes: dict[int, SettleOutcome] = {}
     batches = list(batches_of(settlements))
     with work.together() if len(batches) > 1 else nullcontext():
@@ -59,9 +59,9 @@ NOWHERE: Final = SettleOutcome(NOT_FOUND)
 
 
 def batches_of(settlements: Sequence[Settlement]) -> Iterator[tuple[Sequence[int], bool]]:
-    """The indexes of those of one group that go in one statement, and whether all of these complete.
+    """The batches, each for one group and one statement: the indexes in it, and whether all of them complete.
 
-    If a message is settled twice, all settlements of its group go in order, as the first decides what the second may.
+    If a message is settled twice, all settlements of its group stay in order: the first decides if the second is valid.
     """
     bundles: dict[tuple[str, bool], list[int]] = {}
     seen: set[tuple[str, str, str]] = set()
@@ -78,7 +78,7 @@ def batches_of(settlements: Sequence[Settlement]) -> Iterator[tuple[Sequence[int
         bundles.setdefault((each.group, each.status is Status.COMPLETED), []).append(index)
     for group in sorted(twice):
         yield sorted(bundles.pop((group, True), []) + bundles.pop((group, False), [])), False
-    # What is completed goes first: the others may end its lease.
+    # Completions go first: other settlements may end the same lease.
     for group, completes in sorted(bundles, key=lambda key: (not key[1], key[0])):
         yield bundles[group, completes], completes
 
@@ -86,7 +86,7 @@ def batches_of(settlements: Sequence[Settlement]) -> Iterator[tuple[Sequence[int
 def carried_out(
     work: PostgresWork, items: Sequence[Settlement], leases: frozenset[str], *, completes: bool
 ) -> Iterator[SettleOutcome]:
-    """What became of each settlement of one statement."""
+    """Carry out one statement; yields the outcome of each settlement."""
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(item.partition_id for item in items), 1)}
     values: list[object] = [
         items[0].group,
@@ -105,7 +105,7 @@ def carried_out(
         ]
     values += [[lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset]
     ((codes, queues, names),) = work.rows(COMPLETE if completes else SETTLE, *values)
-    known: dict[tuple[int, int], SettleOutcome] = {}  # most of a call are alike
+    known: dict[tuple[int, int], SettleOutcome] = {}  # most outcomes of a call are equal
     for item, code in zip(items, codes, strict=True):
         place = numbers[item.partition_id] - 1
         outcome = known.get((code, place))
@@ -119,7 +119,7 @@ def carried_out(
 
 
 def lease_ids(items: Sequence[Settlement]) -> list[str | None]:
-    """The lease of each; text that cannot be a lease becomes the id of no lease."""
+    """The lease id of each settlement; a text that is no UUID becomes an id that no lease has."""
     given = {item.lease_id for item in items}
     known = {lease: None if lease is None else uuid_or_none(lease) or NO_SUCH_LEASE for lease in given}
     return [known[item.lease_id] for item in items]
@@ -129,7 +129,7 @@ NO_SUCH_LEASE: Final = "00000000-0000-0000-0000-000000000000"
 
 
 def result(each: Settlement, outcome: SettleOutcome, *, benign: bool, released: bool) -> Settled:
-    """An outcome as its caller sees it."""
+    """The result that the caller gets for an outcome."""
     message = outcome.message
     if message == ALREADY_ACKNOWLEDGED and not benign:
         message = INVALID_LEASE
@@ -141,7 +141,7 @@ def result(each: Settlement, outcome: SettleOutcome, *, benign: bool, released: 
 
 
 def extend_lease(work: PostgresWork, lease_id: str, seconds: float | None) -> Extended:
-    """Let a lease end no earlier than `seconds` from now."""
+    """Extend a lease to end no earlier than `seconds` from now; None means the lease time of its queue."""
     rows = work.rows(EXTEND, lease_id, seconds, work.offset) if uuid_or_none(lease_id) else []
     if not rows:
         return Extended(lease_id, success=False, error=LEASE_NOT_FOUND)

@@ -1,7 +1,7 @@
 """Vacuums the small tables that every message passes through, sooner than autovacuum does.
 
-Autovacuum looks once a minute by default. A queue can leave a million dead rows in that time, which stay in the tables
-and have to be skipped by every scan until then.
+Autovacuum looks once a minute by default. A queue can leave a million dead rows in that time. They stay in the tables,
+and every scan has to skip them.
 """
 
 from typing import Final
@@ -9,20 +9,20 @@ from typing import Final
 from pump.queue.postgres.work import PostgresWork
 
 MOST_DEAD_ROWS: Final = 10_000
-"""So many dead rows are worth a vacuum."""
+"""A table is vacuumed from this number of dead rows."""
 LARGE_BYTES: Final = 200_000_000
-"""A table so large is left to autovacuum: vacuuming it takes long."""
+"""A table of this size is left to autovacuum: vacuuming it takes long."""
 
 
 class Vacuum:
-    """Of one engine. If an old snapshot keeps it from removing rows, it tries ever less often."""
+    """The vacuum of one engine. If an old snapshot keeps rows from being removed, it runs less and less often."""
 
     def __init__(self) -> None:
         self._kept: Final[dict[str, int]] = {}
-        """How many dead rows the last vacuum of a table could not remove."""
+        """The number of dead rows that the last vacuum of each table could not remove."""
 
     def run(self, work: PostgresWork) -> None:
-        """Vacuum each table that needs it, unless somebody else is vacuuming it."""
+        """Vacuum each table that needs it, unless it is locked, as by another vacuum."""
         for table, dead, size in work.rows(DEAD_AND_SIZE):
             if dead >= MOST_DEAD_ROWS + 2 * self._kept.get(table, 0) and size < LARGE_BYTES:
                 work.execute(f"vacuum (skip_locked) {table}")

@@ -1,4 +1,4 @@
-"""Warnings of what keeps PostgreSQL from cleaning up after the queue, before it costs much."""
+"""Warnings of old snapshots, which keep PostgreSQL from removing the queue's dead rows."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -17,23 +17,23 @@ class SnapshotHolder(NamedTuple):
     horizon: str
     """The oldest transaction that it may still need to see."""
     seconds: float | None
-    """For how long; None if the database does not say."""
+    """The age of the horizon; None if the database does not tell it."""
 
 
 class SnapshotHolders:
-    """Those of one database; remembers since when it has seen a horizon whose age the database does not say."""
+    """The snapshot holders of one database; remembers when it first saw a horizon of unknown age."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str, str], float] = {}
 
     def warnings(self, work: PostgresWork, older_than: float) -> list[str]:
-        """One for each whose horizon is older than so many seconds, the oldest first."""
+        """One warning for each holder whose horizon is older than so many seconds, the oldest first."""
         rows = work.rows(HOLDERS)
         now: float = work.value(NOW)
         return self.texts([SnapshotHolder(*row) for row in rows], older_than, now)
 
     def texts(self, found: Iterable[SnapshotHolder], older_than: float, now: float) -> list[str]:
-        """The same for the holders that were found at a moment."""
+        """The same for the given holders, found at the time `now`."""
         ages = {each: self._age(each, now) for each in found}
         self._since = {each[:3]: self._since[each[:3]] for each in ages if each[:3] in self._since}
         oldest_first = sorted(ages.items(), key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""One call on PostgreSQL while it runs: its connection, what it looked up, which queues it changed."""
+"""One call on PostgreSQL while it runs: its connection, its lookups, the queues that it changed."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ MOST_REMEMBERED: Final = 200_000
 
 
 class PartitionKey(NamedTuple):
-    """A partition that messages are pushed to; it has no id if its queue may have no more partitions."""
+    """A partition to push to; its `part_id` is None if the queue already has too many partitions."""
 
     part_id: int | None
     uid: str
@@ -37,7 +37,7 @@ class GroupKey(NamedTuple):
 
 
 class LookupCache:
-    """What this process remembers of partitions and groups; the database reports it if an entry is out of date."""
+    """Partitions and groups that this process has looked up; the database reports it if an entry is out of date."""
 
     def __init__(self) -> None:
         self.partitions: dict[tuple[str, str], PartitionKey] = {}
@@ -48,7 +48,7 @@ class LookupCache:
         self.partitions, self.groups = {}, {}
 
     def learn(self, work: "PostgresWork") -> None:
-        """Remember what a committed call looked up."""
+        """Remember the lookups of a call that has committed."""
         if len(self.partitions) + len(self.groups) > MOST_REMEMBERED:
             self.clear()
         self.partitions.update(work.found_partitions)
@@ -59,7 +59,7 @@ cached_in_schema = lru_cache(maxsize=1024)(in_schema)
 
 
 class PostgresWork(Work):
-    """What every statement of one call shares. Outside `together`, each statement commits by itself."""
+    """State that the operations of one call share. Outside `together`, each statement commits by itself."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class PostgresWork(Work):
         self._cached_groups: Final = cache.groups
         self.offset: Final = offset
         self.woke_somebody = False
-        """Whether a push made a partition ready in which nothing was."""
+        """Whether a push made a partition ready in which nothing was ready before."""
         self.found_partitions: Final[dict[tuple[str, str], PartitionKey]] = {}
         self.found_groups: Final[dict[tuple[str, str], GroupKey]] = {}
 
     def together(self) -> AbstractContextManager[object]:
-        """Several statements as one transaction."""
+        """Run several statements as one transaction."""
         return self._connection.transaction()
 
     def ping(self) -> object:
@@ -92,7 +92,7 @@ class PostgresWork(Work):
         return self.rows("select 1")
 
     def probe(self) -> object:
-        """Write a row as it is."""
+        """Write a row unchanged."""
         return self.execute("update message_pump.schema_version v set applied_at = v.applied_at where v.number = 1")
 
     def rows(self, statement: str, *values: object) -> list[Row]:
@@ -101,12 +101,12 @@ class PostgresWork(Work):
         return rows(self._connection, cached_in_schema(self._schema, statement), given or None)
 
     def row(self, statement: str, *values: object) -> Row | None:
-        """The first row of it."""
+        """The first row that a statement returns; None if there is none."""
         found = self.rows(statement, *values)
         return found[0] if found else None
 
     def value(self, statement: str, *values: object) -> Any:  # noqa: ANN401 - whatever the statement returns
-        """The first value of it; None if there is no row."""
+        """The first value that a statement returns; None if there is no row."""
         row = self.row(statement, *values)
         return row[0] if row else None
 
@@ -115,12 +115,12 @@ class PostgresWork(Work):
         return execute(self._connection, cached_in_schema(self._schema, statement), values or None)
 
     def key_check(self, key_id: str) -> bytes | None:
-        """What the key of that id has sealed; None if it is new here."""
+        """The check value of the key with that id; None if there is none yet."""
         found: bytes | None = self.value("select k.sealed from message_pump.key_check k where k.id = %s::text", key_id)
         return found
 
     def add_key_check(self, key_id: str, value: bytes) -> None:
-        """Remember it, unless there is one."""
+        """Store the check value of a key, unless one is stored."""
         self.execute(
             "insert into message_pump.key_check (id, sealed) values (%s::text, %s::bytea) on conflict do nothing",
             key_id, value,
@@ -129,18 +129,18 @@ class PostgresWork(Work):
     # -- lookups
 
     def partitions(self, keys: Sequence[tuple[str, str]]) -> list[PartitionKey]:
-        """The partitions of these queues and names; what is missing is created."""
+        """The partitions with these queues and names; missing ones are created."""
         missing = [key for key in keys if key not in self._cached_partitions and key not in self.found_partitions]
         full: dict[tuple[str, str], PartitionKey] = {}
         if missing:
             names = [queue for queue, _ in missing], [name for _, name in missing]
             for key, row in zip(missing, self.rows(PLACES, *names, MOST_PARTITIONS, self.offset), strict=True):
-                # A queue that has no room for the partition now may have it at the next call.
+                # Not cached without an id: at the next call the queue may have room for the partition.
                 (self.found_partitions if row[0] is not None else full)[key] = PartitionKey(*row)
         return [full.get(key) or self.found_partitions.get(key) or self._cached_partitions[key] for key in keys]
 
     def group(self, request: PopRequest) -> GroupKey:
-        """The queue and the group that somebody consumes from; the first consumer creates them."""
+        """The queue and the group of a request; the first consumer creates them."""
         key = (request.queue, request.group)
         group = self._cached_groups.get(key)
         if group is None or request.ordered not in {None, group.ordered}:
@@ -163,7 +163,7 @@ class PostgresWork(Work):
 
 
 def start_values(start: float | str) -> tuple[str, float | None]:
-    """The kind of a group's start, and the time if it is one."""
+    """The kind of a group's start, and the time if it starts at a time."""
     return (start, None) if isinstance(start, str) else ("timestamp", float(start))
 
 

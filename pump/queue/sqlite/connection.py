@@ -1,10 +1,10 @@
 """The connections of one process to one SQLite file: one for each thread, none across a fork, one writer at a time.
 
-A connection is closed only while nobody uses it: SQLite frees what a statement of another thread still reads, which
-ends the process.
+A connection is closed only while no thread uses it: closing frees memory that a statement of another thread still
+reads, and the process crashes.
 
-Every write is `BEGIN IMMEDIATE`: a transaction that begins by reading and then writes fails at once if another process
-wrote in between, and no time-out helps it.
+Every write transaction starts with `BEGIN IMMEDIATE`: one that first reads and then writes fails at once if another
+process wrote in between, and a time-out does not help.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class FileConnection:
     def __init__(self, path: Path, synchronous: str, *, create: bool) -> None:
         self.closed = False
         self.in_use = threading.RLock()
-        """Held by the thread that runs statements; whoever closes the connection waits for it."""
+        """Locked by the thread that runs statements; `close` waits for this lock."""
         self._path = path
         if create:
             make_private(path)
@@ -53,7 +53,7 @@ class FileConnection:
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {synchronous}",
-            "wal_autocheckpoint = 0",  # one elected process does it: see watch.py
+            "wal_autocheckpoint = 0",  # one elected process makes checkpoints: see watch.py
             "mmap_size = 0",
             "secure_delete = OFF",
             "temp_store = MEMORY",
@@ -63,7 +63,7 @@ class FileConnection:
         self._file = file_at(path)
 
     def lost_its_file(self) -> bool:
-        """Whether the file was removed or replaced: nobody else would ever see what is written here."""
+        """Whether the file was removed or replaced: no other process would ever see what this connection writes."""
         return file_at(self._path) != self._file
 
     def close(self) -> None:
@@ -78,22 +78,22 @@ class FileConnection:
 
 
 class ProcessState:
-    """What belongs to one process: a child made by fork starts with none of it."""
+    """State that belongs to one process: a child made by fork gets a new, empty one."""
 
     def __init__(self) -> None:
         self.writing = threading.Lock()
-        """Threads of one process wait for each other here instead of polling the file."""
+        """The threads of one process take turns to write with this lock, instead of polling the file."""
         self.of_thread = threading.local()
         self._listing = threading.Lock()
         self._connections: weakref.WeakSet[FileConnection] = weakref.WeakSet()
 
     def add(self, opened: FileConnection) -> None:
-        """Close it with the others."""
+        """Remember a connection, to close it with the others."""
         with self._listing:
             self._connections.add(opened)
 
     def close(self) -> None:
-        """Close every connection when its user has done; a thread that needs one afterwards opens a new one."""
+        """Close every connection once no thread uses it; a thread that needs one afterwards opens a new one."""
         with self._listing:
             opened = list(self._connections)
         for each in opened:
@@ -132,7 +132,7 @@ class Connections:
         self._prepared = True
 
     def reading(self) -> FileConnection:
-        """This thread's connection, opened where it is not; whoever runs statements holds its `in_use`."""
+        """This thread's connection, opened if necessary; the caller holds its `in_use` while it runs statements."""
         if self.closed:
             raise self._closed()
         of_thread = self._process.of_thread
@@ -148,7 +148,7 @@ class Connections:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: committed at the end of the block, rolled back by any exception in it."""
+        """A write transaction: committed at the end of the block, rolled back by any exception in it."""
         with fork_gate.using(), our_errors(self.path), self._process.writing:
             opened = self.reading()
             with opened.in_use:
@@ -166,7 +166,7 @@ class Connections:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """One view of the file that does not change; it makes no writer wait."""
+        """A read transaction, which sees one unchanging state of the file; it makes no writer wait."""
         with fork_gate.using(), our_errors(self.path):
             opened = self.reading()
             with opened.in_use:
@@ -179,19 +179,19 @@ class Connections:
                     opened.connection.execute("ROLLBACK")
 
     def open(self) -> FileConnection:
-        """A connection that belongs to no thread; its user holds the fork gate."""
+        """A new connection that belongs to no thread; the caller must have entered the fork gate."""
         with our_errors(self.path):
             if self._prepared and file_at(self.path) is None:
                 raise QueueUnavailable(f"{self.path} is gone: put it back, or make a new engine for a new file", GONE)
             opened = FileConnection(self.path, self._synchronous, create=not self._prepared)
         self._process.add(opened)
-        if self.closed:  # since it was asked for: who closed the others may not have seen this one
+        if self.closed:  # `close` ran meanwhile, and may not have closed this connection
             opened.close()
             raise self._closed()
         return opened
 
     def close(self) -> None:
-        """Close all connections of this process, waiting for the reads and the write that are under way."""
+        """Close all connections of this process, after the reads and the write that are running."""
         with fork_gate.using():
             self.closed = True
             self._process.close()
@@ -201,7 +201,7 @@ class Connections:
         self._process.close()
 
     def in_child(self) -> None:
-        """Start without the connections and locks of the parent's threads."""
+        """Use none of the parent's connections and locks."""
         self._process = ProcessState()
 
 
@@ -211,7 +211,7 @@ def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
     files = [Path(file).resolve() for _, name, file in connection.execute("PRAGMA database_list") if name == "main"]
     if files != [path]:
         raise SetupError(f"that connection is not one to {path}")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")  # two that make checkpoints may harm the file: watch.py
+    connection.execute("PRAGMA wal_autocheckpoint = 0")  # only the elected process may make them: watch.py
     commits = not connection.in_transaction
     if commits:
         with our_errors(path):
@@ -229,7 +229,7 @@ def on_connection(connection: sqlite3.Connection, path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
-    """If the block raises, what it did is rolled back, but not what was done before it in the same transaction."""
+    """If the block raises, only the block is rolled back, not what the same transaction did before it."""
     connection.execute("SAVEPOINT message_pump")
     try:
         yield
@@ -241,9 +241,9 @@ def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def begin(connection: sqlite3.Connection, clock: Clock) -> None:
-    """Become the one writer of the file; waits for others, but not for ever.
+    """Become the only writer of the file; waits for other writers for a bounded time.
 
-    SQLite's own waiting sleeps up to 100 ms between attempts, so that one who writes without a pause locks others out.
+    SQLite's own wait sleeps up to 100 ms between attempts, so a process that writes without a pause would block others.
     """
     connection.execute("PRAGMA busy_timeout = 0")
     try:
@@ -261,13 +261,13 @@ def begin(connection: sqlite3.Connection, clock: Clock) -> None:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else is writing now."""
+    """Whether the error means that another connection is writing now."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 @contextlib.contextmanager
 def our_errors(path: Path) -> Iterator[None]:
-    """Turn each error of SQLite into one of ours; nothing has changed then."""
+    """Turn each error of SQLite into one of ours; the call that failed has changed nothing."""
     try:
         yield
     except (OverflowError, UnicodeEncodeError):
@@ -288,13 +288,13 @@ def file_at(path: Path) -> tuple[int, int] | None:
 
 
 def make_private(path: Path) -> None:
-    """Make the file where there is none, for its owner alone; SQLite gives the files beside it the same mode."""
-    with contextlib.suppress(OSError):  # it is there already, or SQLite says why it cannot be made
+    """Make the file if it is missing, for its owner only; SQLite gives the same mode to its other files."""
+    with contextlib.suppress(OSError):  # the file exists, or SQLite will say why it cannot be made
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def checked_path(path: str | Path) -> Path:
-    """The file's absolute path; SetupError if it could not be shared between processes or kept."""
+    """The file's absolute path; SetupError if processes could not share the file, or it would not be kept."""
     if str(path) in {"", ":memory:"} or str(path).startswith("file:"):
         raise SetupError("the queue needs a file: in memory each connection would have a queue of its own")
     whole = Path(path).expanduser().resolve()
@@ -317,5 +317,5 @@ def file_system_of(directory: Path, mounts: Path = Path("/proc/self/mounts")) ->
 
 
 def unescaped(mount: str) -> str:
-    """A mount point as a path: its spaces are written in octal."""
+    """A mount point as a path: the system writes its spaces in octal."""
     return mount.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

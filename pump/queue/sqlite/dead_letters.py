@@ -1,4 +1,4 @@
-"""Messages that a group has given up: one row for each message and group, with its own copy of everything."""
+"""Messages that a group has given up: one row for each message and group, with its own copy of the message."""
 
 import logging
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Cause(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a stored message is."""
+    """The queue, partition and place of a stored message."""
 
     queue: Queue
     partition: Partition
@@ -43,7 +43,7 @@ class Position(NamedTuple):
 
 
 def position_of(work: SqliteWork, partition_uid: str, transaction_id: str) -> Position | None:
-    """Where the message is; None if there is none."""
+    """The position of a message; None if there is no such message."""
     partition = work.partition_by_uid(partition_uid) if is_text(partition_uid) else None
     if partition is None or not is_text(transaction_id):
         return None
@@ -56,13 +56,13 @@ def position_of(work: SqliteWork, partition_uid: str, transaction_id: str) -> Po
 
 
 def insert_dead(work: SqliteWork, group_id: int, part_id: int, seq: int, cause: Cause) -> None:
-    """Make a dead letter of a message for a group, which settles it."""
+    """Make a message a dead letter for a group; this settles it."""
     work.execute(INSERT_DEAD, (mint(), group_id, *cause, work.now, part_id, seq))
     work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ? AND seq = ?", (group_id, part_id, seq))
 
 
 def insert_dead_ahead(work: SqliteWork, group_id: int, position: Position, cause: Cause) -> bool:
-    """The same for a message that the group was not given yet; False if it has settled that already."""
+    """The same for a message that was not handed out to the group yet; False if the group has already settled it."""
     _, partition, message_id, seq = position
     passed = work.execute(
         "INSERT OR IGNORE INTO passed (message_id, group_id, part_id, seq, dead) VALUES (?, ?, ?, ?, 1)",
@@ -102,7 +102,7 @@ LETTER: Final = (
 
 
 def list_dead_letters(work: SqliteWork, which: Filter) -> tuple[list[DeadLetter], int]:
-    """A page of dead letters, newest first, and how many there are in total."""
+    """A page of dead letters, newest first, and their total number."""
     where = {
         "queue = ?": which.queue,
         "partition = ?": which.partition,
@@ -120,14 +120,14 @@ def list_dead_letters(work: SqliteWork, which: Filter) -> tuple[list[DeadLetter]
 
 
 def letter(work: SqliteWork, row: tuple[Any, ...]) -> DeadLetter:
-    """One dead letter; without its payload if that cannot be read here."""
+    """A row as a dead letter; without its payload if that cannot be read here."""
     found = DeadLetter(*row[2:])
     payload = work.opened(row[9], found.partition_id, found.transaction_id, sealed=row[0])
     return replace(found, payload=payload)
 
 
 def count_dead_letters(work: SqliteWork) -> dict[str, int]:
-    """How many each queue has."""
+    """The number of dead letters of each queue."""
     return dict(work.execute("SELECT queue, count(*) FROM dead GROUP BY queue"))
 
 
@@ -148,7 +148,7 @@ def _redrive(work: SqliteWork, dead_id: str) -> Pushed | None:
 
 
 def retry_message(work: SqliteWork, partition_uid: str, transaction_id: str) -> int:
-    """Make a dead message pending again in its old place, for every group that gave it up."""
+    """Make a dead message pending again in its old place for every group that gave it up; returns how many groups."""
     position = position_of(work, partition_uid, transaction_id)
     if position is None:
         return 0
@@ -159,7 +159,7 @@ def retry_message(work: SqliteWork, partition_uid: str, transaction_id: str) -> 
 
 
 def _retry_for(work: SqliteWork, group_id: int, position: Position) -> bool:
-    """The same for one group; whether it had given the message up."""
+    """The same for one group; returns whether it had given the message up."""
     queue, partition, message_id, seq = position
     progress = progress_of(work, group_id, partition.id)
     key = (*progress.key, seq)

@@ -1,7 +1,7 @@
 """The queue in a SQLite file: for one machine, any number of threads and processes.
 
-Every call is one transaction that starts by becoming the file's only writer, so no code here has to think of others.
-The rules are in the files beside this one, each with its noun.
+Every call that writes is one transaction, which first becomes the file's only writer: no code here has to consider
+other writers. The rules are in the other files of this folder, one subject a file.
 """
 
 import logging
@@ -49,11 +49,11 @@ log: Final = logging.getLogger("pump.queue")
 T = TypeVar("T")
 
 CLOCK_STEP_SECONDS: Final = 1.0
-"""A clock that shows so much less than before was put back."""
+"""If the clock goes back by more than this, it was put back."""
 
 
 class SqliteOperations(SqliteWork):
-    """All that can be done in one transaction on a SQLite file."""
+    """All operations of one transaction on a SQLite file."""
 
     push = push_messages
     pop = pop_messages
@@ -98,10 +98,10 @@ class SqliteEngine(Engine):
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """`synchronous` NORMAL is faster, and may lose the last commits when the power fails, never otherwise.
+        """With `synchronous` NORMAL, writes are faster, but a power failure (nothing else) may lose the last commits.
 
-        A file that has tables of other programs is taken too, unless `beside_others` is false. Without
-        `create` there has to be a queue in the file, of this version.
+        A file with tables of other programs is accepted, unless `beside_others` is false. Without `create`, the file
+        must exist and hold a queue of this version.
         """
         self.clock_offset = clock_offset
         self._lenient: Final = lenient
@@ -118,7 +118,7 @@ class SqliteEngine(Engine):
                 check_keys(self._work(connection), keys)
 
     def now(self) -> float:
-        """The time of all calls."""
+        """The clock that every call uses."""
         return time.time() + self.clock_offset
 
     def close(self) -> None:
@@ -127,25 +127,25 @@ class SqliteEngine(Engine):
         self._connections.close()
 
     def use_keys(self, keys: Sealing) -> None:
-        """Seal and open with these from now on."""
+        """Use these keys from now on."""
         self._write(lambda work: check_keys(work, keys))
         self._keys = keys
 
     def warnings(self, *, large_log: int = LARGE_LOG_BYTES) -> Sequence[str]:
-        """What should be mended before it does harm, such as a log of changes larger than so many bytes."""
+        """What an operator should repair before it does harm, such as a log of changes above `large_log` bytes."""
         return [*log_too_large(self._connections.path, large_log), *self._missing.warnings()]
 
     @contextmanager
     def transaction_on(
         self, connection: sqlite3.Connection, leases: frozenset[str] = frozenset()
     ) -> Iterator[list[Step]]:
-        """Steps and the caller's own statements as one transaction on the caller's connection to the same file.
+        """Carry out steps and the caller's own statements as one transaction, on the caller's connection to the file.
 
-        Steps appended to the list are carried out at the end of the block, which then commits, unless the connection
-        was in a transaction before. Nobody else can write meanwhile. A step that is refused raises Conflict;
-        QueueUnavailable means that the whole block may be tried again. A process that forks closes such a connection
-        before, as the engine does with its own: with it the child could not keep what it writes. It makes no
-        checkpoints any more: the engine does.
+        Steps appended to the list are carried out at the end of the block. Then the block commits, unless the
+        connection was in a transaction before. Nobody else can write meanwhile. A refused step raises Conflict;
+        QueueUnavailable means that the whole block may be tried again. From now on this connection makes no
+        checkpoints: the engine makes them. A process that forks must close the connection before the fork, as the
+        engine closes its own: otherwise the child could lose what it writes.
         """
         steps: list[Step] = []
         with on_connection(connection, self._connections.path) as commits:
@@ -161,7 +161,7 @@ class SqliteEngine(Engine):
             self._watch.notify(work.changed)
 
     def _pop(self, request: PopRequest) -> PopResult:
-        """A pop that finds nothing writes nothing."""
+        """First look without writing: a pop that finds nothing writes nothing."""
         self._repair_after_the_clock_was_put_back()
         return self._read(lambda work: empty_result(work, request)) or self._write(lambda work: work.pop(request))
 
@@ -179,14 +179,14 @@ class SqliteEngine(Engine):
         return self._watch.listen(queue, on_ready)
 
     def _repair_after_the_clock_was_put_back(self) -> None:
-        """Also once at the start, as it may have happened before."""
+        """Also runs at the first call, as the clock may have been put back before."""
         now = self.now()
         if now < self._latest - CLOCK_STEP_SECONDS:
             self._write(repair)
         self._latest = now
 
     def _write(self, act: Callable[[SqliteOperations], T]) -> T:
-        """Do it in one transaction, then notify the listeners."""
+        """Run the function in one transaction, then notify the listeners."""
         self._watch.ensure()
         with self._connections.writing() as connection:
             work = self._work(connection)
@@ -195,7 +195,7 @@ class SqliteEngine(Engine):
         return result
 
     def _read(self, act: Callable[[SqliteOperations], T]) -> T:
-        """Do it on one view of the file."""
+        """Run the function on one unchanging state of the file."""
         with self._connections.snapshot() as connection:
             return act(self._work(connection))
 
@@ -204,7 +204,7 @@ class SqliteEngine(Engine):
 
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:
-        """An engine that could not be made leaves nothing open."""
+        """Close everything if the engine cannot be made."""
         try:
             yield
         except BaseException:

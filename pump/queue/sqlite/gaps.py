@@ -1,7 +1,7 @@
-"""Places of a partition whose messages are gone, and messages that a group settled before they were handed out.
+"""Gaps (places whose messages were removed), and messages that a group settled before they were handed out.
 
-Messages are counted by subtracting places, which both of these keep correct. A gap is a range of places; no two gaps
-touch, so there is at most one more gap than there are messages.
+Messages are counted by subtracting places; both tables are needed for correct counts. A gap is a range of places; no
+two gaps touch, so there is at most one more gap than there are messages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from pump.queue.sqlite.work import SqliteWork
 
 
 def vacate(work: SqliteWork, part_id: int, places: Iterable[int]) -> None:
-    """Record that places, in rising order, are empty now; ranges that touch become one."""
+    """Record that these places, given in rising order, are empty now; ranges that touch become one."""
     for _, run in groupby(enumerate(places), lambda each: each[1] - each[0]):
         found = [place for _, place in run]
         first, last = found[0], found[-1]
@@ -29,7 +29,7 @@ NEXT_GAP: Final = "SELECT seq, last FROM gap WHERE part_id = ? AND last > ? ORDE
 
 
 def forget_gaps(work: SqliteWork, part_id: int, claimed: int) -> None:
-    """Delete the gaps before the first message that every group has passed."""
+    """Delete the gaps that lie before the first message and that every group has passed."""
     first = work.execute("SELECT seq FROM message WHERE part_id = ? ORDER BY seq LIMIT 1", (part_id,)).fetchone()
     end = claimed if first is None else min(claimed, first[0] - 1)
     work.execute("DELETE FROM gap WHERE part_id = ? AND last <= ?", (part_id, end))
@@ -42,9 +42,9 @@ NEW: Final = (
     " - (SELECT count(*) FROM passed AS x"
     " WHERE x.group_id = pr.group_id AND x.part_id = part.id AND x.seq > pr.claimed)"
 )
-"""How many messages a group was never given and has not settled: of its progress `pr` in a partition `part`."""
+"""The number of messages neither handed out nor settled, for a progress row `pr` and its partition `part`."""
 OPEN: Final = f"{NEW} + (SELECT count(*) FROM delivery AS d WHERE d.group_id = pr.group_id AND d.part_id = part.id)"  # noqa: S608 - of constants
-"""The same with those that were handed out and are not settled."""
+"""The same, plus the messages that were handed out and are not settled."""
 NEW_IN: Final = (
     f"SELECT {NEW} FROM progress AS pr CROSS JOIN partition AS part ON part.id = pr.part_id"  # noqa: S608 - of constants
     " WHERE pr.group_id = ? AND pr.part_id = ?"
@@ -55,7 +55,7 @@ NEW_IN: Final = (
 
 
 def skip_passed(work: SqliteWork, group_id: int, part_id: int, claimed: int, last: int) -> int:
-    """The claim, moved forward to the next message that its group has not settled."""
+    """Move the claim forward to just before the next message that the group has not settled; returns it."""
     if not work.exists(ANY_PASSED, group_id, part_id, claimed):
         return claimed
     row = work.execute(NEXT, (group_id, part_id, claimed)).fetchone()
@@ -65,7 +65,7 @@ def skip_passed(work: SqliteWork, group_id: int, part_id: int, claimed: int, las
 
 
 def forget_passed(work: SqliteWork, group_id: int, part_id: int, claimed: int) -> None:
-    """Delete the `passed` rows up to a claim, which says the same."""
+    """Delete the `passed` rows up to a claim: the claim already says that these messages are settled."""
     work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ? AND seq <= ?", (group_id, part_id, claimed))
 
 

@@ -1,11 +1,11 @@
-"""Where a consumer group starts in each partition."""
+"""Consumer groups, and the place where a group starts in each partition."""
 
 from pump.queue.sqlite.work import ConsumerGroup, Partition, Queue, SqliteWork
 from pump.queue.vocabulary import DEFAULT_GROUP
 
 
 def make_group(work: SqliteWork, queue: Queue, name: str, start: float | str) -> ConsumerGroup:
-    """A new group of a queue, with its progress in every partition."""
+    """Make a group of a queue, with its progress in every partition."""
     kind, since = (start, None) if isinstance(start, str) else ("timestamp", start)
     work.execute(
         "INSERT INTO consumer_group (queue_id, name, subscription, subscription_from, created_at)"
@@ -24,7 +24,7 @@ def make_group(work: SqliteWork, queue: Queue, name: str, start: float | str) ->
 
 
 def groups_or_default(work: SqliteWork, queue: Queue) -> list[ConsumerGroup]:
-    """The groups of a queue; with no group yet the default one, so that dead letters have an owner."""
+    """The groups of a queue; if it has none, make the default group, so that dead letters have an owner."""
     return work.groups_of(queue.id) or [make_group(work, queue, DEFAULT_GROUP, "all")]
 
 
@@ -39,7 +39,7 @@ def last_before_start(work: SqliteWork, partition: Partition, start: float | str
 
 
 def last_before(work: SqliteWork, partition: Partition, moment: float) -> int:
-    """The last place whose message is older than a moment, by binary search: times rise with places."""
+    """The last place whose message is older than a moment; binary search, since times rise with places."""
     low = last_before_start(work, partition, "all")
     high = partition.last_seq
     while low < high:

@@ -12,7 +12,7 @@ from pump.queue.vocabulary import GroupInfo, PartitionInfo, PartitionNumbers, Pr
 
 
 def list_queues(work: SqliteWork, name: str | None = None, *, whole: bool = False) -> list[QueueInfo]:
-    """All queues, without partitions and groups unless `whole`; or the one of that name with all it has."""
+    """All queues, with partitions and groups only if `whole`; or the named queue with its partitions and groups."""
     rows = work.execute(
         "SELECT id, uid, name, namespace, task, ordered, created_at FROM queue"
         " WHERE ?1 IS NULL OR name = ?1 ORDER BY name",
@@ -33,7 +33,7 @@ def _queue_info(work: SqliteWork, row: tuple[int, str, str, str, str, int | None
 
 
 def count_messages(work: SqliteWork, queue: str | None) -> dict[str, list[PartitionNumbers]]:
-    """How many messages are where in the partitions of each queue, or of one."""
+    """Count the messages of each partition, in all or by group and state, for every queue or one."""
     return numbers_of(work.execute(NUMBERS, (work.now, work.now + LONGEST_LEASE_SECONDS, queue)))
 
 
@@ -126,7 +126,7 @@ def cursor(work: SqliteWork, progress: Progress) -> int:
 
 
 def _lag_seconds(work: SqliteWork, progress: Progress) -> float:
-    """The age of the oldest message that is not settled; 0 where there is none."""
+    """The age of the oldest message that is not settled; 0 if there is none."""
     row = work.execute(NEXT, (*progress.key, cursor(work, progress))).fetchone()
     return 0.0 if row is None else max(0.0, work.now - row[1])
 

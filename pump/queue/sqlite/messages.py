@@ -1,4 +1,4 @@
-"""What operators do to single messages, and to all that a group has pending. Each act is logged."""
+"""Operators' actions on single messages, and on all pending messages of a group. Each action is logged."""
 
 import logging
 from typing import Final
@@ -18,7 +18,7 @@ from pump.queue.sqlite.progress import PENDING, Progress, after_removal, is_leas
 from pump.queue.sqlite.work import SqliteWork
 
 AT_ONCE: Final = 1000
-"""Messages in one transaction at most, so that nobody waits long for the file."""
+"""The most messages in one transaction, so that nobody waits long for the file."""
 
 log: Final = logging.getLogger("pump.queue")
 
@@ -43,7 +43,7 @@ def remove_message(work: SqliteWork, partition_uid: str, transaction_id: str) ->
 
 
 def give_up_message(work: SqliteWork, partition_uid: str, transaction_id: str, name: str | None, error: str) -> int:
-    """Make a dead letter of a message for one group, or for each that has not settled it; returns for how many."""
+    """Make a message a dead letter for one group, or for each that has not settled it; returns how many groups."""
     position = position_of(work, partition_uid, transaction_id) if is_text(name or "") else None
     if position is None:
         return 0
@@ -58,7 +58,7 @@ def give_up_message(work: SqliteWork, partition_uid: str, transaction_id: str, n
 
 
 def _give_up_for(work: SqliteWork, progress: Progress, position: Position, cause: Cause) -> bool:
-    """The same for one group; whether it had not settled the message. A consumer that has it leased loses it."""
+    """The same for one group; False if it had settled the message before. A consumer that has it leased loses it."""
     queue, partition, _, seq = position
     if seq is None or seq > progress.claimed:
         done = insert_dead_ahead(work, progress.group_id, position, cause)
@@ -87,7 +87,7 @@ DELIVERED: Final = (
 def purge_scheduled(
     work: SqliteWork, name: str, group_name: str, after: tuple[float, int, str]
 ) -> tuple[int, tuple[float, int, str]] | None:
-    """Settle the next scheduled messages for the group: how many, and after which to go on; None if none is left."""
+    """Settle the next scheduled messages for the group; returns how many, and where to go on; None if none is left."""
     queue = work.required_queue(name)
     group = work.required_group(queue, group_name)
     rows = work.execute(SCHEDULED, (queue.id, *after, AT_ONCE)).fetchall()
@@ -108,9 +108,9 @@ SCHEDULED: Final = (
 
 
 def purge(work: SqliteWork, name: str, group_name: str, after: int) -> tuple[int, int] | None:
-    """Complete what is pending in the next partition: all that is new, and a bounded number of redeliveries.
+    """Complete pending messages of the next partition: all new messages, and a bounded number of redeliveries.
 
-    Returns how many messages that were, and after which partition to go on; None if none is left.
+    Returns the number of messages, and the partition after which to go on; None if no partition is left.
     """
     queue = work.required_queue(name)
     group = work.required_group(queue, group_name)

@@ -1,4 +1,4 @@
-"""What operators do to queues and groups: only they remove messages or move a group. Each act is logged."""
+"""Operators' actions on queues and groups. Each action is logged."""
 
 import logging
 from dataclasses import replace
@@ -38,7 +38,7 @@ def configure_queue(
 
 
 def change_mode(work: SqliteWork, queue: Queue, *, ordered: bool) -> None:
-    """Lease partitions from now on, or messages; Conflict while there are leases of either kind."""
+    """Change between ordered and unordered, leases of partitions or of messages; Conflict while a lease is live."""
     if work.exists(LIVE, queue.id, work.now):
         raise Conflict(f"queue {queue.name!r} has open leases: its mode cannot be changed now")
     groups = "group_id IN (SELECT id FROM consumer_group WHERE queue_id = ?)"
@@ -69,7 +69,7 @@ def subscribe_group(work: SqliteWork, name: str, group: str, start: float | str)
 
 
 def remove_queue(work: SqliteWork, name: str) -> bool:
-    """Remove a queue and all it holds except its dead letters."""
+    """Remove a queue and everything in it except its dead letters."""
     queue = work.queue(name)
     if queue is None:
         return False
@@ -138,7 +138,7 @@ def seek_group(
 
 
 def _move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -> None:
-    """Everything up to the claim is settled, everything after it is new; dead letters after it stay dead letters."""
+    """Move the claim: every message up to it is settled, every later one is new, but dead letters stay dead letters."""
     work.execute("DELETE FROM delivery WHERE group_id = ? AND part_id = ?", progress.key)
     work.execute("DELETE FROM passed WHERE group_id = ? AND part_id = ?", progress.key)
     work.execute("UPDATE dead SET seq = NULL WHERE group_id = ? AND part_id = ? AND seq > ?", (*progress.key, claimed))
@@ -147,7 +147,7 @@ def _move_to(work: SqliteWork, queue: Queue, progress: Progress, claimed: int) -
 
 
 def chosen(work: SqliteWork, queue: Queue, name: str | None) -> list[Partition]:
-    """One partition of a queue or all, or NotFound."""
+    """The named partition of a queue, or all of its partitions; NotFound if the name is unknown."""
     if name is None:
         return work.partitions(queue.id)
     partition = work.partition(queue.id, name)

@@ -26,11 +26,11 @@ LEASE_HELD: Final = "lease_held"
 NO_PARTITION: Final = "partition_not_found"
 WINDOW: Final = "window_buffer"
 LIMIT_OF_QUEUE: Final = -1
-"""A retry limit: the queue's own."""
+"""As a retry limit: use the limit of the queue."""
 
 
 class Candidate(NamedTuple):
-    """A message that may be handed out, and how often it was before."""
+    """A message that may be handed out, and how often it was handed out, retried and crashed before."""
 
     seq: int
     lease_id: str | None
@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
 
 
 class PopState:
-    """What one pop has taken so far, and how much more it may take."""
+    """The messages that one pop has taken so far, and how much more it may take."""
 
     def __init__(self, work: SqliteWork, request: PopRequest, queue: Queue, group: ConsumerGroup) -> None:
         self.work: Final = work
@@ -64,9 +64,9 @@ class PopState:
         self.room = min(request.limit, MOST_POPPED)
         self.bytes_left = request.largest_reply
         self.passed_over = False
-        """Whether a message of the partition that was looked at last could not be opened."""
+        """Whether a message of the current partition could not be opened."""
         self.too_large = False
-        """Whether the last message looked at did not fit beside the others, only because of its size."""
+        """Whether the last message that was looked at did not fit, only because of its size."""
 
     @property
     def is_full(self) -> bool:
@@ -74,7 +74,7 @@ class PopState:
         return self.room < 1 or len(self.parts) >= self.request.partitions
 
     def fits(self, row: Candidate) -> bool:
-        """Whether the message may be in the reply; the first one always may."""
+        """Whether the message fits into the reply; the first one always does if `room` is left."""
         self.too_large = self.room > 0 and bool(self.messages) and len(row.payload) > self.bytes_left
         return self.room > 0 and not self.too_large
 
@@ -95,7 +95,7 @@ class PopState:
         return True
 
     def pass_over(self, row: Candidate, partition: Partition) -> None:
-        """Leave the message to other servers for a while, uncounted."""
+        """Leave the message to other servers for a while; no attempt is counted."""
         self.work.execute(
             "INSERT OR REPLACE INTO delivery (group_id, part_id, seq, lease_id, deliveries, retries, crashes, budget,"
             " visible_at, error) VALUES (?, ?, ?, NULL, ?, ?, ?, ?, ?, ?)",
@@ -106,7 +106,7 @@ class PopState:
         )  # fmt: skip
 
     def candidates(self, statement: str, values: tuple[object, ...]) -> list[Candidate]:
-        """What a statement finds."""
+        """The messages that a statement finds."""
         return list(map(Candidate._make, self.work.execute(statement, values)))
 
     def is_spent(self, row: Candidate) -> bool:
@@ -117,7 +117,7 @@ class PopState:
 
 
 def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
-    """Whether so many retries and crashes make a dead letter of a message."""
+    """Whether a message with so many retries and crashes becomes a dead letter."""
     limit = options.retry_limit if limit == LIMIT_OF_QUEUE else limit
     return (
         limit is not None and attempts > limit and options.dead_letter_queue and options.dead_letter_after_max_retries
@@ -125,7 +125,7 @@ def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
 
 
 def pop_messages(work: SqliteWork, request: PopRequest) -> PopResult:
-    """Lease what is ready."""
+    """Lease the messages that are ready."""
     queue = queue_for(work, request)
     if request.create_group:
         group = work.group(queue.id, request.group) or make_group(work, queue, request.group, request.subscribe_from)
@@ -161,7 +161,7 @@ def queue_for(work: SqliteWork, request: PopRequest) -> Queue:
 
 
 def empty_result(work: SqliteWork, request: PopRequest) -> PopResult | None:
-    """The answer if there is nothing to hand out; None if `pop_messages` has to see for itself."""
+    """The result if there is nothing to hand out; None if `pop_messages` has to run."""
     queue = work.queue(request.queue)
     if queue is None or queue.mode is None or request.ordered not in {None, queue.mode}:
         return None
@@ -209,7 +209,7 @@ def from_one(state: PopState, name: str) -> str:
 
 
 def from_any(state: PopState) -> str:
-    """Take from the partitions that have waited longest, each looked at once."""
+    """Take from the partitions that have waited longest; each partition is tried once."""
     work, tried = state.work, set[int]()
     while not state.is_full:
         ready = work.execute(
@@ -227,7 +227,7 @@ def from_any(state: PopState) -> str:
 
 
 def take_from(state: PopState, partition: Partition, progress: Progress) -> str:
-    """Take what fits from one partition and store when to look there next; returns why it is withheld, if it is."""
+    """Take what fits from one partition and store when to look there next; returns why all is held back, or ""."""
     window, had = state.queue.options.window_buffer, len(state.messages)
     if window and partition.last_at + window > state.work.now:
         set_ready(state.work, progress, partition.last_at + window)
@@ -239,15 +239,15 @@ def take_from(state: PopState, partition: Partition, progress: Progress) -> str:
     store_taken(state, partition, claimed, again, new)
     if len(state.messages) > had:
         state.parts.append(partition.id)
-    elif state.too_large:  # it keeps its turn, or others that fill each reply would hold it back for ever
+    elif state.too_large:  # it keeps its turn: else messages that fill each reply could hold it back for ever
         set_ready(state.work, progress._replace(ready_at=None), progress.ready_at)
-    elif state.passed_over and state.queue.ordered:  # in order, nothing behind it may go
+    elif state.passed_over and state.queue.ordered:  # in order, later messages have to wait for it
         set_ready(state.work, progress._replace(ready_at=None), state.work.now + PASS_SECONDS)
     return ""
 
 
 def take_redeliveries(state: PopState, partition: Partition) -> tuple[list[Candidate], bool]:
-    """Take messages that were delivered before and are due again; and whether they hold back later ones."""
+    """Take messages that were delivered before and are due again; also returns whether they hold back later ones."""
     taken: list[Candidate] = []
     for row in redeliveries_in_order(state, partition) if state.queue.ordered else redeliveries_due(state, partition):
         if row.visible_at is not None and row.visible_at > state.work.now:
@@ -268,7 +268,7 @@ def take_redeliveries(state: PopState, partition: Partition) -> tuple[list[Candi
 
 
 def redeliveries_in_order(state: PopState, partition: Partition) -> Iterator[Candidate]:
-    """In an ordered partition: all that is not settled, in order."""
+    """In an ordered partition: all delivered messages that are not settled, in order."""
     after = 0
     while found := state.candidates(IN_ORDER, (state.group.id, partition.id, after, state.room + 1)):
         yield from found
@@ -276,7 +276,7 @@ def redeliveries_in_order(state: PopState, partition: Partition) -> Iterator[Can
 
 
 def redeliveries_due(state: PopState, partition: Partition) -> Iterator[Candidate]:
-    """Where each message has a lease of its own: those whose lease or delay has ended."""
+    """In an unordered partition: the messages whose lease or delay has ended."""
     after = (-1.0, 0)
     while found := state.candidates(
         WHEN_DUE, (state.group.id, partition.id, *after, state.work.now, max(state.room, 1))
@@ -286,7 +286,7 @@ def redeliveries_due(state: PopState, partition: Partition) -> Iterator[Candidat
 
 
 def take_new(state: PopState, partition: Partition, claimed: int) -> tuple[list[Candidate], int]:
-    """Take messages that the group was never given, if they are old enough; and up to which place it has them."""
+    """Take messages that were never handed out to the group, if they are old enough; also returns the new claim."""
     delay = state.queue.options.delayed_processing
     newest = state.work.now - delay if delay else math.inf
     taken: list[Candidate] = []
@@ -310,7 +310,7 @@ def take_new(state: PopState, partition: Partition, claimed: int) -> tuple[list[
 def store_taken(
     state: PopState, partition: Partition, claimed: int, again: list[Candidate], new: list[Candidate]
 ) -> None:
-    """Lease the messages, as one partition or each by itself; with `auto_ack`, complete them."""
+    """Lease the messages, the partition as a whole or each message by itself; with `auto_ack`, complete them."""
     work, queue, key, rows = state.work, state.queue, (state.group.id, partition.id), [*again, *new]
     completed = len(rows) if state.request.auto_ack else 0
     if completed:
@@ -340,7 +340,7 @@ def store_taken(
 
 
 def due_in(work: SqliteWork, queue: Queue, group: ConsumerGroup) -> float | None:
-    """Seconds until time alone makes something ready."""
+    """Seconds until a delay or a lease ends and something is ready; None if nothing waits for a time."""
     row = work.execute(DUE, (group.id, queue.id)).fetchone()
     return None if row[0] is None else max(0.0, row[0] - work.now)
 

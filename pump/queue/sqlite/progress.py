@@ -1,4 +1,4 @@
-"""How far a group is in a partition, and when something is ready for it there."""
+"""The progress of a group in a partition, and when something is ready for the group there."""
 
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ class Progress(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Which group and which partition."""
+        """The ids of the group and the partition."""
         return self.group_id, self.part_id
 
 
@@ -37,7 +37,7 @@ def next_ready(work: SqliteWork, queue: Queue, group_id: int, part_id: int, clai
     """When something is ready in a partition that nobody has leased; None for never."""
     row = work.execute(FIRST_IN_ORDER if queue.ordered else FIRST_DUE, (group_id, part_id)).fetchone()
     moments: list[float] = [row[0]] if row else []
-    if not (queue.ordered and moments):  # in order, the first one holds back all others
+    if not (queue.ordered and moments):  # in order, the first delivered message holds back all others
         row = work.execute(NEXT, (group_id, part_id, claimed)).fetchone()
         delay = queue.options.delayed_processing
         moments += [row[1] + delay if delay else work.now] if row else []
@@ -54,7 +54,7 @@ FIRST_DUE: Final = (
 
 
 def release(work: SqliteWork, queue: Queue, progress: Progress) -> None:
-    """End the lease of an ordered partition: its messages that are not settled are pending again, uncounted."""
+    """End the lease of an ordered partition: its unsettled messages are pending again; no attempt is counted."""
     work.execute(
         "UPDATE delivery SET lease_id = NULL WHERE group_id = ? AND part_id = ? AND lease_id = ?",
         (*progress.key, progress.lease_id),
@@ -80,9 +80,9 @@ def set_ready(work: SqliteWork, progress: Progress, ready_at: float | None) -> N
 
 
 def after_removal(work: SqliteWork, queue: Queue, progress: Progress) -> None:
-    """One of the messages that were handed out is gone: the lease that it was the last of ends.
+    """Called after a message that was handed out is removed: if it was the last one of its lease, the lease ends.
 
-    A lease whose time is over ends too: the clock may go back.
+    For an expired lease or none, only the time when something is ready is computed again.
     """
     if queue.ordered and progress.lease_id is not None and not has_open(work, progress):
         release(work, queue, progress)
@@ -91,18 +91,18 @@ def after_removal(work: SqliteWork, queue: Queue, progress: Progress) -> None:
 
 
 def is_leased(work: SqliteWork, queue: Queue, progress: Progress) -> bool:
-    """Whether a consumer has the whole partition."""
+    """Whether a consumer has a live lease of the whole partition."""
     return queue.ordered and progress.lease_id is not None and work.lease_lives(progress.lease_until)
 
 
 def has_open(work: SqliteWork, progress: Progress) -> bool:
-    """Whether a lease has messages that are not settled."""
+    """Whether the partition's lease has messages that are not settled."""
     statement = "SELECT 1 FROM delivery WHERE group_id = ? AND part_id = ? AND lease_id = ? LIMIT 1"
     return work.exists(statement, *progress.key, progress.lease_id)
 
 
 PENDING: Final = "(lease_id IS NULL OR CASE WHEN ?3 THEN lease_id <> ?4 ELSE visible_at <= ?5 END)"
-"""Whether a delivery is leased to nobody, for a statement that begins with the values of `pending_in`."""
+"""The condition that no live lease covers a delivery; the statement's first values are those of `pending_in`."""
 
 
 def pending_in(work: SqliteWork, queue: Queue, progress: Progress) -> tuple[int, int, bool, str | None, float]:

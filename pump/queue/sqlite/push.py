@@ -19,7 +19,7 @@ Row = tuple[int, int, str, str, str | None, str | None, float, int, bytes]
 
 
 def push_messages(work: SqliteWork, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
-    """Store each; results in order. The ids are those of `ids_for`."""
+    """Store each message; results in order. The ids come from `ids_for`."""
     batches: dict[tuple[str, str], PartitionBatch] = {}
     places: list[tuple[PartitionBatch, int]] = []
     minted = iter(ids[len(items) :])
@@ -37,7 +37,7 @@ def push_messages(work: SqliteWork, items: Sequence[Push], ids: Sequence[str]) -
 
 
 class PartitionBatch:
-    """What one call pushes to one partition."""
+    """The messages that one call pushes to one partition."""
 
     def __init__(self, work: SqliteWork, queue_name: str, name: str) -> None:
         self._work = work
@@ -49,7 +49,7 @@ class PartitionBatch:
         self.results: list[Pushed] = []
 
     def store(self, room_left: dict[int, float]) -> None:
-        """Store what may be stored. `room_left` is, for each queue, how many more messages it takes in this call."""
+        """Store the messages that fit. `room_left` is, for each queue, how many more messages it takes in this call."""
         reason, partition = self._opened()
         if partition is None:
             self.results = [push_refused(item, transaction_id, "", reason) for item, _, transaction_id in self.items]
@@ -95,7 +95,7 @@ class PartitionBatch:
             self._work.changed.add(self._queue.name)
 
     def _opened(self) -> tuple[str, Partition | None]:
-        """The partition, or why nothing can be stored in it."""
+        """The partition, or the reason why nothing can be stored in it."""
         work, queue = self._work, self._queue
         number_all_due(work, queue)
         if queue.options.encryption and work.sealing is None:
@@ -129,7 +129,7 @@ class PartitionBatch:
 
 
 def insert_messages(work: SqliteWork, queue: Queue, part_id: int, rows: Sequence[Row]) -> None:
-    """Insert messages that have their places, and make their partition ready for every group."""
+    """Insert messages that have places, and make their partition ready for every group."""
     if not rows:
         return
     work.executemany(
@@ -143,12 +143,12 @@ def insert_messages(work: SqliteWork, queue: Queue, part_id: int, rows: Sequence
 
 
 WAKE: Final = "UPDATE progress SET ready_at = ?1 WHERE part_id = ?2 AND ready_at IS NULL"
-"""In an ordered partition, a lease or a delay holds back what is new."""
+"""In an ordered partition, a lease or a delay holds back new messages."""
 WAKE_ALL: Final = "UPDATE progress SET ready_at = ?1 WHERE part_id = ?2 AND (ready_at IS NULL OR ready_at > ?1)"
 
 
 def make_partition(work: SqliteWork, queue_id: int, name: str) -> Partition:
-    """A new partition; every group of its queue starts at its beginning."""
+    """Make a partition; every group of its queue starts at its beginning."""
     work.execute(
         "INSERT INTO partition (uid, queue_id, name, created_at) VALUES (?, ?, ?, ?)",
         (mint(), queue_id, name, work.now),
@@ -165,7 +165,7 @@ def make_partition(work: SqliteWork, queue_id: int, name: str) -> Partition:
 
 
 def room_in(work: SqliteWork, queue: Queue) -> float:
-    """How many more messages a queue takes: its limit less what its slowest group, or with no group all, has open."""
+    """How many more messages fit: the limit minus the open ones of the slowest group; without a group, minus all."""
     if not queue.options.max_size:
         return float("inf")
     unsettled: int | None = work.execute(UNSETTLED, (queue.id,)).fetchone()[0]
@@ -190,7 +190,7 @@ SELECT max(n) FROM (
 
 
 def number_due(work: SqliteWork, queue: Queue) -> bool:
-    """Give the queue's due messages their places, in the order they became due; whether there may be more."""
+    """Give the queue's due messages their places, in the order they became due; returns whether there may be more."""
     due = work.execute(
         "SELECT part_id, transaction_id, id, trace_id, producer, sealed, payload, due_at FROM scheduled"
         " WHERE queue_id = ? AND due_at <= ? ORDER BY due_at, id LIMIT ?",
@@ -216,6 +216,6 @@ def number_due(work: SqliteWork, queue: Queue) -> bool:
 
 
 def number_all_due(work: SqliteWork, queue: Queue) -> None:
-    """The same for all of them: what is pushed now comes after what was due before."""
+    """The same for all due messages: a message pushed now comes after those that were due before."""
     while number_due(work, queue):
         pass

@@ -14,13 +14,13 @@ from typing import Final
 
 from pump.errors import SetupError
 
-# Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is null if nothing waits;
-# it serves scheduling, lease expiry, delays and fairness alike. `gap` holds ranges of places, from `seq` to `last`,
-# whose messages were removed from among others, so that a lag stays a subtraction. `passed` is what a group settled
-# before it was given it, because an operator said so; its `seq` is null while its message is scheduled. `swept` is how
-# far retention has looked after the first message that is not settled, and `swept_at` when it last reached the end. A
-# delivery's `visible_at` is the end of its lease if each message has its own, else the end of its delay. `budget` is
-# the retry limit that its consumer gave: -1 is the queue's, null is none.
+# Ids of groups and partitions are never used twice: a dead letter outlives both. `ready_at` is when to look at the
+# partition next (new messages, lease expiry, delays, fairness); null if nothing waits. `gap` has ranges of places, from
+# `seq` to `last`, whose messages were removed from among others, so that a lag can be computed by subtraction. `passed`
+# has messages that a group settled before they were handed out, by an operator's call; its `seq` is null while the
+# message is scheduled. `swept` is how far retention has looked after the first unsettled message, `swept_at` when it
+# last reached the end. A delivery's `visible_at` is the end of its lease if each message has its own, else the end of
+# its delay. `budget` is the retry limit that its consumer gave: -1 means the queue's limit, null means no limit.
 TABLES: Final = """
 CREATE TABLE queue (
     id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, name TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL,
@@ -86,16 +86,16 @@ KEYS: Final = """
 CREATE TABLE key_check (id TEXT PRIMARY KEY, sealed BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE sealed_trace (trace_id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-"""What each key has sealed, to know it by; and which notes are sealed."""
+"""A check value for each key, to recognise the key; and which notes are sealed."""
 
 MIGRATIONS: Final = (TABLES, KEYS)
-"""What each version adds. One that has been published is never changed again: the next one changes what it did."""
+"""What each version adds. A published version is never changed: a later version corrects it."""
 
 NAMES: Final = re.compile(r"CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)")
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create what is missing; SetupError if there is something else than this code would create."""
+    """Create missing tables; SetupError if the tables are not the ones that this code would create."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     # SQLite keeps each statement as it was given.
     kept = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
@@ -118,7 +118,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def statements(migration: str) -> list[str]:
-    """Its statements, each in a line."""
+    """The statements of a version, each in one line."""
     return [" ".join(each.split()) for each in migration.split(";\n") if each.strip()]
 
 

@@ -23,11 +23,11 @@ from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 from pump.queue.vocabulary import Extended, Settled, Settlement, Status
 
 AT_ONCE: Final = 0.0
-"""A due time that has passed, whatever the clock says."""
+"""A due time in the past on any clock."""
 
 
 class DeliveryRow(NamedTuple):
-    """A message as one group has it; only `seq` is set if it was never handed out or is settled."""
+    """A message and its delivery to one group; only `seq` is set if it was never handed out or is settled."""
 
     seq: int
     delivered_seq: int | None
@@ -42,7 +42,7 @@ class DeliveryRow(NamedTuple):
 def settle_messages(
     work: SqliteWork, settlements: Sequence[Settlement], leases: frozenset[str] = frozenset(), *, benign: bool = True
 ) -> list[Settled]:
-    """Carry out each; `benign` says whether completing a message that is completed already counts as a success."""
+    """Carry out each settlement; `benign` says whether completing a completed message counts as a success."""
     settlers: dict[tuple[str, str], PartitionSettler | None] = {}
     outcomes: list[tuple[PartitionSettler | None, Settled]] = []
     for settlement in settlements:
@@ -70,7 +70,7 @@ def refused(settlement: Settlement) -> Settled:
 
 
 def settler_for(work: SqliteWork, settlement: Settlement) -> "PartitionSettler | None":
-    """The partition in which the message should be, if there is such a partition."""
+    """The settler for the settlement's partition and group; None if there is no such partition."""
     partition = work.partition_by_uid(settlement.partition_id) if is_text(settlement.partition_id) else None
     if partition is None:
         return None
@@ -98,7 +98,7 @@ class PartitionSettler:
         self.released = False
 
     def settle(self, settlement: Settlement, leases: frozenset[str], *, benign: bool) -> Settled:
-        """Carry one out, if its lease allows."""
+        """Carry out one settlement, if its lease is live."""
         row = self._delivery(settlement.transaction_id)
         if row is None:
             return self._invalid(settlement) if self._is_scheduled(settlement) else refused(settlement)
@@ -121,7 +121,7 @@ class PartitionSettler:
                 return self._give_up(settlement, row, row.retries, settlement.reason or BY_CONSUMER)
 
     def finish(self) -> None:
-        """End the lease if nothing of it is open or something was given back, and store when to look here next."""
+        """End the lease if all its messages are settled or one was given back, and store when to look here next."""
         if not self._settled:
             return
         work, progress = self._work, self._progress
@@ -136,7 +136,7 @@ class PartitionSettler:
             release(work, self._queue, progress)
 
     def _is_scheduled(self, settlement: Settlement) -> bool:
-        """Whether the message is scheduled: nobody can have it."""
+        """Whether the message is scheduled: nobody can have leased it."""
         statement = "SELECT 1 FROM scheduled WHERE part_id = ? AND transaction_id = ?"
         transaction_id = settlement.transaction_id
         return is_text(transaction_id) and self._work.exists(statement, self._partition.id, transaction_id)
@@ -160,7 +160,7 @@ class PartitionSettler:
         return row.lease_id in named and self._work.lease_lives(until)
 
     def _is_completed(self, row: DeliveryRow) -> bool:
-        """Whether the group has completed the message, and did not give it up."""
+        """Whether the group has completed the message, as opposed to giving it up."""
         if row.delivered_seq is not None or row.seq > self._progress.claimed or not self._progress.group_id:
             return False
         dead = "SELECT 1 FROM dead WHERE part_id = ? AND seq = ? AND group_id = ?"
@@ -173,7 +173,7 @@ class PartitionSettler:
         return self._result(settlement, ACKNOWLEDGED)
 
     def _fail(self, settlement: Settlement, row: DeliveryRow) -> Settled:
-        """It counts as a retry, and may have been the last attempt."""
+        """Count a retry; after the last one, give the message up."""
         options = self._queue.options
         retries = row.retries + 1 if settlement.retries is None else settlement.retries
         if exceeds(retries + row.crashes, row.budget, options):
@@ -215,7 +215,7 @@ WHERE m.part_id = ?2 AND m.transaction_id = ?3
 
 
 def extend_lease(work: SqliteWork, lease_id: str, seconds: float | None) -> Extended:
-    """Let a lease end no earlier than `seconds` from now."""
+    """Extend a lease to end no earlier than `seconds` from now; None means the lease time of its queue."""
     row = work.execute(
         "SELECT g.queue_id, l.group_id, l.parts FROM lease AS l"
         " CROSS JOIN consumer_group AS g ON g.id = l.group_id WHERE l.id = ?",

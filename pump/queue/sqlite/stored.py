@@ -21,7 +21,7 @@ class GroupView(NamedTuple):
 
 
 class PartitionView:
-    """One partition, and the groups whose view of it matters."""
+    """One partition, and the groups for which states are shown."""
 
     def __init__(self, work: SqliteWork, queue: Queue, partition: Partition, groups: Sequence[ConsumerGroup]) -> None:
         self._work = work
@@ -30,7 +30,7 @@ class PartitionView:
         self._groups = groups
 
     def rows(self, since: float | None, until: float | None) -> Iterator[tuple[Any, ...]]:
-        """Its messages within those times, newest first: the scheduled ones, then the others."""
+        """The partition's messages within the filter's times, newest first: scheduled messages, then the others."""
         scheduled = self._work.execute(SCHEDULED, (self._partition.id,)).fetchall()
         first = float("-inf") if since is None else since
         last = float("inf") if until is None else until
@@ -43,7 +43,7 @@ class PartitionView:
                 return
 
     def stored(self, row: tuple[Any, ...], payload: bytes | None = None) -> Stored:
-        """A row, with its state for every group."""
+        """A row as a stored message, with its state for every group."""
         seq, at, message_id, transaction_id, trace_id, producer = row
         views = {group.name: self._seen_by(group, message_id, seq) for group in self._groups}
         failed = [view for view in views.values() if view.error is not None]
@@ -57,7 +57,7 @@ class PartitionView:
         )  # fmt: skip
 
     def _seen_by(self, group: ConsumerGroup, message_id: str, seq: int | None) -> GroupView:
-        """A message as a group sees it."""
+        """The message as one group sees it."""
         values = (message_id, seq, self._queue.ordered, group.id, self._partition.id)
         name, until, retries, error = self._work.execute(SEEN, values).fetchone()
         state = State(name)
@@ -87,7 +87,7 @@ LEFT JOIN passed ON passed.message_id = ?1 AND passed.group_id = pr.group_id
 LEFT JOIN dead ON dead.message_id = ?1 AND dead.group_id = pr.group_id
 WHERE pr.group_id = ?4 AND pr.part_id = ?5
 """
-"""One message for one group: its state, where "processing" is right only until its lease ends; retries and error."""
+"""One message for one group: its state ("processing" is right only until the lease ends), retries and error."""
 
 
 def list_stored(work: SqliteWork, which: Filter) -> list[Stored]:

@@ -1,6 +1,6 @@
-"""What becomes due with time: scheduled messages are numbered, the longest waits end, old messages are removed.
+"""Work that becomes due with time: placing scheduled messages, ending the longest waits, removing old messages.
 
-Nothing is removed that a group has not settled: it becomes that group's dead letter in the same transaction.
+Before a message is removed that a group has not settled, it becomes a dead letter of that group.
 """
 
 from typing import Final
@@ -15,13 +15,13 @@ from pump.queue.sqlite.push import number_due
 from pump.queue.sqlite.work import Partition, Queue, SqliteWork
 
 AT_ONCE: Final = 1000
-"""Messages of a partition in one call at most, so that nobody waits long for the file."""
+"""The most messages of a partition in one call, so that nobody waits long for the file."""
 IDLE_SECONDS: Final = 60.0
 KEEP_LEASES_SECONDS: Final = 3600.0
 
 
 def maintain_queues(work: SqliteWork) -> float:
-    """Do what is due; returns the seconds until there is more."""
+    """Do the work that is due; returns the seconds until there is more."""
     names = [name for (name,) in work.execute("SELECT name FROM queue")]
     more = [maintain_queue(work, queue) for queue in map(work.queue, names) if queue is not None]
     work.execute("DELETE FROM lease WHERE until < ?", (work.now - KEEP_LEASES_SECONDS,))
@@ -33,7 +33,7 @@ def maintain_queues(work: SqliteWork) -> float:
 
 
 def maintain_queue(work: SqliteWork, queue: Queue) -> bool:
-    """Do what is due in one queue; whether there is more at once."""
+    """Do the work that is due in one queue; returns whether there may be more now."""
     more = [number_due(work, queue)]
     options = queue.options
     keeps = options.retention_enabled
@@ -50,7 +50,7 @@ def maintain_queue(work: SqliteWork, queue: Queue) -> bool:
 
 
 def give_up_older(work: SqliteWork, queue: Queue, seconds: float, cause: Cause) -> bool:
-    """Make dead letters of what has been pending for longer than that; whether there may be more."""
+    """Make dead letters of messages that have been pending for longer than that; returns whether there may be more."""
     more = False
     groups = groups_or_default(work, queue)
     for partition in work.partitions(queue.id):
@@ -61,7 +61,7 @@ def give_up_older(work: SqliteWork, queue: Queue, seconds: float, cause: Cause) 
 
 
 def give_up_to(work: SqliteWork, queue: Queue, progress: Progress, last: int, cause: Cause) -> bool:
-    """Make dead letters of what a group has pending up to a place, not of what is leased; whether there may be more."""
+    """Make dead letters of a group's pending, not leased, messages up to a place; returns whether there may be more."""
     where = progress.key
     again = work.execute(PENDING_AGAIN, (*pending_in(work, queue, progress), AT_ONCE, last)).fetchall()
     new = work.execute(NEW, (progress.part_id, progress.claimed, last, AT_ONCE, progress.group_id)).fetchall()
@@ -91,11 +91,11 @@ AND {PENDING} ORDER BY seq LIMIT ?6
 
 
 def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: float) -> bool:
-    """Remove what all groups have settled and is old enough; whether there may be more.
+    """Remove messages that all groups have settled and that are old enough; returns whether there may be more.
 
-    First the settled messages from the beginning up to the first one that is not settled. Then those after it: this
-    second look continues where the last call stopped, and after it has reached the end it rests for a minute. So each
-    call looks at no more than twice AT_ONCE messages, and what stays is looked at once a minute, however much it is.
+    First it removes settled messages from the beginning up to the first unsettled one. Then it looks at those after it:
+    this second look continues where the last call stopped, and rests for a minute once it has reached the end. So each
+    call looks at no more than twice AT_ONCE messages, and messages that stay are looked at once a minute.
     """
     rows = [progress_of(work, group.id, partition.id) for group in work.groups_of(queue.id)]
     if not rows:
@@ -111,7 +111,7 @@ def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: fl
 
 
 def sweep_after(work: SqliteWork, partition: Partition, settled: int, last: int) -> bool:
-    """The second look; whether it should continue at once."""
+    """The second look of `sweep`; returns whether it should continue at once."""
     swept, swept_at = work.execute("SELECT swept, swept_at FROM partition WHERE id = ?", (partition.id,)).fetchone()
     if not swept and work.now - IDLE_SECONDS <= swept_at <= work.now:
         return False
@@ -125,7 +125,7 @@ def sweep_after(work: SqliteWork, partition: Partition, settled: int, last: int)
 
 
 def remove_settled(work: SqliteWork, partition: Partition, after: int, last: int) -> list[int]:
-    """Look at the next messages between two places, which all groups have claimed; remove those no group has open."""
+    """Look at the next messages between two places, which all groups have claimed; remove those that all settled."""
     rows = work.execute(
         "SELECT seq FROM message WHERE part_id = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
         (partition.id, after, last, AT_ONCE),

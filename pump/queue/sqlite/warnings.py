@@ -9,7 +9,7 @@ LARGE_LOG_BYTES: Final = 64_000_000
 
 
 def log_too_large(path: Path, large: int) -> Sequence[str]:
-    """A warning if a reader of an old state of the file prevents the log of changes from being emptied."""
+    """A warning if the log of changes cannot be emptied, because a reader still sees an old state of the file."""
     log = path.with_name(f"{path.name}-wal")
     try:
         size = log.stat().st_size

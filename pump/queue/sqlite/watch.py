@@ -1,6 +1,6 @@
-"""The one thread of a SQLite engine: it notifies listeners when another process wrote, and makes the checkpoints.
+"""The only thread of a SQLite engine: it notifies listeners when another process wrote, and makes the checkpoints.
 
-Checkpoints are never automatic: one elected process makes them, each after a change of its own. See `checkpoint`.
+Checkpoints are never automatic: one elected process makes them, and writes a change before each. See `checkpoint`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pump.queue.sqlite.connection import Connections, FileConnection, is_busy
 log: Final = logging.getLogger("pump.queue.sqlite")
 
 LOOK_SECONDS: Final = 0.02
-"""How often to ask whether another process wrote."""
+"""How often to check whether another process wrote."""
 TICK_SECONDS: Final = 0.25
 """How often to check whether the log of changes (WAL) has grown too long."""
 LONG_LOG_BYTES: Final = 4_000_000
@@ -36,7 +36,7 @@ CROSS JOIN progress AS p ON p.group_id = g.id WHERE q.name = ? AND p.ready_at <=
 
 
 class Watch:
-    """Starts its thread when there is something to watch; one thread for each process, also after a fork."""
+    """Starts its thread when there is something to watch; each process has its own thread, also after a fork."""
 
     def __init__(self, connections: Connections, now: Callable[[], float], clock: Clock) -> None:
         self._connections = connections
@@ -45,7 +45,7 @@ class Watch:
         self._election = Election(connections.path)
         self._listeners = Listeners()
         self.notify: Final = self._listeners.notify
-        """Calls the listeners of some queues."""
+        """Calls the listeners of the given queues."""
         self._awake = Signal()
         self._ended = Signal()
         self._thread: threading.Thread | None = None
@@ -53,7 +53,7 @@ class Watch:
         fork_gate.register(self)
 
     def before_fork(self) -> None:
-        """Its connection is one of those that are closed."""
+        """Nothing to do: `Connections` closes the watch's connection too."""
 
     def in_child(self) -> None:
         """Replace locks: one that another thread of the parent held would stay locked."""
@@ -64,7 +64,7 @@ class Watch:
             self._ended.set()
 
     def ensure(self) -> None:
-        """Start the thread in this process, unless it runs."""
+        """Start the thread in this process, unless it is running."""
         if self._pid == os.getpid() or self._ended.is_set():
             return
         self._pid = os.getpid()
@@ -96,7 +96,7 @@ class Watch:
                     if opened is not None and opened.lost_its_file():
                         opened.close()
                     if opened is None or opened.closed:
-                        opened, seen = self._connections.open(), 0  # versions are each connection's own
+                        opened, seen = self._connections.open(), 0  # each connection counts versions by itself
                     with opened.in_use:
                         seen = self._look(opened.connection, seen)
                         if self._clock.monotonic() - ticked > TICK_SECONDS:
@@ -119,7 +119,7 @@ class Watch:
             self._clock.wait(self._awake, TICK_SECONDS)
 
     def _look(self, connection: sqlite3.Connection, seen: int) -> int:
-        """Notify the listeners of what is ready, if another process wrote since; returns the version it has seen."""
+        """Notify the listeners of ready queues if another process wrote since; returns the version that was seen."""
         if not self._listeners:
             return 0
         version: int = connection.execute("PRAGMA data_version").fetchone()[0]
@@ -138,19 +138,19 @@ class Watch:
 
 
 def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Move the log of changes into the file; readers or a long transaction may prevent it: later then.
+    """Move the log of changes into the file. Readers or a long transaction can prevent it; it is tried again later.
 
-    SQLite before 3.51.3 has a defect: if a checkpoint begins when the whole log was moved already, and a writer then
-    starts the log anew beneath it, the new changes count as moved although they are not, and are lost. The change made
-    here first is not moved yet, and only the elected process, which is this one, moves any: so no writer can start the
-    log anew before this checkpoint is done.
+    SQLite before 3.51.3 has a defect. If a checkpoint begins when the whole log was moved already, and a writer then
+    starts the log anew during the checkpoint, the new changes are taken for moved although they are not, and are lost.
+    So this first writes a change. That change is not moved yet, and only the elected process, which is this one, makes
+    checkpoints: no writer can start the log anew before this checkpoint is done.
     """
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
         if not is_busy(error):
             raise
-        return False  # somebody writes for long
+        return False  # another connection has been writing for too long
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
     connection.execute("COMMIT")
@@ -167,7 +167,7 @@ class Election:
         fork_gate.register(self)
 
     def won(self) -> bool:
-        """Whether it is this process; tries again if it was another one."""
+        """Whether this process is elected; if not, it tries again to get the lock."""
         if self._file is None:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:

@@ -1,4 +1,4 @@
-"""One transaction on a SQLite file while it runs: its time, what it looked up, which queues it changed."""
+"""One transaction on a SQLite file while it runs: its time, its cached lookups, the queues that it changed."""
 
 import json
 import sqlite3
@@ -24,7 +24,7 @@ class Queue(NamedTuple):
     mode: bool | None
     """Whether it is ordered; None while nobody has consumed from it."""
     ordered: bool
-    """Its mode, or the one that it gets by default."""
+    """The mode, or the default mode if it is not decided yet."""
     options: QueueOptions
 
 
@@ -52,7 +52,7 @@ class ConsumerGroup(NamedTuple):
 
 
 class SqliteWork(Work):
-    """What every statement of one transaction shares."""
+    """State that the operations of one transaction share."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class SqliteWork(Work):
         self._queue_ids: Final[dict[str, int]] = {}
 
     def together(self) -> AbstractContextManager[object]:
-        """Nothing to do: every call is one transaction."""
+        """Does nothing: every call is one transaction already."""
         return nullcontext()
 
     def ping(self) -> object:
@@ -79,7 +79,7 @@ class SqliteWork(Work):
         return self.exists("SELECT 1")
 
     def probe(self) -> object:
-        """Write the first page as it is: it needs room in the log of changes, and a disk that keeps it."""
+        """Write the first page of the file unchanged: this needs space in the log of changes, and a disk that works."""
         return self.execute(f"PRAGMA user_version = {self.number('PRAGMA user_version')}")
 
     def exists(self, statement: str, *values: object) -> bool:
@@ -114,7 +114,7 @@ class SqliteWork(Work):
         return self._queues[queue_id]
 
     def make_queue(self, name: str, mode: bool | None, options: QueueOptions) -> Queue:  # noqa: FBT001 - three values
-        """A new queue; its namespace and task are the parts of its name, until `configure` says otherwise."""
+        """Make a queue; its namespace and task are the parts of its name until `configure` changes them."""
         namespace, _, task = name.partition(".")
         self.execute(
             "INSERT INTO queue (uid, name, namespace, task, ordered, options, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -123,14 +123,14 @@ class SqliteWork(Work):
         return self.required_queue(name)
 
     def set_mode(self, queue: Queue, ordered: bool) -> Queue:  # noqa: FBT001 - the column
-        """The queue, from now on in that mode."""
+        """Store the queue's mode; returns the changed queue."""
         self.execute("UPDATE queue SET ordered = ? WHERE id = ?", (ordered, queue.id))
         changed = queue._replace(mode=ordered, ordered=ordered, options=replace(queue.options, ordered=ordered))
         self._queues[queue.id] = changed
         return changed
 
     def forget_queue(self, queue: Queue) -> None:
-        """Read it again when it is next asked for: it has changed."""
+        """Forget a cached queue that has changed: it is read again at its next use."""
         del self._queues[queue.id], self._queue_ids[queue.name]
 
     def _remember(self, row: tuple[int, str, str, int | None, str] | None) -> Queue | None:
@@ -182,20 +182,20 @@ class SqliteWork(Work):
     # -- the rest
 
     def lease_lives(self, until: float | None) -> bool:
-        """Whether a lease with that end is live; an end too far off was set before the clock was put back."""
+        """Whether a lease with that end is live. If the end is too far off, the clock was put back since: not live."""
         return until is not None and self.now < until <= self.now + LONGEST_LEASE_SECONDS
 
     def readable(self, payload: bytes, partition_uid: str, transaction_id: str, *, sealed: bool) -> bytes | None:
-        """The payload as it was pushed; None, which is told to operators, if it cannot be opened here."""
+        """The payload as it was pushed; None if it cannot be opened here: operators are then warned."""
         return self.opened(payload, partition_uid, transaction_id, sealed=sealed)
 
     def key_check(self, key_id: str) -> bytes | None:
-        """What the key of that id has sealed; None if it is new here."""
+        """The check value of the key with that id; None if there is none yet."""
         row = self.execute("SELECT sealed FROM key_check WHERE id = ?", (key_id,)).fetchone()
         return row and bytes(row[0])
 
     def add_key_check(self, key_id: str, value: bytes) -> None:
-        """Remember it, unless there is one."""
+        """Store the check value of a key, unless one is stored."""
         self.execute("INSERT OR IGNORE INTO key_check (id, sealed) VALUES (?, ?)", (key_id, value))
 
 
@@ -206,7 +206,7 @@ GROUP: Final = "SELECT id, queue_id, name, subscription, subscription_from, crea
 
 @lru_cache(maxsize=1024)
 def options_from_text(text: str, *, ordered: bool) -> QueueOptions:
-    """Options as they are stored; a field that an older version did not know has its default."""
+    """Options from their stored form; a field that an older version did not store has its default."""
     known = {name: value for name, value in json.loads(text).items() if name in DEFAULTS}
     return QueueOptions(**{**known, "ordered": ordered})
 

@@ -1,4 +1,4 @@
-"""A pump's consumer of the durable queue, on either engine."""
+"""The consumer of the durable queue, on either engine."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -21,19 +21,19 @@ from pump.transport_kit.destinations import CHANNEL, Destinations
 from pump.transport_kit.protocol import new_generation
 
 DEAD_ROWS: Final = f"the dead letters of {CHANNEL}"
-"""Where rejected messages go by default: not to a queue, but to the dead letters that operators list and redrive."""
+"""The default for rejected messages: no topic, but the queue's own dead letters, which operators list and redrive."""
 LOOK_SECONDS: Final = 1.0
-"""How often to look even without a notification."""
+"""The longest time between two looks, even without a notification."""
 SOONEST_SECONDS: Final = 0.005
 MOST_BATCHED: Final = 500
-"""As many acknowledgements are batched as are received at once, but no more than these."""
+"""The most acknowledgements in one batch, however large the buffer is."""
 RETRY_SECONDS: Final = 0.5
 FRESH: Final = 0.9
-"""A lease that has so much of its time left is not renewed: another of its messages has just renewed it."""
+"""A lease with this share of its time left is not renewed: another of its messages has just renewed it."""
 
 
 class QueueConsumer:
-    """One consumer of one channel: a consumer group of a queue. What it loses comes again when its lease expires."""
+    """One consumer of one channel: a consumer group of a queue. A lost message comes again when its lease ends."""
 
     broker_limit: int | None = None
 
@@ -48,7 +48,7 @@ class QueueConsumer:
     ) -> None:
         self.generation: Final = new_generation()
         self.ended: Callable[[], None] = lambda: None
-        """Called when the engine is not needed any more."""
+        """Called when the consumer no longer needs the engine."""
         self._engine: Final = opened.engine
         self._opened: Final = opened
         self._clock: Final = clock
@@ -59,7 +59,7 @@ class QueueConsumer:
         self._lease: Final = lease
         self._held: Final = HeldLeases(destinations.channel, ordered=subscription.ordered)
         self._leftovers: Final = leftovers
-        """What the channel's last consumer here could not send, and where this one puts what it cannot send."""
+        """Settlements that an earlier consumer of the channel in this process could not send; this one adds its own."""
         self._acks: Final = AckBatch[Key, Settlement](
             clock, self._send, retry_seconds=RETRY_SECONDS, most=max(MOST, min(subscription.buffer_size, MOST_BATCHED))
         )
@@ -69,12 +69,12 @@ class QueueConsumer:
         """Whether the last call failed because the database did not answer."""
         self._closed = False
         self._wake_one: Final = opened.wake_one(destinations.topic, destinations.channel)
-        """Of all consumers of the channel here: a message wakes one of them."""
+        """The line of all consumers of the channel in this process: a message wakes one of them."""
 
     # -- receiving
 
     def receive(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to `limit` messages: what is there, or what comes within `timeout` seconds, or nothing."""
+        """Up to `limit` messages: those that are ready, or else the first that come within `timeout` seconds."""
         deadline = self._clock.monotonic() + timeout
         self._send()
         messages: Sequence[Message] = ()
@@ -86,7 +86,7 @@ class QueueConsumer:
 
     def _receive(self, limit: int, deadline: float) -> Sequence[Message]:
         while True:
-            self._woken.clear()  # before looking at the queue and at _interrupted, which change before it is set
+            self._woken.clear()  # first, so that no later change of the queue or of _interrupted is missed
             self._wake_one.enter(self._woken)
             messages, due_in = self._look(limit)
             left = deadline - self._clock.monotonic()
@@ -164,9 +164,9 @@ class QueueConsumer:
             self._send()
 
     def _send(self, settlements: Sequence[Settlement] = ()) -> Mapping[Key, Settled]:
-        """Carry out these and all pending acknowledgements; if that fails, they are kept and sent again later.
+        """Carry out these settlements and all pending acknowledgements; if that fails, keep them and send them later.
 
-        Nobody knows then whether they were carried out, but a second time changes nothing.
+        After a failure they may have been carried out already; carrying them out a second time changes nothing.
         """
         pending = self._acks.take({_key(settlement): settlement for settlement in settlements})
         if not pending:
@@ -194,16 +194,16 @@ class QueueConsumer:
     # -- other ways to settle
 
     def nack(self, message: Message) -> None:
-        """Give it back uncounted, for any consumer, at once or with the others of its ordered lease."""
+        """Give the message back, uncounted, for any consumer; if ordered, together with the rest of its lease."""
         self._carry_out(message, self._held.give_back((message,)))
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """The same message comes again, to this channel only, with its number of attempts so far."""
+        """The same message comes again after the delay, to this channel only, with this number of attempts."""
         failed = self._held.settlement(message, Status.FAILED)
         self._settle(message, failed._replace(delay=delay, retries=attempts))
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """A dead letter is stored and the original is settled: both, or neither."""
+        """Store a dead letter and settle the original: both or neither."""
         destination = self._destinations.for_rejected(rejection.kind)
         if destination is None:
             self._settle(message, self._held.settlement(message, Status.COMPLETED))
@@ -220,7 +220,7 @@ class QueueConsumer:
         self._send()
         try:
             committed = self._engine.transaction((push, done))
-        except BadRequest as error:  # too large, with its provenance
+        except BadRequest as error:  # too large with its provenance
             log.warning("message %s of %s does not fit %s: %s", message.id, channel, destination, error)
             self._settle(message, self._dead(message, rejection))
             return
@@ -231,7 +231,7 @@ class QueueConsumer:
         self._send(self._held.close(message))
 
     def _dead(self, message: Message, rejection: Rejection) -> Settlement:
-        """The settlement that makes a dead letter of it in the queue itself. The error begins with its type."""
+        """The settlement that makes it a dead letter in the queue itself. Its text begins with the error's type."""
         texts = provenance(message, rejection)
         first = texts.get("pump-error") or rejection.description or rejection.reason
         error = "\n".join((first, *(f"{name}: {text}" for name, text in texts.items() if name != "pump-error")))
@@ -250,7 +250,7 @@ class QueueConsumer:
         return LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
 
     def extend(self, message: Message) -> None:
-        """Renew its lease, which is also that of all messages received together with it."""
+        """Renew the message's lease, which all messages received together with it share."""
         lease = receipt_of(message).lease
         asked = self._clock.monotonic()
         if lease.expires - asked < FRESH * self._lease:
@@ -263,11 +263,11 @@ class QueueConsumer:
         lease.expires = asked + self._lease
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Give these back for any consumer, in their old order, as if they had not been delivered."""
+        """Give messages back for any consumer, in their old order; no attempt is counted."""
         self._send(self._held.give_back(messages))
 
     def purge(self) -> int:
-        """Settle all that waits, due or not; returns how many messages that were."""
+        """Settle all waiting messages, due or not; returns how many there were."""
         try:
             return self._engine.purge(self._destinations.topic, self._destinations.channel)
         except NotFound as error:
@@ -279,9 +279,9 @@ class QueueConsumer:
     # -- ending
 
     def send_leftovers(self) -> None:
-        """Send what the channel's last consumer could not send."""
+        """Send the settlements that an earlier consumer of the channel could not send."""
         left: list[Settlement] = []
-        while self._leftovers:  # taken out one by one, since others of the channel may do the same
+        while self._leftovers:  # one by one, since other consumers of the channel may do the same
             left.append(self._leftovers.pop(0))
         try:
             self._report_late(self._engine.settle(left) if left else ())
@@ -290,10 +290,10 @@ class QueueConsumer:
             raise
 
     def close(self) -> None:
-        """Send what is pending and disconnect; what cannot be sent is left for the channel's next consumer.
+        """Send pending settlements and disconnect; what cannot be sent is left for the channel's next consumer.
 
-        What is still being handled stays leased, unless the database was gone: then nobody can settle it any more, and
-        it goes back, as from a broker whose connection broke.
+        Messages that are still being handled stay leased, unless the database was gone at the last call. Then nobody
+        can settle them any more, and they go back, as with a broker whose connection broke.
         """
         if self._closed:
             return

@@ -1,9 +1,9 @@
-"""Writes our messages as payloads of the queue and reads them back. Any bytes can be read as a message.
+"""Writes messages of the pump as payloads of the queue and reads them back. Any bytes can be read as a message.
 
-An envelope is JSON, so that other programs can read it too, and the body in it is kept to the byte:
+An envelope is JSON, so that other programs can read it too. The body in it stays the same, byte for byte:
 `{"pump":"000123","header":{…},"json":…}`, where the number is the length of the header's text. A body that is not JSON
 is written as "text" or in "base64". A payload that is no envelope is a body without a header. The key in the header
-says in which partition of the queue the message is kept.
+decides in which partition of the queue the message is stored.
 """
 
 import base64
@@ -18,7 +18,7 @@ from pump.queue.vocabulary import DEFAULT_PARTITION
 from pump.queue.wire.json_body import is_json
 
 SHARDS: Final = 64
-"""How many partitions a queue has for keys, however many keys there are."""
+"""The number of partitions for messages with keys, whatever the number of keys."""
 
 START: Final = b'{"pump":"'
 _NUMBER: Final = 6
@@ -32,12 +32,12 @@ _DEFAULTS: Final = Header("")
 
 
 def partition_of(header: Header) -> str:
-    """Messages of one key are in one partition, which keeps their order; those without a key in the default one."""
+    """Messages with the same key get the same partition, which keeps their order; without a key, the default one."""
     return DEFAULT_PARTITION if header.key is None else f"keys-{crc32(header.key.encode(errors='replace')) % SHARDS:02}"
 
 
 def write(header: Header, body: bytes) -> bytes:
-    """An envelope, without the topic, which is the queue's name, and without values that are the default."""
+    """The envelope of a message, without its topic, which is the queue's name, and without default values."""
     members: dict[str, object] = {
         name: value for name in _TEXTS if (value := getattr(header, name)) != getattr(_DEFAULTS, name)
     }
@@ -58,13 +58,13 @@ def _written(body: bytes) -> tuple[bytes, bytes]:
         text = json.dumps(body.decode(), ensure_ascii=False).encode()
     except UnicodeDecodeError:
         text = b""
-    if text and len(text) <= largest:  # otherwise it is not a text that anybody would read
+    if text and len(text) <= largest:  # a longer one is mostly escapes, which nobody would read
         return b',"text":', text
     return b',"base64":', b'"' + base64.b64encode(body) + b'"'
 
 
 def read(payload: bytes, topic: str) -> tuple[Header, bytes, str]:
-    """Header, body, and what is wrong with the envelope ("" if nothing). A broken one is a body without a header."""
+    """Header, body, and the fault of the envelope ("" if none). A broken envelope is a body without a header."""
     if not payload.startswith(START):
         return Header("", topic), payload, ""
     try:
@@ -81,7 +81,7 @@ def _body(payload: bytes, end: int) -> bytes:
     if not payload.endswith(b"}"):
         raise ValueError("its end is missing")
     if kind == b',"json":':
-        if not is_json(value):  # one that was cut off may end with a brace of the body
+        if not is_json(value):  # a cut-off envelope may end with a brace of the body
             raise ValueError("its body is not whole")
         return value
     text = json.loads(value)

@@ -1,4 +1,4 @@
-"""The deliveries that a consumer holds, by lease, and when what goes back may go."""
+"""The deliveries that a consumer holds, by lease, and when messages may be given back."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -14,24 +14,24 @@ Key: TypeAlias = tuple[str, str, str]
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One lease, and its messages that are not settled."""
+    """One lease and its unsettled messages."""
 
     id: str
     expires: float
-    """On the monotonic clock."""
+    """The end of the lease on the monotonic clock."""
     open: set[Key] = field(default_factory=set)
     returned: list[Settlement] = field(default_factory=list)
-    """What goes back together with the last of the others."""
+    """Messages to give back, which wait for the last open message of the lease."""
 
 
 class LeaseReceipt(NamedTuple):
-    """The handle on one delivery."""
+    """The receipt of one delivery."""
 
     transaction_id: str
     partition_id: str
     lease: Lease
     retries: int
-    """The attempts that the queue knows of."""
+    """The number of attempts that the queue has counted."""
 
     @property
     def key(self) -> Key:
@@ -40,10 +40,10 @@ class LeaseReceipt(NamedTuple):
 
 
 class HeldLeases:
-    """The deliveries of one consumer. From any thread.
+    """The deliveries of one consumer. For use from any thread.
 
-    In an ordered queue, giving back one message of a lease ends the whole lease. So what goes back waits here until no
-    other message of its lease is being handled: none of those may be settled too late because of it.
+    In an ordered queue, giving back one message ends the whole lease. So messages to give back wait here until no other
+    message of their lease is open: otherwise that one's settlement would come too late.
     """
 
     def __init__(self, group: str, *, ordered: bool) -> None:
@@ -71,14 +71,14 @@ class HeldLeases:
         return Settlement(receipt.transaction_id, receipt.partition_id, receipt.lease.id, status, self._group)
 
     def close(self, message: Message) -> Sequence[Settlement]:
-        """The message is settled; returns what of its lease goes back together with it."""
+        """Record that the message is settled; returns the settlements of its lease that may be sent now."""
         receipt = receipt_of(message)
         with self._lock:
             receipt.lease.open.discard(receipt.key)
             return self._ready(receipt.lease)
 
     def give_back(self, messages: Iterable[Message]) -> Sequence[Settlement]:
-        """These go back; returns all that may go now."""
+        """Record messages to give back; returns all settlements that may be sent now."""
         ready: list[Settlement] = []
         with self._lock:
             for message in messages:
@@ -89,7 +89,7 @@ class HeldLeases:
         return ready
 
     def _returned(self, message: Message, receipt: LeaseReceipt) -> Settlement:
-        """Uncounted, unless it had attempts here while it was held: these must not be forgotten."""
+        """The settlement that gives a message back; it stores attempts made here while the message was held."""
         if message.attempts > receipt.retries:
             return self.settlement(message, Status.FAILED)._replace(delay=0.0, retries=message.attempts)
         return self._back(receipt.key)
@@ -103,7 +103,7 @@ class HeldLeases:
         return ready
 
     def drain(self, *, everything: bool) -> Sequence[Settlement]:
-        """What waited to go back, which goes now in any case; with `everything`, all that is not settled."""
+        """Remove and return all waiting settlements; with `everything`, also give back all open messages."""
         with self._lock:
             leases = list(self._leases.values())
             self._leases.clear()

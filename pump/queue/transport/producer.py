@@ -1,4 +1,4 @@
-"""A pump's producer for the durable queue, on either engine."""
+"""The producer for the durable queue, on either engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -18,13 +18,13 @@ HEAVIEST: Final = 8_000_000
 
 
 class SentId(str):
-    """The transaction id of a message that was sent before: sent again, it is not stored twice."""
+    """The transaction id of a message that was sent before: if it is sent again, it is not stored twice."""
 
     __slots__ = ()
 
 
 class QueueProducer:
-    """Sends to the topics in the messages' headers. From any thread."""
+    """Sends to the topics in the messages' headers. For use from any thread."""
 
     def __init__(self, opened: OpenEngine, capabilities: Capabilities, ended: Callable[[], None]) -> None:
         self._opened: Final = opened
@@ -33,7 +33,7 @@ class QueueProducer:
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """Store every message; a PublishError says what is known of those that were not confirmed."""
+        """Store every message; a PublishError tells what is known about the messages that were not confirmed."""
         if self._closed:
             raise not_sent("the producer is closed", retriable=True)
         new_ids = mint_many(len(messages))
@@ -68,7 +68,7 @@ class QueueProducer:
         )
 
     def _store(self, pushes: Sequence[Push]) -> Mapping[int, PublishError]:
-        """Store these, in one transaction; returns what failed, by its place among them."""
+        """Store these messages in one transaction; returns the failures, by index."""
         everything = range(len(pushes))
         try:
             results = self._opened.push(pushes)
@@ -84,7 +84,7 @@ class QueueProducer:
 
 
 def _transaction_id(message: Message, new_id: str) -> str:
-    """Of this attempt to post, not the message's own id: the same message may be posted twice, and redriven."""
+    """An id for this attempt to post. Not the message's own id: the same message may be posted twice, or redriven."""
     if isinstance(message.receipt, SentId):
         return str(message.receipt)
     if message.receipt is None:

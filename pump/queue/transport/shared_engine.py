@@ -1,4 +1,4 @@
-"""The engine that all consumers and producers of a transport share, and what they do with it together."""
+"""The engine that all consumers and producers of a transport share, with merged calls and shared notifications."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ LONGEST_REST: Final = 60.0
 
 
 class OpenEngine:
-    """An engine while it is open. Small calls of several threads go together."""
+    """An open engine. Small calls of several threads are merged."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Final = engine
@@ -27,16 +27,16 @@ class OpenEngine:
             lambda items: engine.push(items),  # noqa: PLW0108 - looked up at each call: a test may replace it
             lambda push: len(push.payload),
         ).do
-        """As the engine's."""
+        """As `Engine.push`."""
         self.settle: Final = ThreadBatcher[Settlement, Settled](
             lambda items: engine.settle(items)  # noqa: PLW0108 - the same
         ).do
-        """As the engine's."""
+        """As `Engine.settle`."""
         self._lock: Final = threading.Lock()
         self._wake_ones: Final[dict[tuple[str, str], WakeOne]] = {}
 
     def wake_one(self, topic: str, channel: str) -> WakeOne:
-        """The line in which all consumers of a channel wait for the topic's notifications."""
+        """The line in which all consumers of a channel wait for notifications of the topic."""
         with self._lock:
             found = self._wake_ones.get((topic, channel))
             if found is None:
@@ -47,7 +47,7 @@ class OpenEngine:
 
 
 class SharedEngine:
-    """One engine for all consumers and producers of a transport, open as long as there is one of them."""
+    """One engine for all consumers and producers of a transport, open as long as one of them uses it."""
 
     def __init__(self, make: Callable[[], Engine], clock: Clock) -> None:
         self._make: Final = make
@@ -59,7 +59,7 @@ class SharedEngine:
 
     @contextmanager
     def use(self) -> Iterator[Engine]:
-        """The engine, during the block."""
+        """Open the engine for the block."""
         opened = self.take()
         try:
             yield opened.engine
@@ -67,7 +67,7 @@ class SharedEngine:
             self.leave()
 
     def take(self) -> OpenEngine:
-        """The engine, until `leave`."""
+        """Open the engine until `leave`."""
         if self._process != os.getpid():  # a child made by fork has nothing open
             self._process = os.getpid()
             self._lock, self._opened, self._users = threading.Lock(), None, 0
@@ -81,7 +81,7 @@ class SharedEngine:
             return self._opened
 
     def leave(self) -> None:
-        """One who took the engine does not need it any more; the last one closes it."""
+        """End one `take`; the last one closes the engine."""
         with self._lock:
             self._users -= 1
             if self._users or self._opened is None:
@@ -96,7 +96,7 @@ class SharedEngine:
         while not self._clock.wait(opened.closing, rest):
             try:
                 rest = min(max(opened.engine.maintain(), SHORTEST_REST), LONGEST_REST)
-            except Exception as error:  # the next round may succeed; nothing is lost by it
+            except Exception as error:  # nothing is lost: the next round may succeed
                 if opened.closing.is_set():
                     return
                 rest = LONGEST_REST

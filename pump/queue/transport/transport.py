@@ -1,4 +1,4 @@
-"""The durable queue as a transport: what `sqlite://` and `postgres://` share."""
+"""The durable queue as a transport: the part that `sqlite://` and `postgres://` share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,10 @@ from pump.transport_kit.settings import finite_seconds
 LEASE: Final = 30.0
 """Seconds for which a delivery is its consumer's alone, unless it is extended."""
 KEEP: Final = 3600.0
-"""Seconds for which a message stays listed that every channel of its topic has completed."""
+"""Seconds for which a message stays listed after every channel of its topic has completed it."""
 LARGEST_BODY: Final = 600_000
 LARGEST_HEADERS: Final = 16 * 1024
-"""With a body and headers so large, the dead letter of a message still fits, with its provenance."""
+"""With headers of this size, and the largest body, a dead letter with its provenance still fits."""
 
 CAPABILITIES: Final = Capabilities(
     system="sql",
@@ -51,15 +51,15 @@ CAPABILITIES: Final = Capabilities(
 
 @cache
 def _clock(_place: str) -> Clock:
-    """One for each database: one that does not answer delays only what is timed for it."""
+    """One clock for each database: a database that does not answer delays only its own timers."""
     return SystemClock()
 
 
 class QueueTransport(ABC):
-    """Topics as queues, channels as consumer groups. Making one opens nothing.
+    """Topics are queues, channels are consumer groups. Making a transport opens nothing.
 
-    `lease` is for subscriptions that do not have their own. A message that all channels of its topic have completed
-    stays listed for `keep` seconds, in queues that this transport creates.
+    `lease` is for subscriptions without a lease of their own. In queues that this transport creates, a message stays
+    listed for `keep` seconds after all channels of its topic have completed it.
     """
 
     capabilities: Capabilities = CAPABILITIES
@@ -74,7 +74,7 @@ class QueueTransport(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Which database it is, without the password."""
+        """The name of the database, without the password."""
 
     @abstractmethod
     def _open(self) -> Engine:
@@ -84,7 +84,7 @@ class QueueTransport(ABC):
         return f"<{type(self).__name__} to {self.place}>"
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Create or validate what each one needs; SetupError names what is missing."""
+        """Create or validate the queues and groups that are needed; SetupError names what is missing."""
         with self._shared.use() as engine, _as_setup_errors():
             for each in in_turn(subscriptions, publications):
                 if isinstance(each, Subscription):
@@ -107,7 +107,7 @@ class QueueTransport(ABC):
         engine.subscribe(destinations.topic, destinations.channel)
 
     def _declare_topic(self, engine: Engine, topic: str) -> None:
-        """Create the queue if it is missing. Its first consumer may still make it an ordered one."""
+        """Create the queue if it is missing. Its first consumer may still make it ordered."""
         if engine.options(topic) is None:
             self._configure(engine, topic, ordered=False)
 
@@ -154,7 +154,7 @@ def dead_letter_topics(destinations: Destinations) -> list[str]:
 
 @contextmanager
 def _as_setup_errors() -> Iterator[None]:
-    """What the queue refuses while it is being set up has to be mended by people."""
+    """Turn an error of the queue during set-up into a ConfigurationError: people have to correct it."""
     try:
         yield
     except QueueError as error:

@@ -1,4 +1,4 @@
-"""What requests and replies of the HTTP API look like as JSON. The server and the client both use it.
+"""The JSON form of requests and replies of the HTTP API, for the server and the client.
 
 Imports: the top level of `pump.queue`.
 Begin with: `requests`.

@@ -1,4 +1,4 @@
-"""Bodies in JSON: read into structs and written from them. The payloads in them stay as they are, to the byte."""
+"""Bodies in JSON, read into structs and written from them. The payloads in them stay the same, byte for byte."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from pump.queue.errors import BadRequest
 from pump.queue.wire.times import A_TIME, Time, time_text
 
 DEEPEST: Final = 500
-"""Levels of a payload: a consumer must be able to read it inside of something else too."""
+"""The most levels of a payload: a consumer must be able to read it inside another value too."""
 LONGEST_NUMBER: Final = 4300
-"""Digits of a whole number in a payload: Python's own reader takes no longer one."""
+"""The most digits of a whole number in a payload: Python's own reader refuses a longer one."""
 
 ABSENT: Final[Any] = UNSET
-"""Default of a member that may be missing; it is falsy, as null is, and is left out of what is written."""
+"""The default of a member that may be missing; it is falsy, like null, and is not written."""
 NULL: Final = Raw(b"null")
 
 Body = TypeVar("Body")
@@ -35,7 +35,7 @@ def _written_value(value: object) -> object:
 
 
 encode: Final = msgspec.json.Encoder(enc_hook=_written_value).encode
-"""The JSON of structs, mappings and lists. A Raw stands in it as it is."""
+"""Writes structs, mappings and lists as JSON. A Raw is written unchanged."""
 
 _decode_raw: Final = msgspec.json.Decoder(Raw).decode
 _PAYLOADS: Final = frozenset({"payload", "data"})
@@ -59,9 +59,9 @@ _KINDS: Final[Mapping[str, str]] = {
 
 
 class Reader(Generic[Body]):
-    """Reads bodies of one kind; BadRequest names the member that is wrong.
+    """Reads bodies of one kind; BadRequest names the wrong member.
 
-    `wrong` has the error texts of members, for where one is missing or of another kind.
+    `wrong` has error texts by member, for a member that is missing or has the wrong type.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Reader(Generic[Body]):
         self._wrong: Final = wrong
 
     def read(self, body: bytes) -> Body:
-        """The body. No name may stand twice in an object outside of the payloads."""
+        """Read a body. Outside the payloads, no object may have the same name twice."""
         if not body or body.isspace():
             if not self._may_be_empty:
                 raise BadRequest("Empty request body")
             body = b"{}"
         try:
             if not body.isascii():
-                body.decode()  # what is skipped is not checked otherwise
+                body.decode()  # msgspec does not check the UTF-8 of values that it skips
             found = self._decode(body)
             if _may_repeat_a_name(body, found):
                 _refuse_repeated_names(body)
@@ -95,7 +95,7 @@ class Reader(Generic[Body]):
 
 
 def payload_of(raw: Raw) -> bytes:
-    """The bytes of a payload that has been read, or BadRequest where some reader could not read it."""
+    """The bytes of a payload that has been read; BadRequest if some JSON reader could not read it."""
     payload = bytes(raw)
     if len(payload) >= _SHORTEST_DEEP:
         if payload.count(b"[") + payload.count(b"{") > DEEPEST:
@@ -105,7 +105,7 @@ def payload_of(raw: Raw) -> bytes:
 
 
 def is_json(body: bytes) -> bool:
-    """Whether the bytes can stand in a JSON text as they are."""
+    """Whether the bytes can be put into a JSON text unchanged."""
     try:
         if not body.isascii():
             body.decode()
@@ -118,7 +118,7 @@ def is_json(body: bytes) -> bool:
 
 
 def read_members(members: Mapping[str, str], kind: type[Body], wrong: Mapping[str, str]) -> Body:
-    """Members that are texts, such as those of a URL, as a struct."""
+    """Make a struct from members that are texts, such as query parameters."""
     try:
         return msgspec.convert(members, kind, strict=False, dec_hook=_read_value)
     except ValidationError as error:
@@ -126,7 +126,7 @@ def read_members(members: Mapping[str, str], kind: type[Body], wrong: Mapping[st
 
 
 def explained(error: ValidationError, wrong: Mapping[str, str]) -> str:
-    """What is wrong with which member, in words for the client's author."""
+    """Explain which member is wrong and why, for the author of the client."""
     text = str(error)
     if unknown := _UNKNOWN.search(text):
         return f"there is no option {unknown['name']!r}"
@@ -144,10 +144,10 @@ def explained(error: ValidationError, wrong: Mapping[str, str]) -> str:
 
 
 def _may_repeat_a_name(body: bytes, found: object) -> bool:
-    """Whether the body holds more than was read from it: a repeated name, or something unknown.
+    """Whether the body has something that was not read: a repeated name or an unknown member.
 
-    Each name and each string has two quotes. What was read, written again, has as many, unless something was dropped;
-    a quote that is written as an escape is seen by the escape.
+    Each name and each string has two quotes. So if the value is written again and has as many quotes, nothing was
+    dropped. A quote that is written as an escape is found by counting the escapes.
     """
     written = encode(found)
     if written == body:
@@ -168,7 +168,7 @@ def _reason(body: bytes, error: ValueError) -> str:
 
 
 class _Members(list[tuple[str, object]]):
-    """An object with all of its members."""
+    """A JSON object as a list of all its members, repeated ones included."""
 
 
 def _refuse_repeated_names(body: bytes) -> None:

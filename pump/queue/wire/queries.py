@@ -1,4 +1,4 @@
-"""What the URLs of requests ask: the parts of a path, and what stands behind the question mark."""
+"""The URLs of requests: the parts of a path, and the query parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, TypeAlias, TypeVar
@@ -36,12 +36,12 @@ class PopQuery(Struct, rename="camel"):
     auto_ack: bool = False
     consumer_group: str = DEFAULT_GROUP
     subscription_mode: str = "all"
-    """Anything but `new`, or `new-only`, is `all`, as the original has it."""
+    """`new` and `new-only` mean new; any other value means all, as in the original."""
     subscription_from: str | None = None
     partitions: Count = 1
 
     def pop_request(self, queue: str, partition: str | None, *, create_group: bool) -> PopRequest:
-        """The request to the engine."""
+        """The request for the engine."""
         return PopRequest(
             queue=queue,
             partition=partition,
@@ -54,7 +54,7 @@ class PopQuery(Struct, rename="camel"):
         )
 
     def wait_seconds(self) -> float:
-        """How long the consumer is willing to wait; 0 where it is not."""
+        """How long the consumer is willing to wait; 0 if it is not."""
         return min(self.timeout / 1000, LONGEST_WAIT_SECONDS) if self.wait else 0.0
 
     def _start(self) -> float | str:
@@ -75,11 +75,11 @@ class PageQuery(Struct, rename="camel"):
     offset: Number = 0
 
     def page(self) -> tuple[int, int]:
-        """How many to list at most, and how many to skip."""
+        """How many rows to list at most, and how many to skip."""
         return min(self.limit, MOST_LISTED), self.offset
 
     def part(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """This page of all the rows."""
+        """The rows of this page."""
         most, first = self.page()
         return rows[first : first + most]
 
@@ -98,7 +98,7 @@ class NamesQuery(PageQuery):
 
 
 class QueueQuery(PageQuery):
-    """A page of what is of one queue, or of all."""
+    """A page of items of one queue or of all queues."""
 
     queue: str | None = None
 
@@ -142,7 +142,7 @@ class DeleteGroupQuery(Struct, rename="camel"):
 
 
 def read_query(text: bytes, kind: type[Query]) -> Query:
-    """What stands behind the question mark; what is given without a value is absent."""
+    """Read the query parameters; one that is given without a value counts as absent."""
     try:
         pairs = parse_qsl(text.decode(), errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError:  # a UnicodeDecodeError is one
@@ -153,7 +153,7 @@ def read_query(text: bytes, kind: type[Query]) -> Query:
 
 
 def path_part(text: str) -> str:
-    """One part of a path as it was meant."""
+    """One part of a path, decoded."""
     try:
         decoded = unquote_to_bytes(text).decode()
     except UnicodeDecodeError:

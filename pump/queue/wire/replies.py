@@ -1,6 +1,6 @@
-"""Replies: the server writes them, the client reads those that are structs. Payloads stand in them as pushed.
+"""Replies: the server writes them, the client reads those that are structs. They hold payloads as they were pushed.
 
-Members are in camelCase, but for some of a push's reply, as the API has them. Times are in UTC, to the microsecond.
+As the API defines it, members are in camelCase, except some of a push's reply. Times are in UTC, to the microsecond.
 """
 
 import base64
@@ -42,7 +42,7 @@ _ERRORS: Final[Mapping[str, str]] = {"invalid_lease": "Invalid or expired lease"
 
 
 class PushedReply(Struct, gc=False):
-    """What became of one message of a push."""
+    """The result for one message of a push."""
 
     index: int = 0
     transaction_id: str | None = None
@@ -75,11 +75,11 @@ class MessageReply(Struct, rename="camel", gc=False):
     crashes: int = 0
     data: Raw = NULL
     data_encoding: str | None = ABSENT
-    """ "base64" where the payload is not JSON."""
+    """ "base64" if the payload is not JSON."""
 
 
 class PopReply(Struct, rename="camel", gc=False):
-    """All messages of a pop; the other members speak of the first one."""
+    """All messages of a pop; the other members describe the first message."""
 
     success: bool = True
     queue: str | None = None
@@ -93,7 +93,7 @@ class PopReply(Struct, rename="camel", gc=False):
 
 
 class SettledReply(Struct, rename="camel", gc=False):
-    """What became of one settlement."""
+    """The result of one settlement."""
 
     index: int = 0
     transaction_id: str | None = None
@@ -107,7 +107,7 @@ class SettledReply(Struct, rename="camel", gc=False):
 
 
 class ExtendedReply(Struct, rename="camel"):
-    """What became of a lease that was to be renewed."""
+    """The result of renewing a lease."""
 
     success: bool
     lease_id: str | None = None
@@ -138,7 +138,7 @@ class DeadLetterReply(Struct, rename="camel"):
     redriven_at: Time | None
     data: Raw = NULL
     data_encoding: str | None = ABSENT
-    """ "base64", or "encrypted" where the server does not have the key."""
+    """ "base64", or "encrypted" if the server does not have the key."""
 
 
 class DeadLettersReply(Struct):
@@ -166,13 +166,13 @@ class GroupReply(Struct, rename="camel"):
 
 
 def copied(kind: Callable[..., Copy], source: object, **others: object) -> Copy:
-    """A struct, dataclass or named tuple, made of the attributes that the source has by the same names."""
+    """A struct, dataclass or named tuple, filled from the attributes of the source with the same names."""
     names = getattr(kind, "__match_args__", ())
     return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)} | others)
 
 
 def carried(reply: MessageReply | DeadLetterReply) -> bytes | None:
-    """The payload as it was pushed; None where it is encrypted."""
+    """The payload as it was pushed; None if it is encrypted."""
     if reply.data_encoding == "encrypted":
         return None
     payload = payload_of(reply.data)
@@ -183,7 +183,7 @@ def carried(reply: MessageReply | DeadLetterReply) -> bytes | None:
 
 
 def pushed(results: Sequence[Pushed]) -> bytes:
-    """What became of each message, in order."""
+    """The result for each message, in order."""
     return encode([_pushed(index, each) for index, each in enumerate(results)])
 
 
@@ -205,7 +205,7 @@ def _pushed(index: int, result: Pushed) -> PushedReply:
 
 
 def popped(request: PopRequest, result: PopResult) -> bytes:
-    """The reply to a consumer."""
+    """The reply to a consumer's pop."""
     first = result.messages[0]
     return encode(
         PopReply(
@@ -242,7 +242,7 @@ def _message(found: Leased, request: PopRequest) -> MessageReply:
 
 
 def settled(results: Sequence[Settled]) -> bytes:
-    """What became of each settlement, in order."""
+    """The result of each settlement, in order."""
     return encode([_settled(index, each) for index, each in enumerate(results)])
 
 
@@ -261,7 +261,7 @@ def _settled(index: int, result: Settled) -> SettledReply:
 
 
 def committed(transaction_id: str, outcome: Committed, places: Sequence[int]) -> Reply:
-    """What became of a transaction; where it was refused, nothing in it succeeded."""
+    """The result of a transaction; if it was refused, none of its steps was carried out."""
     placed = zip(places, outcome.results, strict=False)
     results = [_step(place, each, committed=outcome.success) for place, each in placed]
     reply = {"success": outcome.success, "transactionId": transaction_id, "results": results}
@@ -289,7 +289,7 @@ def _step(place: int, result: Result, *, committed: bool) -> Reply:
 
 
 def extended(result: Extended) -> ExtendedReply:
-    """What became of a lease that was to be renewed."""
+    """The result of renewing a lease."""
     expires_at = _time(result.expires_at)
     return ExtendedReply(result.success, result.lease_id, result.error or None, expires_at, expires_at)
 
@@ -298,7 +298,7 @@ def extended(result: Extended) -> ExtendedReply:
 
 
 def partition(found: PartitionInfo) -> Reply:
-    """One partition, and where its messages are for the group that is furthest behind."""
+    """One partition, and its message counts by state for the group that is furthest behind."""
     return {
         "id": found.id,
         "name": found.name,
@@ -309,7 +309,7 @@ def partition(found: PartitionInfo) -> Reply:
 
 
 def stats(partitions: Iterable[PartitionInfo | PartitionNumbers]) -> dict[str, int]:
-    """How many messages are where, each partition seen by its slowest group; without any group all are pending."""
+    """Message counts by state, for the slowest group of each partition; without any group, all are pending."""
     total = dict.fromkeys(("total", "pending", "processing", "completed", "failed", "deadLetter"), 0)
     for each in partitions:
         total["total"] += each.messages
@@ -333,7 +333,7 @@ def group(found: GroupInfo) -> GroupReply:
 
 
 def progress(name: str, found: ProgressInfo) -> Reply:
-    """How far a group is in one partition."""
+    """The progress of a group in one partition."""
     return {
         "partition": name,
         "cursor": found.cursor,
@@ -373,7 +373,7 @@ def listed(found: Stored) -> dict[str, object]:
 
 
 def message(found: Stored, options: object) -> Reply:
-    """One message with all there is to know of it."""
+    """One message with all its details."""
     return {**listed(found), "queueConfig": options, **_members("payload", found.payload)}
 
 
@@ -396,7 +396,7 @@ _NOT_REDRIVEN: Final = "no dead letter has this id, or it was redriven before"
 
 
 def redriven(dead_letter_id: str, pushed: Pushed | None) -> Reply:
-    """What became of one dead letter that was to be pushed again."""
+    """The result of pushing one dead letter again."""
     if pushed is None:
         return {"id": dead_letter_id, "redriven": False, "error": _NOT_REDRIVEN}
     if pushed.refused:
@@ -424,7 +424,7 @@ def _trace(found: Trace) -> Reply:
 
 
 def _least_settled(states: Iterable[State]) -> State:
-    """Of all groups; without any group a message is pending."""
+    """The least settled state among all groups; without any group, a message is pending."""
     order = (State.LEASED, State.PENDING, State.DEAD, State.COMPLETED)
     return min(states, key=order.index, default=State.PENDING)
 
@@ -435,7 +435,7 @@ def _members(name: str, payload: bytes | None) -> Reply:
 
 
 def _carried(payload: bytes | None) -> tuple[Raw, str]:
-    """A payload as it stands in a reply, and its encoding where it is not its own JSON."""
+    """A payload in the form for a reply, and its encoding if it is not plain JSON."""
     if payload is None:
         return NULL, "encrypted"
     if is_json(payload):

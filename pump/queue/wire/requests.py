@@ -1,4 +1,4 @@
-"""What the bodies of requests hold: the client writes them, the server reads them. null is the same as absent."""
+"""The bodies of requests: the client writes them, the server reads them. null is the same as absent."""
 
 import json
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class AckBatchRequest(Struct, rename="camel"):
 
     acknowledgments: list[AckRequest]
     consumer_group: str | None = ABSENT
-    """For those that name none."""
+    """The group of each settlement that names none."""
 
 
 class PushOperation(Struct, tag_field="type", tag="push"):
@@ -230,7 +230,7 @@ def acknowledgement(body: bytes) -> SettlementOrResult:
 
 
 def acknowledgements(body: bytes) -> list[SettlementOrResult]:
-    """Several, with one group for those that name none."""
+    """Several settlements, with one group for those that name none."""
     request, found = _ACK_BATCH.read(body), list[SettlementOrResult]()
     group = _group(request.consumer_group) or DEFAULT_GROUP
     try:
@@ -256,7 +256,7 @@ def transaction(body: bytes, producer: str | None) -> tuple[Sequence[Step], Sequ
 
 
 def configuration(body: bytes) -> tuple[ConfigureRequest, QueueOptions]:
-    """A request to configure a queue, and all of its options; one that it leaves out returns to its default."""
+    """The request to configure a queue, and all options; an option that it leaves out gets its default."""
     request = _CONFIGURE.read(body)
     for what, label in (("namespace", request.namespace), ("task", request.task)):
         if label:
@@ -274,7 +274,7 @@ def _options(request: OptionsRequest) -> QueueOptions:
 
 
 def options_written(options: QueueOptions) -> OptionsRequest:
-    """All options as HTTP has them."""
+    """All options in their HTTP form."""
     values = {name: getattr(options, name) for name in OptionsRequest.__struct_fields__}
     values["retry_delay"] *= _MILLISECONDS
     whole = {name: int(value) for name, value in values.items() if isinstance(value, float) and value.is_integer()}
@@ -282,20 +282,20 @@ def options_written(options: QueueOptions) -> OptionsRequest:
 
 
 def seconds_to_extend(body: bytes) -> float | None:
-    """How long a lease is to last from now; None, also without a body, is its queue's lease time."""
+    """How long a lease should last from now; None (also without a body) means its queue's lease time."""
     seconds = _given(_EXTEND.read(body).seconds)
     return None if seconds is None else lease_seconds("seconds", seconds)
 
 
 def lease_seconds(what: str, seconds: float) -> float:
-    """The seconds, or BadRequest where no lease may last so long."""
+    """The seconds; BadRequest if no lease may last so long."""
     if not 0 < seconds <= limits.LONGEST_LEASE_SECONDS:
         raise BadRequest(f"{what} must be more than 0 and at most {limits.LONGEST_LEASE_SECONDS:.0f} seconds")
     return seconds
 
 
 def seek_target(body: bytes) -> float | None:
-    """Where a group is to go on: at a time, or with None at the end."""
+    """Where a group has to go on: at a time, or with None at the end."""
     request = _SEEK.read(body)
     if not request.to_end and _given(request.timestamp) is None:
         raise BadRequest(_NO_TARGET)
@@ -303,12 +303,12 @@ def seek_target(body: bytes) -> float | None:
 
 
 def subscription_time(body: bytes) -> float:
-    """Where a group is to begin again."""
+    """The time at which a group has to begin again."""
     return _SUBSCRIPTION.read(body).subscription_timestamp
 
 
 def dead_letter(body: bytes) -> tuple[str | None, str]:
-    """For which group a message becomes a dead letter, None for all, and why."""
+    """The group for which a message becomes a dead letter, None for all groups, and the error text."""
     request = _DEAD_LETTER.read(body)
     return _group(request.consumer_group), _error_text(request.error) or ""
 
@@ -386,7 +386,7 @@ def _group(given: str | None) -> str | None:
 
 
 def _error_text(error: Raw) -> str | None:
-    """A consumer's error, a string or any other JSON: it must not keep its message from being settled."""
+    """A consumer's error as text. It may be any JSON: a wrong type must not prevent the settlement."""
     if not error or error == NULL:
         return None
     text = bytes(error).decode()

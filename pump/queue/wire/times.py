@@ -1,4 +1,4 @@
-"""Times as HTTP has them: in UTC, to the microsecond."""
+"""Times in their HTTP form: in UTC, to the microsecond."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,13 +13,13 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class Time(float):
-    """A time in seconds since the epoch, which stands in JSON as a text such as 2026-01-31T12:00:00Z."""
+    """A time in seconds since the epoch; in JSON it is a text such as 2026-01-31T12:00:00Z."""
 
     __slots__ = ()
 
     @classmethod
     def read(cls, text: object) -> Self:
-        """The time that a text names; without an offset it is UTC. ValueError where it names none."""
+        """The time that a text names; without an offset it is in UTC. ValueError if the text is no time."""
         try:
             read = datetime.fromisoformat(text)  # type: ignore[arg-type]  # anything but a text is a TypeError
             found = cls((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp())
@@ -31,11 +31,11 @@ class Time(float):
 
 
 def time_text(seconds: float | None) -> str | None:
-    """The text of a time; None where there is none."""
+    """The text of a time; None for None."""
     if seconds is None:
         return None
     fraction, whole = modf(seconds)
-    microseconds = round(fraction * 1e6)  # as datetime rounds
+    microseconds = round(fraction * 1e6)  # rounds as datetime does
     if not 0 <= microseconds < _MICROSECONDS:
         whole, microseconds = whole + microseconds // _MICROSECONDS, microseconds % _MICROSECONDS
     return f"{_second_text(whole)}.{microseconds:06}Z"
@@ -43,5 +43,5 @@ def time_text(seconds: float | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _second_text(whole: float) -> str:
-    """Most times of one reply are of few seconds."""
+    """The text of a whole second; cached, as the times of one reply fall into few seconds."""
     return datetime.fromtimestamp(whole, UTC).isoformat(timespec="seconds").removesuffix("+00:00")

@@ -1,4 +1,4 @@
-"""The batched engine: calls that arrive together go in one, waiting costs nothing, and nobody gets another's answer."""
+"""The batched engine: merges calls that arrive together, waits at no cost, and gives each caller its own results."""
 
 import asyncio
 import threading
@@ -18,11 +18,11 @@ WANT = PopRequest(queue="orders")
 
 
 class ScriptedEngine:
-    """Does what a test says, and notes what it was asked."""
+    """An engine that does what a test says, and records its calls."""
 
     def __init__(self) -> None:
         self.gate: Final = threading.Event()
-        """Calls wait for it."""
+        """Calls wait until it is set."""
         self.gate.set()
         self.begun: Final = threading.Semaphore(0)
         self.pushes: Final[list[Sequence[Push]]] = []
@@ -85,12 +85,12 @@ def batched(engine: ScriptedEngine, clock: ManualClock) -> BatchedEngine:
 
 
 def a_batched(engine: Any, clock: ManualClock, *, threads: int) -> BatchedEngine:
-    """A batched before what does as much of an engine as is asked of it."""
+    """A batched engine in front of a scripted engine."""
     return BatchedEngine(engine, clock=clock, threads=threads)
 
 
 def run(batched: BatchedEngine, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it on a loop, and close the batched on the same."""
+    """Run a scenario on a loop, and close the batched engine on the same loop."""
 
     async def whole() -> None:
         try:
@@ -348,7 +348,7 @@ def test_those_who_wait_are_served_in_the_order_in_which_they_came(
         for number in range(10):
             waiting.append(begin(wait(number)))
             await asyncio.to_thread(clock.wait_for_sleepers, number + 2)
-        engine.notify()  # in vain: nobody loses his place by that
+        engine.notify()  # there is no message: no task loses its place
         await until(lambda: engine.looks == 3)
         await asyncio.to_thread(clock.wait_for_sleepers, 11)
         engine.ready.extend("0123456789")
@@ -369,7 +369,7 @@ def test_a_notification_during_a_look_in_vain_causes_another_look(
         engine.gate.clear()
         looks = engine.looks
         engine.notify()
-        await until(lambda: engine.looks == looks + 1)  # it has seen that nothing is there, and not said so yet
+        await until(lambda: engine.looks == looks + 1)  # it has found nothing, and has not reported it yet
         engine.ready.append("1")
         engine.notify()
         await asyncio.sleep(0.01)
@@ -433,7 +433,7 @@ def test_groups_do_not_wait_for_one_another(batched: BatchedEngine, engine: Scri
     run(batched, work)
 
 
-# -- those who go away
+# -- callers that go away
 
 
 def test_a_cancelled_pop_gives_back_uncounted_what_it_was_taking(

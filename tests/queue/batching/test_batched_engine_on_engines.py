@@ -1,4 +1,4 @@
-"""The batched before real engines: what it promises holds where the database has its own ideas of time."""
+"""The batched engine in front of real engines: its promises also hold with the database's own clock."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ def test_a_message_that_becomes_due_is_there_on_time(engine: Engine) -> None:
         taken = await batched.pop(WANT, 20.0)
 
         assert len(taken.messages) == 1
-        assert 0.25 < time.monotonic() - begun < 0.9  # and not only at the look that comes once a second
+        assert 0.25 < time.monotonic() - begun < 0.9  # and not only at the look once a second
         await batched.close()
 
     asyncio.run(main())
@@ -87,7 +87,7 @@ def test_pops_that_are_cancelled_at_any_moment_lose_nothing_and_count_nothing(en
             for taken in await asyncio.gather(popping, return_exceptions=True):
                 if not isinstance(taken, BaseException):
                     await batched.release(WANT, taken)
-        await batched.close()  # it ends what is under way, the giving back too
+        await batched.close()  # it waits for running calls, also for giving back
 
         taken = engine.pop(PopRequest(queue="orders", limit=100))
         assert sorted(int(message.payload) for message in taken.messages) == list(range(20))

@@ -1,4 +1,4 @@
-"""Small calls of many threads go together: who leads, whose answer is whose, and what an error does to the others."""
+"""Small calls of many threads are merged: which thread leads, who gets which result, and what an error does."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 
 class Counter:
-    """Answers with ten times what it is given; its first call waits until it is let go."""
+    """Returns ten times each number; its first call waits until the test lets it go."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -33,7 +33,7 @@ class Counter:
 
 
 class Crowd:
-    """Threads that each have something done: the first is under way, the others have gathered behind it."""
+    """Threads with one call each: the first call is running, the others wait for the next batch."""
 
     def __init__(self, counter: Counter, *, weigh: Callable[[int], int] = lambda _: 0) -> None:
         self.counter = counter
@@ -151,7 +151,7 @@ def test_a_thread_that_is_interrupted_while_it_leads_tells_the_others_that_nobod
 def test_a_thread_that_is_interrupted_while_it_waits_leaves_the_others_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The interrupt comes at the moment when the parcel was told to lead: the next one leads instead."""
+    """The interrupt comes at the moment when its call became the leader: the next call leads instead."""
     crowd = Crowd(Counter())
     lead = crowd.batcher._lead
 

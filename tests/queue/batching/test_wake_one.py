@@ -1,4 +1,4 @@
-"""One of many who wait is woken for a message, and no wake-up is lost between them."""
+"""A message wakes one of many waiting consumers, and no wake-up is lost between them."""
 
 from collections.abc import Sequence
 
@@ -72,7 +72,7 @@ def test_entering_twice_is_standing_there_once() -> None:
 
 @given(st.lists(st.sampled_from(["enter", "message", "look", "go"]), max_size=60), st.randoms(use_true_random=False))
 def test_nobody_sleeps_while_there_is_a_message(acts: list[str], chance: object) -> None:
-    """Whatever happens in between, of those in line one is awake as long as a message is there."""
+    """As long as there is a message, one consumer in the line is awake, whatever happens."""
     wake_one, messages = WakeOne(), 0
     waiting: list[Signal] = []
     for act in acts:
@@ -80,7 +80,7 @@ def test_nobody_sleeps_while_there_is_a_message(acts: list[str], chance: object)
             signal = Signal()
             wake_one.enter(signal)
             waiting.append(signal)
-            if messages:  # whoever enters looks at once
+            if messages:  # a consumer that enters looks at once
                 messages -= 1
                 waiting.remove(signal)
                 wake_one.leave(signal, found=True)

@@ -1,4 +1,4 @@
-"""A server that does not answer is spared: one try at a time finds out whether it is back."""
+"""A server that does not answer is protected: one try at a time finds out whether it answers again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The client of the queue, in both colours: against the real server, and against one that fails as a test says."""
+"""The client of the queue, in both colours, against the real server and against one that fails as a test says."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ from support.waiting import eventually
 
 
 class Blocked:
-    """An awaiting client whose every call is run to its end, so that one test serves both colours."""
+    """An awaiting client made blocking: it runs every call to its end, so that one test serves both colours."""
 
     def __init__(self, client: AsyncQueueClient) -> None:
         self.client: Final = client
@@ -430,7 +430,7 @@ def test_after_five_failures_in_a_row_nothing_is_asked_for_a_minute(scripted: An
     clock.advance(60.0)
     client.settle([Outcome(a_message())])
     with pytest.raises(QueueUnavailable, match="503"):
-        client.pop("orders")  # one failure after a success opens nothing
+        client.pop("orders")  # one failure after a success does not open the circuit
     client.ack(a_message())
     assert len(script.requests) == 9
 
@@ -579,7 +579,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_handler_runs(client: Any, file_en
 
     def handle(message: QueueMessage) -> None:
         deliveries.append(message.deliveries)
-        for _ in range(7):  # seven seconds pass at the database, one after each renewal
+        for _ in range(7):  # seven seconds pass on the database's clock, one after each renewal
             eventually(partial(renewed_since, len(renewed) + 1))
             engine.clock_offset += 1.0
             assert not engine.pop(PopRequest(queue="orders")).messages

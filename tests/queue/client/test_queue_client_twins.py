@@ -1,4 +1,4 @@
-"""The two clients are one program: without its awaits and its words, the awaiting one reads as the blocking one."""
+"""The two clients have the same code: without `await` and `async`, the awaiting one equals the blocking one."""
 
 import ast
 from collections.abc import Mapping

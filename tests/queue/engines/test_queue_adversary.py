@@ -25,7 +25,7 @@ BOTH_MODES = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "
 
 @pytest.fixture
 def engines(make_engine: EngineMaker) -> list[Engine]:
-    """Two on one database, as two processes have them."""
+    """Two engines on one database, as two processes have them."""
     return [make_engine(), make_engine()]
 
 
@@ -498,7 +498,7 @@ def test_a_message_settled_twice_at_once_is_settled_once(engines: list[Engine], 
     assert rig.progress().leased == rig.progress().pending == 0
 
 
-# -- what fits into a reply
+# -- limits of a reply
 
 
 @pytest.mark.requirement("Q-61")
@@ -557,7 +557,7 @@ def test_a_partition_whose_message_does_not_fit_beside_others_has_its_turn(
     assert Counter(turns) == {"A": 3, "B": 3}
 
 
-# -- what is due by time
+# -- messages that become due
 
 
 @pytest.mark.requirement("Q-51", "Q-62")

@@ -1,4 +1,4 @@
-"""A process that forks while it has an engine open: parent and child each go on with what is theirs."""
+"""A process forks while it has an engine open: parent and child each go on with their own connections."""
 
 import itertools
 import os
@@ -83,6 +83,6 @@ def test_a_child_is_notified_and_notifies(engine: Engine) -> None:
 
 
 def announce(engine: Engine) -> None:
-    """Push, and close so that what is announced has been said."""
+    """Push, then close the engine, so that all notifications have been sent."""
     push(engine, "the child's")
     engine.close()

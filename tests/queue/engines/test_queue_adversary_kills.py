@@ -1,4 +1,4 @@
-"""Processes that move messages from queue to queue are killed in the midst of it: each message is moved once."""
+"""Processes are killed while they move messages from queue to queue: each message is moved once."""
 
 import contextlib
 import subprocess
@@ -35,7 +35,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @contextlib.contextmanager
 def worker(database: str, source: str, target: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One that works, and is killed at the end if not before."""
+    """A process that moves messages; it is killed at the end of the block, if not before."""
     with output.open("ab") as file:
         command = [sys.executable, queue_transfer_worker.__file__, database, source, target]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL)
@@ -47,7 +47,7 @@ def worker(database: str, source: str, target: str, output: Path) -> Iterator[su
 
 
 def held(engine: Engine, queue: str) -> int:
-    """How many messages there are in a queue."""
+    """The number of messages in a queue."""
     return sum(each.messages for info in engine.queues(queue) for each in info.partitions)
 
 

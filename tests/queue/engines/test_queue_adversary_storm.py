@@ -1,4 +1,4 @@
-"""Everybody does anything at once, on several engines: in the end each message was settled once for each group."""
+"""Random calls at the same time, on several engines: in the end each message was settled once for each group."""
 
 import contextlib
 import random
@@ -22,7 +22,7 @@ STATUSES = [*Status, *[Status.COMPLETED] * 5]
 
 
 class Storm:
-    """What all threads share: which messages were confirmed, and how often each was acknowledged."""
+    """State of all threads: which messages were confirmed, and how often each was acknowledged."""
 
     def __init__(self, engines: list[Engine], *, ordered: bool) -> None:
         self.engines = engines
@@ -32,7 +32,7 @@ class Storm:
         self._lock = threading.Lock()
 
     def rage(self, number: int, acts: int) -> None:
-        """One thread's acts."""
+        """The calls of one thread."""
         chance = random.Random(number)
         engine = self.engines[number % len(self.engines)]
         for turn in range(acts):
@@ -74,7 +74,7 @@ class Storm:
                     self.acknowledged[group, partitions[one.partition_id], one.transaction_id] += 1
 
     def operate(self, engine: Engine, chance: random.Random, name: str) -> None:
-        """What takes no message away."""
+        """Operators' calls that remove no message."""
         letters, _ = patiently(partial(engine.dead_letters, Filter(queue="orders", limit=3)))
         for letter in letters:
             patiently(partial(engine.retry, letter.partition_id, letter.transaction_id))

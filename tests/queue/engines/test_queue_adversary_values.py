@@ -1,4 +1,4 @@
-"""Both engines given what is largest, strangest or changed under them: it comes back as it was, or is refused."""
+"""Both engines with very large, strange or changed values: each value comes back unchanged, or is refused."""
 
 import itertools
 import os
@@ -32,7 +32,7 @@ LARGEST = os.urandom(1_000_000)
 
 
 def short(text: str) -> str:
-    """So much of it as a transaction id may have."""
+    """The text, cut to the length of a transaction id."""
     return text.encode()[:252].decode("utf-8", "ignore")
 
 

@@ -1,4 +1,4 @@
-"""Why acknowledging together pays, whatever the disk: the database is asked, and commits, once for all of them."""
+"""Acknowledging together is faster on any disk: one call and one commit of the database serve all of them."""
 
 import socket
 from collections import defaultdict
@@ -21,14 +21,14 @@ MESSAGES = 400
 
 
 class Cost(NamedTuple):
-    """What a call costs that others have to wait for."""
+    """The cost of a call that makes others wait."""
 
     round_trips: int
     commits: int
 
 
 class Wire(Proxy):
-    """The way to a PostgreSQL, which counts how often the server says that it is ready for the next query."""
+    """A proxy to PostgreSQL, which counts how often the server is ready for the next query."""
 
     def __init__(self, to_port: int) -> None:
         self._rest: dict[socket.socket, bytes] = defaultdict(bytes)
@@ -42,7 +42,7 @@ class Wire(Proxy):
         await super()._send(target, data, direction)
 
     def _counted(self, data: bytes) -> bytes:
-        """Count the messages that are whole; what is left of them."""
+        """Count the complete messages; returns the rest of the bytes."""
         if data.startswith(b"N") and data[1:2] in {b"", b"N", b"R"}:  # no encryption here, before all else
             return self._counted(data[1:]) if data[1:] else b""
         while len(data) >= 5 and len(data) > (length := int.from_bytes(data[1:5])):
@@ -73,14 +73,14 @@ def on_sqlite(folder: Path) -> Iterator[tuple[Engine, Callable[[], Cost]]]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engine, Callable[[], Cost]]]:
-    """An engine, and what all its calls have cost so far."""
+    """An engine, and the cost of all its calls so far."""
     place: Any = on_sqlite(tmp_path) if request.param == "sqlite" else on_postgres(request.getfixturevalue("postgres"))
     with place as found:
         yield found
 
 
 def held_by(engine: Engine) -> list[Leased]:
-    """Messages under one lease, with so many acknowledged before that nothing is done for the first time."""
+    """Messages under one lease; some others were acknowledged before, so that nothing is done for the first time."""
     engine.configure("orders", QueueOptions(ordered=True))
     engine.push([Push("orders", b"tea") for _ in range(MESSAGES)])
     held = list(engine.pop(PopRequest(queue="orders", limit=MESSAGES)).messages)

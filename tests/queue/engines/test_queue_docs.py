@@ -1,4 +1,4 @@
-"""The examples of docs/queue.md run as they stand, and do what they say."""
+"""The examples of docs/queue.md run unchanged, and do what the page says."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "queue.md").read_text("utf-8")
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Mapping[str, Path]:
-    """The page's programs, each in the file that its first line names."""
+    """The programs of the page, each in the file that its first line names."""
     found = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         name = block.splitlines()[0].removeprefix("# ")

@@ -1,4 +1,4 @@
-"""For every group each message is in exactly one state, whatever anybody does, and whoever asks gets what is ready."""
+"""For every group, each message is always in exactly one state, and a pop gets every message that is ready."""
 
 import itertools
 import time
@@ -38,12 +38,12 @@ STATUSES = st.sampled_from([*Status, *[Status.COMPLETED] * 4])
 
 PICKS = st.integers(0, 20)
 WHOLE_LOOK = 8
-"""After so many steps an operator looks at every partition too."""
+"""After this number of steps, an operator looks at every partition too."""
 
 Held = tuple[Leased, str]
 """A message and the group that got it."""
 States: TypeAlias = dict[tuple[Key, str], State]
-"""Of each message for each group."""
+"""The state of each message for each group."""
 OPEN_STATES = {State.PENDING, State.LEASED}
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Model(ordered=self.ordered)
         self.uids: dict[str, str] = {}
         self.handed_out: list[Held] = []
-        """All that anybody ever got, newest last."""
+        """Every message that was ever handed out, newest last."""
         self.looks = itertools.count(1)
         self.latest = 0.0
         """While the clock shows less than it did, what became ready later than this may come late."""
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
         self.take(group, limit, partition, partitions, auto_ack=auto_ack)
 
     def take(self, group: str, limit: int, partition: str | None, partitions: int, *, auto_ack: bool) -> list[Held]:
-        """What a pop gets, which has to be right."""
+        """Pop messages, and check them."""
         want = PopRequest(
             queue=self.queue, group=group, limit=limit, partition=partition, partitions=partitions, auto_ack=auto_ack
         )
@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         return mine
 
     def check_order(self, group: str, messages: list[Leased]) -> None:
-        """What is handed out is the beginning of what is pending."""
+        """The messages that are handed out must be the first pending ones."""
         for partition in {each.partition for each in messages}:
             got = [each.sequence for each in messages if each.partition == partition]
             assert got == sorted(got)
@@ -152,7 +152,7 @@ class Machine(RuleBasedStateMachine):
             assert not earlier
 
     def learn_of_the_spent(self, group: str) -> None:
-        """A pop makes dead letters of what it looks at and finds spent; which it looks at is its own affair."""
+        """A pop makes dead letters of messages whose attempts are used up, among those that it happens to look at."""
         spent = [key for key in self.model.messages if self.model.is_spent(group, key, self.now)]
         stored = self.states() if spent else {}
         for key in spent:
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(group=GROUPS, limit=st.integers(1, 10), statuses=st.lists(STATUSES, min_size=1, max_size=6))
     def consume(self, group: str, limit: int, statuses: list[Status]) -> None:
-        """Take some and settle as many as there are statuses."""
+        """Pop messages, and settle as many as there are statuses."""
         mine = self.take(group, limit, None, 2, auto_ack=False)
 
         self.settle_all([as_settlement(*each, status) for each, status in zip(mine, statuses, strict=False)])
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         self.settle_all([as_settlement(*each, status) for each, status in self.picked(said, live=live)])
 
     def picked(self, said: list[tuple[int, T]], *, live: bool) -> list[tuple[Held, T]]:
-        """Messages that somebody had or still has, with what is said of each."""
+        """Messages that a consumer had or still has, with a settlement for each."""
         choice = [each for each in self.handed_out if not live or self.is_live(each)]
         return [(choice[-1 - number % len(choice)], word) for number, word in said] if choice else []
 
@@ -220,7 +220,7 @@ class Machine(RuleBasedStateMachine):
                 self.uids[getattr(answer, "partition_id", "")] = partition
 
     def all_allowed(self, settlements: list[Settlement], leases: frozenset[str]) -> bool:
-        """Whether each settlement is somebody's to say, and none is said twice."""
+        """Whether each settlement has a live lease, and no message is settled twice."""
         keys = [(each.group, self.uids[each.partition_id], each.transaction_id) for each in settlements]
         return len(set(keys)) == len(keys) and all(
             self.is_allowed(each, leases if each.lease_id is None else frozenset({each.lease_id}))
@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(act=st.integers(0, 9), group=GROUPS, partition=PARTITIONS, name=NAMES)
     def operate(self, act: int, group: str, partition: str, name: str) -> None:
-        """What does not happen all the time."""
+        """Operators' calls, which are rarer."""
         acts: list[Callable[[], None]] = [
             self.start_again,
             self.maintain,
@@ -267,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         acts[act]()
 
     def start_again(self) -> None:
-        """Everybody who had a message is gone; nobody says so."""
+        """Every consumer that had a message is gone, without notice."""
         offset = self.engine.clock_offset
         self.engine.close()
         self.engine = self.make()
@@ -342,7 +342,7 @@ class Machine(RuleBasedStateMachine):
     def uid_of(self, partition: str) -> str | None:
         return next((uid for uid, name in self.uids.items() if name == partition), None)
 
-    # -- what always holds
+    # -- invariants
 
     def states(self) -> dict[Key, dict[str, State]]:
         stored = self.engine.stored(Filter(queue=self.queue, limit=1000))
@@ -358,7 +358,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_promised_holds(self) -> None:
-        """One look a step, for all that is asked of it."""
+        """Check all invariants with one look after each step."""
         stored, now = self.states(), self.now
         letters, total = self.engine.dead_letters(Filter(queue=self.queue, limit=1000))
         assert total == len(letters)
@@ -402,7 +402,7 @@ class Machine(RuleBasedStateMachine):
                 assert each.dead >= counted[State.DEAD]
 
     def teardown(self) -> None:
-        """The next example does not pay for what this one left."""
+        """Clean up, so that the next example does not slow down."""
         self.engine.delete_queue(self.queue)
         self.engine.close()
 

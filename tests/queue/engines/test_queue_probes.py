@@ -1,4 +1,4 @@
-"""The probes: each scenario in which the queue that this one replaces lost or repeated messages."""
+"""The probes: the scenarios in which the queue that this one replaces lost or repeated messages."""
 
 import threading
 

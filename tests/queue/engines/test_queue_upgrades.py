@@ -1,4 +1,4 @@
-"""Databases of each earlier version: upgraded by whoever comes first, with all they hold."""
+"""Databases of each earlier version are upgraded by the first process, and keep all their messages."""
 
 import threading
 import uuid
@@ -17,11 +17,11 @@ from pump.queue.vocabulary import PopRequest, Push, Trace
 from support.queue_child import LIMIT_SECONDS
 
 FIRST_THAT_WORKS = 7
-"""The files of PostgreSQL before this one make a part of the first version."""
+"""The SQL files before this number are only parts of the first version."""
 
 
 def opened_together(make: Callable[[], Engine]) -> list[Engine]:
-    """Two servers that start at once."""
+    """Two servers that start at the same time."""
     barrier, engines, errors = threading.Barrier(2), list[Engine](), list[BaseException]()
 
     def start() -> None:
@@ -82,7 +82,7 @@ def test_a_schema_of_an_earlier_version(postgres_url: str, monkeypatch: pytest.M
 
 
 def test_what_was_published_is_never_changed() -> None:
-    """A database remembers what made it: whoever changes a file locks everybody out. Add the next one instead."""
+    """A database remembers the migrations that made it: a changed one makes it unusable. Add a new file instead."""
     assert [migrations.digest(each) for each in migrations.migrations()] == PUBLISHED_FOR_POSTGRESQL
     assert [migrations.digest(each) for each in schema.MIGRATIONS] == PUBLISHED_FOR_SQLITE
 

@@ -16,7 +16,7 @@ BATCH = 20
 
 
 class Traffic:
-    """Who pushes, consumes, gives up and cleans up, each in a thread."""
+    """Pushes, consumes, gives up and cleans up, each in its own thread."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -51,7 +51,7 @@ class Traffic:
                 self.given_up.append(name)
 
     def growing(self) -> Iterator[tuple[str, str]]:
-        """All that is ever pushed."""
+        """The ids of all pushed messages."""
         seen = 0
         while seen < MESSAGES and not self.over.is_set():
             found = self.pushed[seen:]
@@ -67,7 +67,7 @@ class Traffic:
 
 
 def all_at_once(acts: Sequence[Callable[[], None]], over: threading.Event, is_done: Callable[[], bool]) -> None:
-    """Until it is done, or one of them has failed, which is then raised."""
+    """Run all until they are done, or raise the first failure."""
     with ThreadPoolExecutor(len(acts)) as threads:
         futures = [threads.submit(act) for act in acts]
         try:

@@ -1,4 +1,4 @@
-"""What the engines warn an operator of, before it does harm."""
+"""The warnings that the engines give an operator."""
 
 import re
 import sqlite3

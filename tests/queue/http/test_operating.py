@@ -1,4 +1,4 @@
-"""`pump queue status`, `dlq`, `backup` and `restore`: what they print, and what they never do."""
+"""`pump queue status`, `dlq`, `backup` and `restore`: what they print, and what they refuse."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def filled(path: Path) -> None:
-    """Two messages that wait, one that is leased, one dead letter."""
+    """A queue with two waiting messages, one leased message and one dead letter."""
     with closing(SqliteEngine(path)) as engine:
         engine.configure("q", QueueOptions(ordered=False))
         engine.push([Push("q", b"1", transaction_id=name) for name in ("dead", "leased", "a", "b")])

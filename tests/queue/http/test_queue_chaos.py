@@ -1,4 +1,4 @@
-"""The queue's server, its consumers and its database killed under load: every confirmed message comes to an end.
+"""The queue's server, its consumers and its database are killed under load: every confirmed message is settled.
 
 The short form is part of every run; `pytest -m long tests/queue/http/test_queue_chaos.py` kills twenty times over
 twenty thousand messages.
@@ -59,7 +59,7 @@ class Producer:
         with httpx.Client(base_url=self._url, timeout=10) as client:
             for batch in _batched(self.ids, 25):
                 while not self._end.is_set() and not self._pushed(client, batch):
-                    self._end.wait(0.05)  # the server or its database is away: ask again soon
+                    self._end.wait(0.05)  # the server or its database cannot be reached: try again soon
 
     def _pushed(self, client: httpx.Client, batch: Sequence[str]) -> bool:
         items = [
@@ -84,7 +84,7 @@ def _batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 class Site:
-    """A server on a database, its consumers, and what may be killed of it."""
+    """A server on a database and its consumers, all of which can be killed."""
 
     def __init__(self, server: Served, database: str, queue: str, stack: ExitStack) -> None:
         self.server: Final = server
@@ -110,7 +110,7 @@ class Site:
 
     @contextmanager
     def looked_at(self) -> Iterator[Callable[[], Counter[str]]]:
-        """What state every stored message is in, asked of the database itself and not of the server."""
+        """The state of every stored message, read from the database and not from the server."""
         engine = open_engine(self._database)
 
         def states() -> Counter[str]:
@@ -130,7 +130,7 @@ class Site:
 
 
 def survives(site: Site, count: int, victims: Sequence[Callable[[], None]]) -> None:
-    """Kill one after another while messages come and go, and see that in the end every one came to its end."""
+    """Kill one process after another under load, and check that in the end every message was settled."""
     configured = httpx.post(
         f"{site.server.url}/api/v1/configure",
         json={"queue": site.queue, "options": {"leaseTime": queue_http_worker.LEASE_SECONDS, "retryLimit": 50}},

@@ -1,4 +1,4 @@
-"""The client that the HTTP API was made for, `queen-mq` 0.15.0 as it is, against the server as a program."""
+"""The client that the HTTP API was made for, `queen-mq` 0.15.0 unchanged, against the server as a program."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ LONG = 30.0
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """The client takes over the process's signals: it is made to give them back."""
+    """The client replaces the signal handlers of the process: put the old ones back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
@@ -31,7 +31,7 @@ def own_signals() -> Iterator[None]:
 
 @pytest.fixture
 def meet(served: Served, own_signals: None) -> Meeting:
-    """Runs a scenario with a client of the program."""
+    """Run a scenario with a client of the server."""
     return lambda scenario: meeting(served.url, scenario)
 
 
@@ -50,7 +50,7 @@ def data(messages: list[Any]) -> list[Any]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something; the meeting's own time is the limit."""
+    """Wait for a condition; the time limit of the scenario applies."""
     while not condition():  # noqa: ASYNC110 - it happens in another process
         await asyncio.sleep(0.005)
 
@@ -121,7 +121,7 @@ def test_it_buffers_and_pushes_later(meet: Meeting) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "50%", "a b", "ü", "%41"])
 def test_it_reaches_any_queue(meet: Meeting, name: str) -> None:
-    """The client does not encode a name, and what HTTP cannot tell apart then nobody can: "%41" is "A"."""
+    """The client does not encode names, so "%41" and "A" are the same name in HTTP."""
     reached = "A" if name == "%41" else name
 
     async def scenario(queen: Any) -> None:
@@ -513,7 +513,7 @@ def test_what_there_is_not_here_is_not_found(meet: Meeting) -> None:
 
 
 def consume_through(url: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
-    """Consume sixty messages, half of them pushed while something is away from `begin` to `end`; none is lost."""
+    """Consume sixty messages, half of them pushed during an outage from `begin` to `end`; none is lost."""
     numbers = set(range(60))
     handled: list[int] = []
 
@@ -569,7 +569,7 @@ def test_a_consumer_goes_on_through_a_restart_of_postgresql_and_nothing_is_lost(
 
 
 def test_a_consumer_outlives_a_database_that_is_away(file_engine: Any, own_signals: None) -> None:
-    """Here the client talks to the application without a socket, so that the test can take the database away."""
+    """The client calls the application without a socket, so that the test can take the database away."""
     import httpx
     from queen import Queen
 

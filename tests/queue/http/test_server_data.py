@@ -1,4 +1,4 @@
-"""What producers and consumers get from the server, with which status, and in which shape."""
+"""The server's replies to producers and consumers: status and form."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What comes before a request is understood: its head, its framing, too many connections, too few open files."""
+"""Checks before a request is understood: its head, its framing, too many connections, too few open files."""
 
 import json
 import re
@@ -26,7 +26,7 @@ CLOSED = (BrokenPipeError, ConnectionResetError)
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server for the tests that leave nothing behind."""
+    """One server for all tests that leave nothing behind."""
     with Served(tmp_path_factory.mktemp("front")) as server:
         yield server
 
@@ -43,7 +43,7 @@ def said_until_end(peer: socket.socket) -> bytes:
 
 
 def pushed(queue: str, payload: object, *more: bytes) -> bytes:
-    """A push as it is sent."""
+    """The bytes of a push request."""
     body = json.dumps({"items": [{"queue": queue, "payload": payload}]}).encode()
     lines = [b"POST /api/v1/push HTTP/1.1", b"Host: 127.0.0.1", b"Content-Length: %d" % len(body), *more]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
@@ -61,14 +61,14 @@ def statuses(answers: bytes) -> list[int]:
 
 
 def stored(server: Served, queue: str) -> list[Any]:
-    """What a queue has, taken out of it."""
+    """Pop and return the messages of a queue."""
     query = {"batch": "1000", "autoAck": "true"}
     answer = httpx.get(f"{server.url}/api/v1/pop/queue/{queue}", params=query, timeout=DEADLINE)
     return data(answer.json()["messages"]) if answer.status_code == 200 else []
 
 
 def memory(server: Served) -> int:
-    """Bytes that the server has in memory."""
+    """The server's memory in bytes."""
     status = Path(f"/proc/{server.program.pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
@@ -125,7 +125,7 @@ def test_a_head_has_ten_seconds(shared: Served) -> None:
     assert front.HEAD_SECONDS - 1 < took < front.HEAD_SECONDS + 15
 
 
-# -- framing: what one request sends is never another's
+# -- framing: no byte of one request is read as another's
 
 UPGRADES = {
     "h2c": (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA"),
@@ -274,7 +274,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Narrow(Served):
-    """A server that may open few files."""
+    """A server that may open only few files."""
 
     files = 1024
 

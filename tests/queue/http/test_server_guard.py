@@ -1,4 +1,4 @@
-"""Who may ask the server for what."""
+"""Which requests the server allows."""
 
 from typing import Any
 

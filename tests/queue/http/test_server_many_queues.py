@@ -1,4 +1,4 @@
-"""Thousands of queues, and names without end: what operators ask for comes soon, and is bounded."""
+"""Thousands of queues and any number of names: replies to operators come soon, and are bounded."""
 
 import time
 import uuid

@@ -1,4 +1,4 @@
-"""The description of the routes: every one is in it, with what it may be answered with."""
+"""The description of the routes: it has every route, with its possible replies."""
 
 from typing import Any
 

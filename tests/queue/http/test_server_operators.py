@@ -1,4 +1,4 @@
-"""What operators get from the server: queues, messages, dead letters, groups, notes and numbers."""
+"""The server's replies to operators: queues, messages, dead letters, groups, notes and numbers."""
 
 import re
 import time
@@ -19,7 +19,7 @@ def iso(seconds: float) -> str:
 
 
 def place(message: dict[str, Any]) -> str:
-    """Where one message is asked for."""
+    """The path of one message."""
     return f"/api/v1/messages/{message['partitionId']}/{quote(message['transactionId'], safe='')}"
 
 

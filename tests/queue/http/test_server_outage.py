@@ -1,4 +1,4 @@
-"""When the database is away, or something is broken: every request is answered, nothing leaks, nothing is half done."""
+"""If the database is gone or code fails, every request is answered, nothing leaks, nothing is half done."""
 
 import threading
 from typing import Any
@@ -33,7 +33,7 @@ WITHOUT_DATABASE = {
 
 
 class Broken:
-    """An engine that raises whatever is asked of it, until it is mended."""
+    """An engine whose every call raises until it is repaired."""
 
     def __init__(self, engine: Any, error: Exception) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""`pump queue serve`: what it needs, what it refuses, and how it ends; asked over real connections."""
+"""`pump queue serve`: what it needs, what it refuses, and how it ends; over real connections."""
 
 import importlib.abc
 import json
@@ -243,7 +243,7 @@ def test_a_consumer_that_does_not_read_its_reply_and_goes_loses_nothing(served: 
 
 
 def deaf_is_full(deaf: socket.socket) -> bool:
-    """Whether as much has come as it can hold: no more comes while nobody reads."""
+    """Whether the client's buffers are full: nothing more arrives while nobody reads."""
     before = len(deaf.recv(10_000_000, socket.MSG_PEEK))
     time.sleep(0.05)
     return before == len(deaf.recv(10_000_000, socket.MSG_PEEK))
@@ -285,7 +285,7 @@ def test_who_has_read_its_reply_may_go_at_once(served: Served) -> None:
 
 
 def test_no_answer_waits_for_the_one_before_it_to_be_confirmed(served: Served) -> None:
-    """Forty milliseconds each, where a system holds back a small packet until the last one was acknowledged."""
+    """It would take 40 ms each if the system held back a small packet until the last one was acknowledged."""
     times = []
 
     with connection(served) as peer:

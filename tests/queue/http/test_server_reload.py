@@ -1,4 +1,4 @@
-"""What `pump queue serve` is told: options, tokens and keys that change while it runs, a log of requests."""
+"""The settings of `pump queue serve`: options, tokens and keys that change while it runs, a log of requests."""
 
 import os
 import re
@@ -135,7 +135,7 @@ def test_a_push_to_an_encrypted_queue_without_a_key_is_a_wrong_request(serving: 
     assert (answer.status, answer.error) == (400, "the queue is encrypted, and there is no key")
 
 
-# -- what the URL says
+# -- options of the URL
 
 
 def test_the_url_has_the_options_of_the_queue(postgres_url: str) -> None:
@@ -175,7 +175,7 @@ def test_what_waits_too_long_is_given_up_soon(tmp_path: Path, wait: int) -> None
         assert time.monotonic() - pushed > wait - 0.1
 
 
-# -- whose the files are
+# -- owners of the files
 
 
 def test_files_are_their_owner_s_alone(tmp_path: Path) -> None:

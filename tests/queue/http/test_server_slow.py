@@ -1,4 +1,4 @@
-"""Bodies that come slowly: each has its time and no more, is answered, and holds up nobody."""
+"""Slow bodies: each has a limited time, gets a reply, and delays no other request."""
 
 import json
 import socket
@@ -24,12 +24,12 @@ BODY = b'{"items":[{"queue":"q","payload":"here"}]}'
 HEAD = b"POST /api/v1/push HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n" % len(BODY)
 POP = b"GET /api/v1/pop/queue/q HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 OF_THE_SERVER = 1
-"""So many waits are under way where nobody asks anything: maintenance has its time, too."""
+"""The number of waits on the clock without any request: that of maintenance."""
 
 
 @contextmanager
 def listening(engine: Engine, clock: Clock) -> Iterator[int]:
-    """A server at a port of its own, which it says, with the clock of a test."""
+    """A server at a port of its own, with the clock of a test."""
     server = uvicorn.Server(uvicorn.Config(QueueServer(engine, clock=clock), lifespan="on", log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
@@ -44,7 +44,7 @@ def listening(engine: Engine, clock: Clock) -> Iterator[int]:
 
 
 class Peer:
-    """Whoever asks, byte by byte if it likes."""
+    """A client that can send byte by byte."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
@@ -59,18 +59,18 @@ class Peer:
         self._socket.sendall(said)
 
     def hear(self) -> bytes:
-        """What comes next."""
+        """The next bytes of the reply."""
         return self._socket.recv(65_536)
 
     def hear_all(self) -> bytes:
-        """Everything until the server closes the connection; what it has left unheard then is a reset."""
+        """All bytes until the server closes the connection; bytes that it did not read cause a reset."""
         heard: list[bytes] = []
         with suppress(ConnectionResetError):
             heard.extend(iter(self.hear, b""))
         return b"".join(heard)
 
     def ask(self, request: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer."""
+        """Send a request; returns the status and the body of the reply."""
         self.say(request)
         with HTTPResponse(self._socket) as answer:
             answer.begin()
@@ -96,12 +96,12 @@ def peer(port: int) -> Iterator[Peer]:
 
 
 def waits(clock: ManualClock) -> int:
-    """How many wait for the clock just now."""
+    """The number of waits on the clock at this moment."""
     return len(clock._agenda)
 
 
 def refusal(answer: bytes) -> Any:
-    """What a 408 says, which ends its connection."""
+    """The text of a 408 reply, after which the connection is closed."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in head.lower()
@@ -110,7 +110,7 @@ def refusal(answer: bytes) -> Any:
 
 
 def popped(port: int) -> bytes:
-    """What can be popped; nothing is b""."""
+    """The messages that can be popped; b"" if there are none."""
     with Peer(port) as other:
         return other.ask(POP)[1]
 
@@ -223,7 +223,7 @@ def test_the_time_is_that_of_the_clock_on_the_wall(file_engine: Engine, monkeypa
 
 
 def trickle(peer: Peer) -> Callable[[], None]:
-    """Say a space every so often, until it is stopped."""
+    """Send a space from time to time, until stopped."""
     ended = threading.Event()
 
     def say() -> None:

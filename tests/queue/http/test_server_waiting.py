@@ -1,4 +1,4 @@
-"""Long polls, and consumers that hang up: nobody waits too long, and nothing is handed to somebody who has gone."""
+"""Long polls and consumers that disconnect: nobody waits too long, and no message is lost to a gone consumer."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 
 def scope(path: str, query: str = "") -> dict[str, Any]:
-    """A GET as a server hands it to an application."""
+    """A GET request in the form in which an ASGI server passes it on."""
     return {
         "type": "http",
         "method": "GET",
@@ -32,7 +32,7 @@ def scope(path: str, query: str = "") -> dict[str, Any]:
 
 
 class Peer:
-    """A consumer at the other end of a connection, who may hang up whenever a test likes."""
+    """A consumer at the other end of a connection, which a test can close at any time."""
 
     def __init__(self) -> None:
         self.sent: list[Mapping[str, Any]] = []
@@ -65,14 +65,14 @@ class Peer:
 
 
 def parked(http: InProcess) -> int:
-    """How many consumers wait just now."""
+    """The number of consumers that wait at this moment."""
     text = http.get("/metrics/prometheus").body.decode()
     lines = [line for line in text.splitlines() if line.startswith("pump_queue_parked_consumers{")]
     return sum(int(line.rpartition(" ")[2]) for line in lines)
 
 
 def uncounted(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What the messages carry, none of which has been tried before."""
+    """The data of the messages; checks that no attempt was counted."""
     assert [(each["retries"], each["crashes"]) for each in messages] == [(0, 0)] * len(messages)
     return data(messages)
 

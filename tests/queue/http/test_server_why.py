@@ -1,4 +1,4 @@
-"""What operators are told: each cause in words, once, and then as a number."""
+"""What operators are told: each cause is logged once in words, then counted."""
 
 import logging
 import sqlite3
@@ -146,13 +146,13 @@ def test_the_words_about_tokens_are_shown_whole(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets files grow no more, from when it is called."""
+    """From this call on, files cannot grow."""
     opened = FileConnection.__init__
 
     def fill(engine: Any) -> None:
         def narrow(self: FileConnection, *args: Any, **options: Any) -> None:
             opened(self, *args, **options)
-            self.connection.execute("PRAGMA max_page_count = 1")  # it never becomes less than there are
+            self.connection.execute("PRAGMA max_page_count = 1")  # never less than the pages that exist
 
         monkeypatch.setattr(FileConnection, "__init__", narrow)
         engine._connections._process.close()

@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own to go wrong: callers who keep locks for as long as they like."""
+"""Problems that only PostgreSQL has: callers that keep locks for a long time."""
 
 from collections.abc import Iterator
 from contextlib import closing

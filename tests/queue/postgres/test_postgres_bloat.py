@@ -1,4 +1,4 @@
-"""What a busy queue leaves behind in PostgreSQL: little, also while an old snapshot keeps it from being cleaned."""
+"""A busy queue leaves few dead rows in PostgreSQL, and stays fast while an old snapshot keeps them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def make() -> Iterator[MakeEngine]:
 
 
 def cycle(engine: PostgresEngine, number: int = BATCH) -> None:
-    """Push, pop and acknowledge so many."""
+    """Push, pop and acknowledge this number of messages."""
     engine.push([Push("q", b"x" * 200) for _ in range(number)])
     messages = engine.pop(PopRequest(queue="q", limit=number)).messages
     settled = engine.settle([Settlement(each.transaction_id, each.partition_id, each.lease_id) for each in messages])
@@ -51,7 +51,7 @@ def timed(engine: PostgresEngine) -> float:
 def test_an_old_snapshot_costs_less_than_half_the_rate(
     make: MakeEngine, postgres: Postgres, own_postgres: Postgres, seconds: float, *, ordered: bool
 ) -> None:
-    held, clean = make(postgres), make(own_postgres)  # in turns, so that both bear what else the machine does
+    held, clean = make(postgres), make(own_postgres)  # in turns, so that other load on the machine affects both
     for engine in (held, clean):
         engine.configure("q", QueueOptions(ordered=ordered))
 

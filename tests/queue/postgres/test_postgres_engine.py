@@ -1,4 +1,4 @@
-"""What only PostgreSQL's engine promises: callers' own transactions, several processes, schemas, kept secrets."""
+"""Promises of PostgreSQL's engine alone: callers' own transactions, several processes, schemas, kept secrets."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def engine(make: MakeEngine) -> PostgresEngine:
 
 @pytest.fixture
 def connection(postgres: Postgres, schema: str, engine: PostgresEngine) -> Iterator[psycopg.Connection[Any]]:
-    """One that the caller has for purposes of his own, with a table for them."""
+    """A caller's own connection, with a table of its own."""
     with postgres.connect() as connection:
         connection.execute(f"create table {schema}.orders (name text)")
         yield connection
@@ -87,7 +87,7 @@ def test_it_keeps_the_promises_of_every_engine(engine: PostgresEngine) -> None:
 
 
 def is_healthy(engine: Engine) -> bool:
-    """What takes any engine; the type checker sees to the rest."""
+    """A function that takes any engine: the type checker accepts this one."""
     return engine.healthy()
 
 
@@ -114,7 +114,7 @@ def test_p10_a_push_that_commits_late_is_delivered_in_the_order_of_commits(
 
 
 def is_blocked(connection: psycopg.Connection[Any]) -> bool:
-    """Whether somebody waits for this connection."""
+    """Whether another connection waits for this one."""
     waiting = "select 1 from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid))"
     return connection.execute(waiting).fetchone() is not None
 
@@ -369,7 +369,7 @@ def test_a_callers_transaction_notifies_another_process_when_it_commits(
     make: MakeEngine, connection: psycopg.Connection[Any], engine: PostgresEngine
 ) -> None:
     other = make()
-    assert names(engine) == []  # so that somebody waits
+    assert names(engine) == []  # starts waiting
     notified = threading.Event()
     other.listen("q", notified.set)
     wait_until(notified.is_set, "it listens")

@@ -1,4 +1,4 @@
-"""PostgreSQL that is killed, restarted, too busy or gone: what was confirmed is there, and callers are told."""
+"""PostgreSQL is killed, restarted, too busy or gone: confirmed data is kept, and callers get clear errors."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def settle(engine: PostgresEngine, messages: list[Leased]) -> None:
 
 @contextmanager
 def busy(engine: PostgresEngine, connections: int) -> Iterator[None]:
-    """Meanwhile so many connections of the engine are in use."""
+    """During the block, this number of the engine's connections is in use."""
     with ExitStack() as stack:
         for _ in range(connections):
             stack.enter_context(engine._pool.connection())
@@ -166,7 +166,7 @@ def test_closing_ends_every_connection_and_refuses_who_comes_later(make: MakeEng
             engine.close()
             with pytest.raises(QueueUnavailable, match="closed"):
                 push(engine, "too late")
-        late.result()  # what had begun comes to its end
+        late.result()  # a call that has begun is finished
 
     wait_until(lambda: connections(own_postgres) == 0, "every connection has ended")
 
@@ -232,7 +232,7 @@ def test_a_deadlock_within_the_queue_is_nobodys_trouble(engine: PostgresEngine, 
             connection.execute("set deadlock_timeout = '60s'")
             pushing = thread.submit(push, engine, "2")
             wait_until(lambda: is_blocked(own_postgres), "the push waits")
-            # The push has the partition and wants the table, this has the table and wants the partition.
+            # The push has locked the partition and wants the table; this has locked the table and wants the partition.
             connection.execute(f"select from {engine._schema}.partition for update")
         pushing.result()
 
@@ -265,7 +265,7 @@ def test_listeners_are_notified_again_after_a_restart(make: MakeEngine, own_post
 
 
 class Load:
-    """Producers that repeat what was not confirmed, consumers that take what they get, and what became of it."""
+    """Producers that repeat unconfirmed pushes, consumers, and the record of what they did."""
 
     def __init__(self, engine: Engine, messages: int, *, ordered: bool) -> None:
         self._engine = engine

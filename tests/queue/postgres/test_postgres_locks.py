@@ -1,4 +1,4 @@
-"""What a call on PostgreSQL makes of rows that another has changed while it waited for them."""
+"""Calls on PostgreSQL whose rows another call changes while they wait for the locks."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +22,7 @@ def engine(postgres: Postgres) -> Iterator[PostgresEngine]:
 
 
 def meanwhile(connection: Any, change: str, act: Any) -> Any:
-    """What the act answers that had to wait for rows, every one of which has a new version by then."""
+    """The result of a call that had to wait for rows, all of which have a new version afterwards."""
     with ThreadPoolExecutor(1) as threads:
         with connection.transaction():
             connection.execute(change)

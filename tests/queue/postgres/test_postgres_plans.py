@@ -1,4 +1,4 @@
-"""How PostgreSQL carries the queue's statements out: as probes of indexes, whatever it believes of the tables."""
+"""PostgreSQL carries out the queue's statements as index lookups, whatever its statistics are."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from pump.queue.vocabulary import Leased, PopRequest, Push, Settlement, Status
 
 BATCH = 10
 MOST_ROWS = 100 * BATCH
-"""Any one scan of a call about so few messages reads no more."""
+"""The most rows that one scan of a call with few messages may read."""
 TABLES = {"message", "delivery", "progress", "partition", "scheduled", "dead", "passed", "removed"}
 OPTIONS = {
     "session_preload_libraries": "auto_explain",
@@ -33,7 +33,7 @@ Node = dict[str, Any]
 
 
 class Explained:
-    """An engine whose every statement tells how it was carried out."""
+    """An engine that records the plan of every statement."""
 
     def __init__(self, server: Postgres, rows: int) -> None:
         self.server = server
@@ -54,7 +54,7 @@ class Explained:
             self.told.append(json.loads(plan)["Plan"])
 
     def fill(self, queue: str, rows: int) -> None:
-        """So many messages that the statistics know nothing of."""
+        """Push many messages that the statistics do not know of."""
         with self.server.connect() as connection:
             connection.execute(
                 f"insert into {self.schema}.message (part_id, seq, at, id, transaction_id, sealed, payload)"  # noqa: S608
@@ -83,11 +83,11 @@ class Explained:
         return list(self.engine.pop(PopRequest(queue=name(ordered=ordered), limit=BATCH, ordered=ordered)).messages)
 
     def ask(self, statement: str, *values: object) -> Any:
-        """One statement of the engine, alone; what it answers first."""
+        """Run one statement of the engine; returns the first value."""
         return self.engine._write(lambda work: work.value(statement, *values))
 
     def number(self, *, ordered: bool) -> int:
-        """The one partition's."""
+        """The id of the only partition."""
         with self.server.connect() as connection:
             return int(
                 connection.execute(
@@ -98,7 +98,7 @@ class Explained:
             )
 
     def scans(self) -> Iterator[Node]:
-        """Every node of every plan since the last time, all in one line."""
+        """Every node of every plan since the last call, one line each."""
         plans, self.told = self.told, []
         for plan in plans:
             yield from nodes(plan)
@@ -183,7 +183,7 @@ def purge(explained: Explained, *, ordered: bool) -> None:
 
 
 def keep(explained: Explained, *, ordered: bool) -> None:
-    """Retention, in front of and behind what is not settled."""
+    """Run retention, before and after a message that is not settled."""
     queue = name(ordered=ordered)
     number = explained.number(ordered=ordered)
     for _ in range(2):
@@ -252,7 +252,7 @@ def described(node: Node) -> str:
 
 
 def is_unbounded(node: Node) -> bool:
-    """Whether a node reads more of a table than it is asked about, or would if the table were larger."""
+    """Whether a node reads more rows than it needs, or would if the table were larger."""
     if node["Node Type"] in {"Merge Join", "Hash Join"}:
         return True
     if node.get("Relation Name") not in TABLES or node["Node Type"] in {"ModifyTable", "LockRows"}:

@@ -1,4 +1,4 @@
-"""A call that fails in the middle has done nothing: what the database refuses, refuses the whole batch."""
+"""A call that fails in the middle has changed nothing: if the database refuses one item, the whole batch fails."""
 
 import sqlite3
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Dead letters: when there is one, what it says, and how it comes back."""
+"""Dead letters: when one is made, what it holds, and how its message comes back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What operators do to messages that nobody has settled: given up, or completed, for one group or for all."""
+"""Operators' actions on unsettled messages: give them up or complete them, for one group or for all."""
 
 import logging
 
@@ -246,7 +246,7 @@ def test_an_operators_acts_are_logged(either: Rig, caplog: pytest.LogCaptureFixt
     assert f"group g of queue {either.queue}: 1 messages were purged" in caplog.messages
 
 
-# -- all that is pending
+# -- all pending messages
 
 
 @pytest.mark.requirement("Z-01", "Q-53")

@@ -1,4 +1,4 @@
-"""What operators see and do: options, seeking, deleting, listings, retention, traces."""
+"""Operators' calls: options, seeking, deleting, listings, retention, notes."""
 
 import uuid
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Storing messages: what is stored, what is not, and what a caller is told."""
+"""Storing messages: which are stored, which are not, and what results a caller gets."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""What retention removes where something that is not settled stands in front of it."""
+"""Which messages retention removes behind a message that is not settled."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ from pump.queue.vocabulary import DEFAULT_GROUP, Leased, Push, State
 from support.queue_rig import FAIL, Rig
 
 MANY = 2500
-"""More than one pass looks at."""
+"""More messages than one pass looks at."""
 
 
 @pytest.fixture
 def kept(loose: Rig) -> Rig:
-    """A queue without order that keeps what is completed for 100 s."""
+    """An unordered queue that keeps completed messages for 100 s."""
     loose.configure(retention_enabled=True, completed_retention=100.0)
     return loose
 
 
 def maintain(rig: Rig) -> int:
-    """Until there is no more to do; how often that was."""
+    """Run maintenance until there is no more to do; returns the number of runs."""
     calls = 1
     while rig.engine.maintain() == 0:
         calls += 1

@@ -145,7 +145,7 @@ def test_keys_that_are_none_are_refused(keys: dict[str, bytes], use: str | None)
         Sealing(keys, use)
 
 
-# -- several servers, of which some have not all keys
+# -- several servers, some of which lack a key
 
 
 def push_with(make_engine: EngineMaker, keys: dict[str, bytes], *names: str, partition: str = "Default") -> None:

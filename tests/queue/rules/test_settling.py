@@ -1,4 +1,4 @@
-"""What consumers may say of messages, and who may say it."""
+"""Which settlements there are, and which consumers may make them."""
 
 import threading
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_the_same_id_in_two_partitions_is_two_messages(either: Rig) -> None:
 
 
 def wrong_leases(rig: Rig) -> list[Settlement]:
-    """What everybody might say who does not have the messages."""
+    """Settlements by consumers that do not have the messages."""
     first, second = rig.pop(2)
     other_partition = rig.push("1", partition="Other")[0].partition_id
     good = settlement(first)

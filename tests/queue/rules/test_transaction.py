@@ -1,4 +1,4 @@
-"""Several steps as one."""
+"""Several steps as one transaction."""
 
 from typing import Any
 

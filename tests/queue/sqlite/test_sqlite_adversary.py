@@ -1,4 +1,4 @@
-"""A file that is full, locked, read-only, gone or replaced, and processes that fork: what is confirmed is there."""
+"""A file that is full, locked, read-only, gone or replaced, and processes that fork: confirmed data is kept."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def push(engine: SqliteEngine, *ids: str) -> None:
 
 
 def stored(path: Path) -> list[str]:
-    """What somebody finds who comes later."""
+    """The messages that a later reader finds."""
     with closing(SqliteEngine(path)) as engine:
         return sorted(each.transaction_id for each in engine.stored(Filter(queue="jobs", limit=10_000)))
 
@@ -60,7 +60,7 @@ def is_whole(path: Path) -> bool:
 
 
 class SlowReader:
-    """A thread that stops in the middle of what it reads until it may go on."""
+    """A thread that pauses in the middle of a read until the test lets it go on."""
 
     def __init__(self, engine: SqliteEngine) -> None:
         self.began, self.may_go_on = threading.Event(), threading.Event()

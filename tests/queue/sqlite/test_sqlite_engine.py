@@ -1,4 +1,4 @@
-"""What is SQLite's own: one file for many processes, and what becomes of it when they die."""
+"""Promises of SQLite's engine alone: one file for many processes, also when they die."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def engine(path: Path) -> Iterator[SqliteEngine]:
 
 
 def start(path: Path, what: str, output: Path) -> subprocess.Popen[bytes]:
-    """A process that pushes or consumes, and writes what was confirmed."""
+    """A process that pushes or consumes, and prints what was confirmed."""
     with output.open("wb") as file:
         arguments = [sys.executable, queue_worker.__file__, str(path), what, output.stem]
         return subprocess.Popen(arguments, stdout=file, stderr=subprocess.DEVNULL)
@@ -55,7 +55,7 @@ def wait_for(condition: object, what: str) -> None:
 
 
 def confirmed(outputs: list[Path]) -> list[str]:
-    """What processes said before they died."""
+    """The confirmations that processes wrote before they died."""
     return [line for output in outputs for line in output.read_text().splitlines()]
 
 
@@ -201,7 +201,7 @@ def test_the_log_of_changes_is_moved_into_the_file(
 
 
 def moved(path: Path) -> tuple[int, int]:
-    """How many pages of the log are moved into the file, and how many there are: from the log's index."""
+    """The number of log pages that were moved into the file, and of all log pages; read from the log's index."""
     index = path.with_name(f"{path.name}-shm").read_bytes()
     (frames,), (backfilled,) = struct.unpack_from("=I", index, 16), struct.unpack_from("=I", index, 96)
     return backfilled, frames
@@ -521,5 +521,5 @@ def test_no_statement_of_the_daily_work_scans_a_table(engine: SqliteEngine, orde
 
 
 def allowed(step: str) -> bool:
-    """What is scanned may be a list that the statement was given, what it has found, or constants."""
+    """A statement may scan only its parameters, its own intermediate results, or constants."""
     return any(word in step for word in ("given", "json_each", "(subquery", "CONSTANT ROW", "VIRTUAL TABLE"))

@@ -1,4 +1,4 @@
-"""Envelopes: what was sent arrives to the byte, whatever it was, and whatever bytes come make a message."""
+"""Envelopes: every message arrives byte for byte, and any bytes can be read as a message."""
 
 import json
 from dataclasses import replace
@@ -124,7 +124,7 @@ def test_a_key_has_one_partition_and_there_are_no_more_than_so_many() -> None:
 
 
 class Order(Command):
-    """Something to subscribe to."""
+    """A request to subscribe to."""
 
 
 def test_rejected_messages_go_where_the_subscription_says() -> None:
@@ -146,7 +146,7 @@ def test_rejected_messages_go_where_the_subscription_says() -> None:
 
 
 class Store:
-    """As much of an engine as a producer asks."""
+    """The part of an engine that a producer needs."""
 
     def __init__(self) -> None:
         self.calls: list[list[Push]] = []

@@ -1,4 +1,4 @@
-"""The contract on the durable queue in PostgreSQL, each from a blocking and from an awaiting pump's side."""
+"""The contract on the durable queue in PostgreSQL, from a blocking and from an awaiting pump."""
 
 import uuid
 from contextlib import closing

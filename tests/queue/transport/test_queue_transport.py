@@ -47,7 +47,7 @@ GIVEN_UP = Rejection("delivery error", "OutOfTea", "there is none", error=ValueE
 
 @dataclass(frozen=True)
 class Keyed(Command):
-    """One of several in an order."""
+    """A request with a key, one of several in an order."""
 
     key: str
     number: int
@@ -90,7 +90,7 @@ class Shop:
         )
 
     def ends(self) -> None:
-        """Wait until there is one dead letter, and nothing is left that could be run."""
+        """Wait until there is one dead letter and no message is left to handle."""
         eventually(lambda: len(self.database.dead(self.topic)) == 1)
         assert self.database.left(self.topic) == 0
 
@@ -240,7 +240,7 @@ def waiters(consumers: Sequence[QueueConsumer], got: list[str], limit: int) -> l
 
 
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[QueueConsumer]:
-    """Who looked for messages, from now on; nobody does so just because time passes."""
+    """The consumers that look for messages from now on; none looks only because time passes."""
     found: list[QueueConsumer] = []
     look = QueueConsumer._look
 
@@ -315,7 +315,7 @@ def test_a_consumer_that_is_killed_again_and_again_loses_nothing(
 ) -> None:
     works, url, kills = Works(tmp_path), database.with_options("lease=1"), 4
     works.post(url, *jobs(200, seconds=0.003))
-    # The reader's own limit would need more deaths than these: whoever dies here is innocent.
+    # The kills are no fault of the messages: the limit of attempts is higher than the number of kills.
     command = works.command(url, awaiting=awaiting, max_attempts=20)
     for number in range(1, kills + 1):
         with Program(command, tmp_path) as program:
@@ -454,7 +454,7 @@ def test_what_goes_back_of_an_ordered_lease_waits_for_what_is_in_hand(bench: Ben
     messages = first.receive(10, 5.0)
 
     first.hand_back(messages[1:])
-    assert second.receive(10, 0.05) == []  # else the verdict on 1 would come too late
+    assert second.receive(10, 0.05) == []  # otherwise the settlement of 1 would come too late
     first.acknowledge(messages[0])
 
     again = second.receive(10, 5.0)
@@ -488,7 +488,7 @@ def test_whoever_consumes_first_says_whether_a_topic_is_ordered(bench: Bench) ->
     assert bodies(bench.consumer(ordered=True).receive(10, 5.0)) == ["1", "2"]
 
 
-# -- what consumers say
+# -- settling
 
 
 def test_acknowledgements_go_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The contract on the durable queue in a SQLite file, each from a blocking and from an awaiting pump's side."""
+"""The contract on the durable queue in a SQLite file, from a blocking and from an awaiting pump."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bodies: payloads stay as they were written, and what is not valid is refused with a reason and a place."""
+"""Bodies: payloads stay unchanged, and an invalid body is refused with the reason and the place."""
 
 import json
 from typing import Any

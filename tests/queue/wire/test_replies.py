@@ -1,4 +1,4 @@
-"""What the server writes is the JSON that it should be."""
+"""The server writes the expected JSON."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Requests: what is read of them is what was written, whatever else their bodies hold."""
+"""Requests: the values that were written are read back, whatever else the bodies hold."""
 
 import json
 from typing import Any, NoReturn
@@ -39,7 +39,7 @@ def items(draw: st.DrawFn) -> str:
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
-    """A push, sometimes with something odd in the midst of it."""
+    """A push, sometimes with something odd inside."""
     text = (
         '{"items":[' + ",".join(draw(st.lists(items(), max_size=4))) + draw(st.sampled_from(["]}", "] }", '],"a":1}']))
     )
@@ -66,7 +66,7 @@ class Members(list[tuple[str, Any]]):
 
 
 def modelled(body: bytes) -> list[tuple[object, ...]]:
-    """What a push says, read by the standard library and checked member by member."""
+    """The items of a push, read by the standard library and checked member by member."""
     try:
         found = json.loads(body.decode(), parse_constant=refuse, object_pairs_hook=Members)
         json.dumps(found, ensure_ascii=False).encode()
@@ -93,7 +93,7 @@ def modelled_item(item: object) -> tuple[object, ...]:
 
 
 def check_names(value: object) -> None:
-    """Refuse names that stand twice, but not within payloads."""
+    """Refuse repeated names, but not within payloads."""
     if isinstance(value, Members):
         value.read()
         check_names([inner for name, inner in value if name not in {"payload", "data"}])

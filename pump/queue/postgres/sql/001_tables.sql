@@ -1,6 +1,7 @@
--- The tables of the queue. The state of a message for a group is computed from them, never stored. Above `claimed` it
--- is pending, unless the group has settled it ahead (`passed`). With a delivery it is leased while its lease is live,
--- else pending. At or below `claimed` without a delivery it is dead if a dead letter has its place, else completed.
+-- The tables of the queue. The state of a message for a group is computed from them, never stored. A message above
+-- `claimed` is pending, unless the group has settled it ahead (`passed`). A message with a delivery is leased while its
+-- lease is live, else pending. Up to `claimed` and without a delivery, it is dead if a dead letter has its place, else
+-- completed.
 -- `message_pump` stands for the schema, whatever its name is.
 
 create table message_pump.schema_version (
@@ -33,7 +34,8 @@ create table message_pump.queue (
     encryption boolean not null default false
 );
 
--- No index on the columns that a push changes, and free space on the page: a push then rewrites one page and no index.
+-- There is no index on the columns that a push changes, and free space on each page: so a push rewrites one page and no
+-- index.
 create table message_pump.partition (
     id bigint generated always as identity primary key,
     uid uuid not null unique default gen_random_uuid(),
@@ -91,7 +93,8 @@ create table message_pump.scheduled (
 create index scheduled_due on message_pump.scheduled (queue_id, due_at, ordinal);
 
 -- `ready_at` is when a consumer should look at the partition next: at once, when its lease ends, when its first message
--- is due, or, if there is nothing to hand out, 'infinity' until a push. Consumers take partitions in this order.
+-- is due, or 'infinity' if there is nothing to hand out before a push. Consumers take partitions in the order of
+-- `ready_at`.
 create table message_pump.progress (
     group_id bigint not null,
     part_id bigint not null,
@@ -105,15 +108,15 @@ create table message_pump.progress (
     open_rows integer not null default 0, -- deliveries of an ordered partition
     consumed_at timestamptz
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
--- There is one row for each pair, because creating a group or a partition locks its queue. The index is not unique: a
--- unique one would check every version of the row at each change, and an old snapshot keeps them all.
+-- There is only one row for each group and partition, because creating either locks their queue. The index is not unique:
+-- a unique index would check every version of the row at each change, and an old snapshot keeps all versions.
 create index progress_place on message_pump.progress (group_id, part_id);
 create index progress_ready on message_pump.progress (group_id, ready_at) where ready_at < 'infinity';
 create index progress_part on message_pump.progress (part_id);
 create index progress_lease on message_pump.progress (lease_id) where lease_id is not null;
 
--- One row per message that was handed out and is not settled. In an ordered partition `visible_at` is set only
--- while the message waits; in an unordered one always, and it is where the lease ends.
+-- One row for each message that was handed out and is not settled. In an ordered partition, `visible_at` is set only
+-- while the message waits; in an unordered one it is always set, and is the end of the lease.
 create table message_pump.delivery (
     group_id bigint not null,
     part_id bigint not null,
@@ -123,7 +126,7 @@ create table message_pump.delivery (
     deliveries integer not null default 1,
     retries integer not null default 0,
     crashes integer not null default 0,
-    retry_limit integer default -1, -- given by its consumer; -1 is the queue's, null is none
+    retry_limit integer default -1, -- given by its consumer; -1 means the queue's limit, null no limit
     error text,
     primary key (group_id, part_id, seq)
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
@@ -160,8 +163,8 @@ create index dead_place on message_pump.dead (part_id, seq, group_id) where seq 
 create index dead_moved on message_pump.dead (moved_at, id);
 create index dead_queue on message_pump.dead (queue_name, moved_at, id);
 
--- Ranges of places, from `seq` to `last`, whose messages were removed from among others, so that counting by sequences
--- stays correct. No two ranges touch, so there is at most one more range than there are messages.
+-- Ranges of places, from `seq` to `last`, whose messages were removed from among others. Counts by sequence subtract
+-- them. No two ranges touch, so there is at most one more range than there are messages.
 create table message_pump.removed (
     part_id bigint not null,
     seq bigint not null,
@@ -169,8 +172,8 @@ create table message_pump.removed (
     primary key (part_id, last)
 );
 
--- Messages that a group settled before they were handed out, because an operator said so. `seq` is null while the
--- message is scheduled; the row has no meaning once the group's claim is beyond it.
+-- Messages that a group settled before they were handed out, by an operator's call. `seq` is null while the message is
+-- scheduled; the row has no meaning once the group's claim has passed it.
 create table message_pump.passed (
     message_id uuid not null,
     group_id bigint not null,

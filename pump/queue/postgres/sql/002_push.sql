@@ -14,7 +14,7 @@ create function message_pump.make_queues(_names text[], _now timestamptz) return
         on conflict (name) do nothing;
 $$;
 
--- The ids of the named partitions; missing ones are created, unless their queue has too many already.
+-- The ids of the named partitions; missing partitions are created, unless their queue has too many already.
 create function message_pump.places(
     _queues text[], _partitions text[], _most integer, _offset double precision
 ) returns table (part_id bigint, part_uid text, of_queue bigint, sealed boolean) language plpgsql as $$
@@ -70,20 +70,20 @@ begin
     end if;
 end $$;
 
--- How many places of a partition are empty, after one sequence and up to another.
+-- The number of empty places of a partition, after one sequence and up to another.
 create function message_pump.empty_places(_part bigint, _after bigint, _last bigint) returns bigint
 language sql stable as $$
     select coalesce(sum(least(r.last, _last) - greatest(r.seq - 1, _after)), 0)::bigint
     from message_pump.removed r where r.part_id = _part and r.last > _after and r.seq <= _last
 $$;
 
--- How many messages after its claim a group has settled ahead.
+-- The number of messages after its claim that a group has settled ahead.
 create function message_pump.passed_beyond(_group bigint, _part bigint, _claimed bigint) returns bigint
 language sql stable as $$
     select count(*) from message_pump.passed x where x.group_id = _group and x.part_id = _part and x.seq > _claimed
 $$;
 
--- How many messages of a queue its slowest group has not settled; without a group, all that it holds.
+-- The number of messages of a queue that its slowest group has not settled; without a group, all messages of the queue.
 create function message_pump.size_of(_queue bigint) returns bigint language sql as $$
     select coalesce(
         (
@@ -122,7 +122,7 @@ begin
     return found;
 end $$;
 
--- Number the due messages of a queue, the first thousand of them.
+-- Give the first thousand due messages of a queue their places.
 -- A pop does not wait for a push in progress, whose caller may keep its transaction open: it looks again soon.
 create function message_pump.promote(_queue bigint, _now timestamptz, _waits boolean) returns boolean
 language plpgsql as $$
@@ -195,8 +195,8 @@ end $$;
 
 -- Store messages, no two of which have the same partition and transaction id; `_parts` in rising order, `_queues` their
 -- queues. Returns only rows for what is unusual: 'duplicate' (with the id of the stored message), 'full', 'scheduled',
--- and 'woken' at ordinal 0. A partition's row is looked up once: every push adds a version of it, and while an old
--- snapshot keeps them all, each lookup passes every version.
+-- and 'woken' at ordinal 0. A partition's row is looked up only once: every push adds a version of it, and while an old
+-- snapshot keeps all versions, each lookup reads every one of them.
 create function message_pump.push(
     _queues bigint[], _parts bigint[], _sealed boolean[], _which integer[], _ids uuid[], _transactions text[],
     _payloads bytea[], _traces uuid[], _producers text[], _not_before double precision[], _delays double precision[],

@@ -1,6 +1,6 @@
 -- Handing out messages. `claimed` grows only together with the delivery rows of the messages that it passes.
 
--- The queue of a group, after numbering its due messages; or 'MP001': what the caller has cached is out of date.
+-- The queue of a group, after giving its due messages their places; or 'MP001': the caller's cache is out of date.
 create function message_pump.opened(_queue bigint, _group bigint, _ordered boolean, _now timestamptz)
 returns message_pump.queue language plpgsql as $$
 declare
@@ -18,7 +18,8 @@ begin
 end $$;
 
 -- Raises 'MP001' if the queue's mode was changed since it was opened. While the group's row in a partition is locked,
--- the mode stays: changing it locks all of these rows first. A message leased in the wrong mode would never come again.
+-- the mode cannot change: a change locks all of these rows first. A message leased in the wrong mode would never come
+-- again.
 create function message_pump.assert_mode(_queue bigint, _ordered boolean) returns void language plpgsql as $$
 begin
     perform 1 from message_pump.queue q where q.id = _queue and q.ordered = _ordered;
@@ -27,11 +28,11 @@ begin
     end if;
 end $$;
 
--- Whether a lease with that end is live; an end too far off was set before the clock was put back.
+-- Whether a lease with that end is live. If the end is too far off, the clock was put back since: not live.
 create function message_pump.lives(_until timestamptz, _now timestamptz) returns boolean
 language sql stable as $$ select coalesce(_until > _now and _until <= _now + interval '7 days', false) $$;
 
--- The number of retries and crashes after which a message of this queue is a dead letter; null is never.
+-- The number of retries and crashes after which a message of this queue is a dead letter; null means never.
 create function message_pump.limit_of(_queue message_pump.queue, _limit integer) returns integer
 language sql immutable as $$
     select case
@@ -41,7 +42,7 @@ language sql immutable as $$
     end
 $$;
 
--- Make a dead letter of a message, which replaces its delivery if it has one; or of a scheduled message, by its id.
+-- Make a message a dead letter and delete its delivery, if it has one; a scheduled message is named by its id.
 -- `_crashes` are added to those of the delivery; `_retries` replace its retries.
 create function message_pump.bury(
     _group bigint, _part bigint, _seq bigint, _reason text, _error text, _now timestamptz, _waiting uuid default null,
@@ -76,9 +77,9 @@ begin
 end $$;
 
 -- Store when to look again at a partition that had nothing new to hand out; `_tid` is the group's row there. `ready_at`
--- becomes 'infinity' only while no push can be in progress, so that no wake-up is missed; otherwise somebody looks
--- again soon. A message that did not fit beside others keeps its turn, or these would hold it back for ever: if there
--- is one, and `_turn` is not null, that is when to look again. Returns whether it is.
+-- becomes 'infinity' only while no push can be in progress, so that no wake-up is missed; otherwise a consumer looks
+-- again soon. A message that did not fit into the reply keeps its turn, else other messages could hold it back for ever:
+-- if there is such a message and `_turn` is not null, `_turn` is when to look again. Returns whether this is the case.
 create function message_pump.rest(
     _tid tid, _part bigint, _delay double precision, _now timestamptz, _turn timestamptz
 ) returns boolean language plpgsql as $$
@@ -108,7 +109,7 @@ begin
         end if;
     end if;
     _keeps := coalesce(_turn is not null and _next <= _now + interval '1 millisecond', false);
-    -- If `_next` is null, what was left has been removed or settled ahead: there is nothing to hand out.
+    -- If `_next` is null, all other messages were removed or settled ahead: there is nothing to hand out.
     update message_pump.progress g set
         ready_at = case when _next is null then 'infinity'
             when _keeps then least(_turn, _now + interval '1 millisecond')
@@ -124,8 +125,8 @@ create type message_pump.taken as (
     until double precision
 );
 
--- Whether a payload was sealed with one of those keys; or 'MP003': then the whole call is rolled back, and nothing is
--- counted.
+-- True if a payload was sealed with one of those keys; else raises 'MP003', which rolls back the whole call, so that
+-- nothing is counted.
 create function message_pump.openable(_payload bytea, _keys bytea[]) returns boolean language plpgsql as $$
 begin
     if substring(_payload from 2 for get_byte(_payload, 0)) = any (_keys) then
@@ -437,7 +438,7 @@ begin
                     and (cardinality(_seen) < _parts or s.part_id = any (_seen))
                 order by s.ready_at limit 1 for no key update skip locked;
             if _part is null and cardinality(_seen) = 0 then
-                -- Another consumer is taking from it now: it leaves what it does not take itself.
+                -- Another consumer is taking from this partition now, and leaves the rest for others.
                 select s.ctid, s.part_id, s.claimed, s.ready_at into _tid, _part, _claimed, _ready
                     from message_pump.progress s
                     where s.group_id = _group and s.ready_at <= _now + interval '1 second'
@@ -487,7 +488,7 @@ begin
     end loop;
 end $$;
 
--- Why there was nothing, and the seconds until time alone makes something ready.
+-- Why there was nothing, and the seconds until a delay or a lease ends and something is ready.
 create function message_pump.why_empty(_queue bigint, _group bigint, _partition text, _offset double precision)
 returns table (why text, due_in double precision) language plpgsql as $$
 declare

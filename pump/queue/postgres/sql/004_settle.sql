@@ -1,8 +1,8 @@
--- Settling leased messages. Locks are taken on progress rows in the order of partition ids (ordered queues), or on
--- deliveries in the order of places (unordered ones), before anything is read.
+-- Settling leased messages. Before anything is read, locks are taken: in ordered queues on progress rows, by partition
+-- id; in unordered queues on deliveries, by place.
 
--- End the lease of an ordered partition: its messages that are not settled are pending again, uncounted. Deliveries of
--- an earlier lease that nobody has taken since stay as they are: their crash is counted when somebody does.
+-- End the lease of an ordered partition: its unsettled messages are pending again, uncounted. Deliveries of an earlier
+-- lease that were not handed out since stay as they are: their crash is counted when they are handed out again.
 create function message_pump.end_lease(_group bigint, _part bigint, _now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -52,7 +52,7 @@ begin
     return true;
 end $$;
 
--- Partitions by their uids, in the order of locking; `o` is the index of each, `gid` the group of that name, if any.
+-- Partitions by their uids, in the order of locking; `o` is the index of a partition, `gid` the named group, if any.
 create function message_pump.found(_parts uuid[], _group text)
 returns table (o integer, id bigint, name text, queue text, ordered boolean, gid bigint) language sql stable as $$
     select a.o::integer, p.id, p.name, q.name, q.ordered, g.id
@@ -65,8 +65,8 @@ returns table (o integer, id bigint, name text, queue text, ordered boolean, gid
     order by p.id
 $$;
 
--- Complete messages, no two of them the same. `_which` is the index in `_parts` of each message's partition. For a null
--- lease id, one of `_leases` is enough, or, if the caller is lenient, that the message is leased at all.
+-- Complete messages, no two of them the same. `_which` is the index in `_parts` of each message's partition. Instead of
+-- a lease id, one of `_leases` is enough; if the caller is lenient, it is enough that the message is handed out.
 -- Codes: 0 acknowledged, 1 already acknowledged, 2 invalid lease, 3 not found; plus 16 if its lease ended.
 create function message_pump.complete(
     _group text, _parts uuid[], _which integer[], _transactions text[], _lease_ids uuid[], _leases uuid[],
@@ -99,7 +99,7 @@ begin
         names[_p.o] := _p.name;
         continue when _p.gid is null;
         if _p.ordered then
-            -- First by its lease: an old snapshot keeps every version of a row, and only few of them have this lease.
+            -- First by its lease: an old snapshot keeps every version of a row, and only few versions have this lease.
             select s.tid into _tid from (
                 select s.ctid tid, s.group_id, s.part_id from message_pump.progress s where s.lease_id = any (_mine)
                 offset 0
@@ -309,8 +309,8 @@ begin
     return next;
 end $$;
 
--- Let a lease end no earlier than so many seconds from now; null is its queue's lease time. Returns no row if there is
--- no such lease, null if it has expired.
+-- Extend a lease to end no earlier than so many seconds from now; null means its queue's lease time. Returns no row if
+-- there is no such lease, null if it has expired.
 create function message_pump.extend(_lease uuid, _seconds double precision, _offset double precision)
 returns setof double precision language plpgsql as $$
 declare
@@ -332,7 +332,7 @@ begin
         return;
     end if;
     if _ordered then
-        -- Locked by a separate statement: the next one then sees what others did to the rows meanwhile.
+        -- Locked by a separate statement, so that the next statement sees changes that others made to the rows meanwhile.
         perform 1 from message_pump.progress s where s.lease_id = _lease order by s.part_id for no key update;
         update message_pump.progress s set
             lease_until = greatest(s.lease_until, _until), ready_at = greatest(s.lease_until, _until)

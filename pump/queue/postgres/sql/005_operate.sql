@@ -1,6 +1,6 @@
--- What operators do to queues, groups and partitions. Locks are taken in the same order as by pushes.
+-- Operators' actions on queues, groups and partitions. Locks are taken in the same order as by pushes.
 
--- The last place in a partition before a moment, by binary search: times rise with places.
+-- The last place in a partition before a moment; binary search, since times rise with places.
 create function message_pump.last_before(_part bigint, _moment timestamptz) returns bigint language plpgsql as $$
 declare
     _low bigint;
@@ -45,7 +45,7 @@ begin
     end loop;
 end $$;
 
--- How many messages of a partition a group has completed, in total.
+-- The number of messages of a partition that a group has completed, in total.
 create function message_pump.completed(_group bigint, _part bigint) returns bigint language sql stable as $$
     select s.claimed - s.base
         + (select count(*) from message_pump.passed y
@@ -57,7 +57,7 @@ create function message_pump.completed(_group bigint, _part bigint) returns bigi
     from message_pump.progress s where s.group_id = _group and s.part_id = _part
 $$;
 
--- Set a group's claim, and end its deliveries and lease; what was completed stays counted.
+-- Set a group's claim, and end its deliveries and lease; the count of completed messages stays the same.
 create function message_pump.move(_group bigint, _part bigint, _claimed bigint, _now timestamptz) returns void
 language plpgsql as $$
 declare
@@ -119,7 +119,7 @@ begin
     end if;
     insert into message_pump.consumer_group (queue_id, name, subscription, subscribed_from, created_at)
         values (_queue, _group, _subscription, to_timestamp(_since), _now) returning id into _id;
-    -- A push or removal in progress has to come before or after this.
+    -- A push or removal in progress must be finished before this, or start after it.
     perform 1 from message_pump.partition p where p.queue_id = _queue order by p.id for no key update;
     -- Ready now: the first consumer looks, and sets it to 'infinity' if there is nothing. A push may be in progress.
     insert into message_pump.progress (group_id, part_id, claimed, floor, base, ready_at)

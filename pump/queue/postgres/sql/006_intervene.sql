@@ -1,7 +1,7 @@
--- What operators do to single messages, and to all that a group has pending. Locks are taken in the same order as by
--- pushes.
+-- Operators' actions on single messages, and on all pending messages of a group. Locks are taken in the same order as
+-- by pushes.
 
--- Let consumers look at a partition again, unless it is leased: what may have held back its messages was removed.
+-- Let consumers look at a partition again, unless it is leased: a message that may have held back others was removed.
 create function message_pump.look_again(_group bigint, _part bigint, _now timestamptz) returns void
 language plpgsql as $$
 begin
@@ -117,8 +117,8 @@ language sql stable as $$
     select s.id, null from message_pump.scheduled s where s.part_id = _part and s.transaction_id = _transaction
 $$;
 
--- Make a dead letter of a message in any state, for each group that has not settled it, or for one of them; returns for
--- how many.
+-- Make a message in any state a dead letter, for each group that has not settled it, or for one of these groups; returns
+-- how many groups.
 create function message_pump.give_up(
     _uid uuid, _transaction text, _name text, _error text, _offset double precision
 ) returns integer language plpgsql as $$
@@ -168,8 +168,8 @@ begin
     return _done;
 end $$;
 
--- Complete for a group what is pending for it in a partition: all new messages, and a bounded number of redeliveries;
--- `again` says whether there may be more of these. What is leased stays leased.
+-- Complete a group's pending messages in a partition: all new messages, and a bounded number of redeliveries; `again`
+-- says whether there may be more redeliveries. Leased messages stay leased.
 create function message_pump.purge(_group bigint, _part bigint, _most integer, _offset double precision)
 returns table (done bigint, again boolean) language plpgsql as $$
 declare
@@ -236,7 +236,7 @@ begin
         return;
     end if;
     place := _ordinals[cardinality(_ordinals)];
-    -- Numbering them waits for this lock, or this waits for it.
+    -- Giving them their places waits for this lock, or this waits for it.
     perform 1 from message_pump.partition p where p.id = any (_parts) order by p.id for no key update;
     insert into message_pump.passed (message_id, group_id, part_id, seq, dead)
         select s.id, _group, s.part_id, null, false

@@ -1,7 +1,7 @@
--- What becomes due with time: the longest waits end, and old messages are removed. Locks are taken in the same order as
--- by pushes.
+-- Work that becomes due with time: ending the longest waits, removing old messages. Locks are taken in the same order
+-- as by pushes.
 
--- Make dead letters of what a group has pending up to a place, unless the partition (or, in an unordered one, the
+-- Make dead letters of a group's pending messages up to a place, unless the partition (or, in an unordered one, the
 -- message) is leased. Looks at no more than `_most` redeliveries and `_most` new messages; returns the larger count.
 create function message_pump.bury_old(
     _group bigint, _part bigint, _high bigint, _most integer, _ordered boolean, _reason text, _error text,
@@ -70,8 +70,8 @@ begin
     return greatest(_buried, _fresh);
 end $$;
 
--- Look at the next `_most` messages after a place, up to one that every group has claimed, and remove those of which no
--- group has a delivery: all have settled them. Returns how many it saw, the last of these, and how many it removed.
+-- Look at the next `_most` messages after a place, up to one that every group has claimed. Remove those of which no group
+-- has a delivery, as all have settled them. Returns how many it saw, the last one of them, and how many it removed.
 create function message_pump.sweep(
     _part bigint, _after bigint, _high bigint, _most integer, out seen integer, out last bigint, out gone integer
 ) language plpgsql as $$
@@ -104,11 +104,11 @@ begin
     end if;
 end $$;
 
--- Remove from a partition what all groups have settled, up to a place. First the settled messages from the beginning up
--- to the first one that is not settled. Then those after it: this second look continues where the last call stopped,
--- and after it has reached the end it rests for a minute. So each call looks at no more than twice `_most` messages,
--- and what stays is looked at once a minute, however much it is. Returns how many it saw; `_most` means that there may
--- be more.
+-- Remove from a partition messages that all groups have settled, up to a place. First it removes settled messages from
+-- the beginning up to the first unsettled one. Then it looks at those after it: this second look continues where the last
+-- call stopped, and rests for a minute once it has reached the end. So each call looks at no more than twice `_most`
+-- messages, and messages that stay are looked at once a minute. Returns how many it saw; `_most` means that there may be
+-- more.
 create function message_pump.clean(_part bigint, _high bigint, _most integer, _now timestamptz) returns integer
 language plpgsql as $$
 declare
@@ -165,7 +165,7 @@ begin
     select _emptied - coalesce(sum(g.n), 0) into _emptied from gone g;
     -- Keep the count of completed messages correct: see `completed`.
     if _emptied <> 0 then
-        -- Locked by a separate statement: the next one then sees what others did to the rows meanwhile.
+        -- Locked by a separate statement, so that the next statement sees changes that others made to the rows meanwhile.
         perform 1 from message_pump.progress s where s.part_id = _part order by s.group_id for no key update;
         update message_pump.progress s set base = s.base - _emptied where s.part_id = _part;
     end if;
@@ -222,7 +222,7 @@ begin
     return _dealt;
 end $$;
 
--- End leases that were taken before the clock was put back.
+-- Expire leases that were taken before the clock was put back.
 create function message_pump.end_impossible_leases(_offset double precision) returns void language plpgsql as $$
 declare
     _now timestamptz := message_pump.now_at(_offset);
@@ -233,9 +233,9 @@ begin
         where d.lease_id is not null and d.visible_at > _now + interval '7 days';
 end $$;
 
--- Every statement in these functions is meant to be a lookup in an index. Without statistics, or with misleading ones,
--- the planner chooses otherwise, so these settings forbid it. Functions that only other functions call do not get them,
--- as changing settings at each call would cost time for each message.
+-- Every statement in these functions should look up rows by an index. Without statistics, or with misleading ones, the
+-- planner may choose another plan, so these settings forbid that. Functions that are called only by other functions do
+-- not get them, as changing settings at each call would cost time for each message.
 do $do$
 declare
     _function regprocedure;

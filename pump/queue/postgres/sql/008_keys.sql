@@ -1,4 +1,4 @@
--- What each key has sealed, to know it by; and which notes are sealed.
+-- A check value for each key, to recognise the key; and which notes are sealed.
 
 create table message_pump.key_check (id text collate "C" primary key, sealed bytea not null);
 
