@@ -211,11 +211,14 @@ class ServiceBusConsumer:
         self._run(self._settled(message, self._requeue(message, delay, attempts)))
 
     async def _requeue(self, message: Message, delay: float, attempts: int) -> None:
-        now = self._clock.wall()
-        headers = {**message.header.headers, **copy_headers(message, attempts, now)}
-        due = now + min(delay, LONGEST_DELAY) if delay > 0 else 0.0
-        await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
-        await self._link.complete(_raw(message))
+        receipt = _receipt(message)
+        if receipt.copied != self._own_queue:
+            now = self._clock.wall()
+            headers = {**message.header.headers, **copy_headers(message, attempts, now)}
+            due = now + min(delay, LONGEST_DELAY) if delay > 0 else 0.0
+            await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
+            receipt.copied = self._own_queue
+        await self._link.complete(receipt.raw)
 
     @property
     def _own_queue(self) -> str:
@@ -245,12 +248,15 @@ class ServiceBusConsumer:
             header = next(iter(dead_letter_headers(message, rejection)))
             await self._link.dead_letter(_raw(message), *said_of(header.headers, rejection.reason))
             return
-        try:
-            await self._store_dead_letter(queue, message, rejection)
-        except TransportError:
-            await self._park(message, rejection)
-            raise
-        await self._link.complete(_raw(message))
+        receipt = _receipt(message)
+        if receipt.copied != queue:
+            try:
+                await self._store_dead_letter(queue, message, rejection)
+            except TransportError:
+                await self._park(message, rejection)
+                raise
+            receipt.copied = queue
+        await self._link.complete(receipt.raw)
 
     async def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> None:
         """In full; if that is too large for the queue, with less said of it."""

@@ -43,12 +43,14 @@ _DEFAULT_TYPE: Final = "application/json"
 class LockReceipt:
     """The transport's handle on one delivery."""
 
-    __slots__ = ("raw", "settled")
+    __slots__ = ("copied", "raw", "settled")
 
     def __init__(self, raw: ServiceBusReceivedMessage) -> None:
         self.raw: Final = raw
         self.settled = False
         """Whether it was settled; Azure would tell by an error that looks like a lost lock."""
+        self.copied = ""
+        """The queue that has a copy of it: a verdict that is carried out again stores no other one there."""
 
 
 class Said(NamedTuple):

@@ -13,11 +13,12 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from brokers.servicebus import ServiceBus
 from pump.dead_letter import Rejection
-from pump.errors import LeaseLost
+from pump.errors import LeaseLost, TransportError
 from pump.transports.servicebus import client_internals
 from pump.transports.servicebus import link as links
 from pump.transports.servicebus.messages import LockReceipt
 from support.servicebus_bench import QueueBench, receive
+from support.waiting import eventually
 
 REJECTED = Rejection("delivery error", "OutOfTea", "no leaves", ValueError("no tea"), "PlaceOrderHandler", 3, 1.0, 2.0)
 
@@ -194,6 +195,35 @@ def test_deliveries_are_counted_whatever_a_message_says_of_itself(bench: QueueBe
         (message,) = receive(consumer)
         assert message.deliveries == deliveries
         consumer.nack(message)
+
+
+@pytest.mark.parametrize("verdict", ["requeue", "reject"])
+def test_a_verdict_that_is_tried_again_stores_its_copy_once(
+    own_servicebus: ServiceBus, verdict: str, hurried: None
+) -> None:
+    with ExitStack() as stack:
+        bench = QueueBench(own_servicebus, stack)
+        dead = f"{bench.name}-dead"
+        consumer = bench.consumer(dead_letter=dead, lease=60.0)
+        bench.send("1")
+        (message,) = receive(consumer)
+
+        def decided() -> bool:
+            try:
+                if verdict == "requeue":
+                    consumer.requeue(message, 3600.0, 1)
+                else:
+                    consumer.reject(message, REJECTED)
+            except TransportError:
+                return False
+            return True
+
+        own_servicebus.command("busy", kind="settle", count=3)
+        assert not decided()
+        eventually(decided)
+
+        left = {"requeue": (1, 0), "reject": (0, 1)}[verdict]
+        assert (bench.count()["all"], bench.count(dead)["all"]) == left
 
 
 def test_a_delivery_is_settled_once(bench: QueueBench) -> None:
