@@ -6,6 +6,7 @@ So a handler that blocks its thread or its loop keeps no lock from being renewed
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
@@ -82,7 +83,7 @@ class ServiceBusConsumer:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return self._thread.run(work)
-        except RuntimeError as error:  # the thread is closed
+        except (RuntimeError, CancelledError) as error:  # the thread is closed, or was while this waited
             raise TransportError(f"the consumer of {self._channel} is closed") from error
 
     # -- receiving
