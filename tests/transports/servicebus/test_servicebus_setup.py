@@ -1,5 +1,8 @@
 """What is made, validated and assumed, and what is said where somebody has to change something first."""
 
+import asyncio
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -14,6 +17,7 @@ from pump.errors import ConfigurationError, PublishError, SetupError, TransportE
 from pump.message import Header, Message
 from pump.transports.servicebus import ServiceBusSettings, ServiceBusTransport
 from pump.transports.servicebus.entities import subscription_name
+from pump.transports.servicebus.link import _AwaitedCredential
 from support.servicebus_bench import QueueBench, Sample, receive
 
 
@@ -218,6 +222,37 @@ def test_a_credential_logs_in_without_a_key() -> None:
     for options in ({"namespace": "one"}, {"namespace": "one", "credential": object()}, {}):
         with pytest.raises(ConfigurationError):
             ServiceBusTransport(**options)
+
+
+HANGING = """
+import threading
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transports.servicebus.link import _AwaitedCredential
+begun = threading.Event()
+class Credential:
+    def get_token(self, *scopes, **options):
+        begun.set()
+        threading.Event().wait(600)
+LoopThread("test").submit(_AwaitedCredential(Credential()).get_token("scope"))
+begun.wait()
+"""
+
+
+def test_a_process_ends_although_a_credential_hangs() -> None:
+    assert subprocess.run([sys.executable, "-c", HANGING], check=False, timeout=120).returncode == 0
+
+
+def test_a_credential_is_asked_for_a_token_and_may_fail() -> None:
+    class Credential:
+        def get_token(self, *scopes: str, **options: object) -> str:
+            if not scopes:
+                raise ValueError("no scope")
+            return f"{scopes} {options}"
+
+    credential = _AwaitedCredential(Credential())
+    assert asyncio.run(credential.get_token("a", tenant="b")) == "('a',) {'tenant': 'b'}"
+    with pytest.raises(ValueError, match="no scope"):
+        asyncio.run(credential.get_token())
 
 
 def test_dead_letters_that_would_be_their_own_are_refused() -> None:
