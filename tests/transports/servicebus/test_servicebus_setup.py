@@ -81,6 +81,15 @@ def test_a_subscription_that_does_not_forward_to_the_channel_is_refused(serviceb
             transport.prepare([replace(channel, missing=missing)], [])
 
 
+def test_a_queue_that_needs_sessions_is_refused(servicebus: ServiceBus) -> None:
+    transport, name = ServiceBusTransport.from_url(servicebus.url), new_name()
+    with transport._entities._admin() as admin:
+        admin.create_queue(name, requires_session=True)
+
+    with pytest.raises(SetupError, match="needs sessions"):
+        transport.consumer(reading(name))
+
+
 def test_a_queue_is_no_topic_and_a_topic_no_queue(servicebus: ServiceBus) -> None:
     transport, queue, topic = ServiceBusTransport.from_url(servicebus.url), new_name(), new_name()
     transport.prepare([reading(queue), reading(f"{topic}.a", topic=topic)], [])
