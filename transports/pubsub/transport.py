@@ -20,8 +20,6 @@ from pump.transports.pubsub.topology import PubSubTopology
 LARGEST_BODY: Final = 9_800_000
 """Pub/Sub takes 10 MB, and a dead letter's attributes have to fit in as well."""
 LARGEST_HEADERS: Final = 32_768
-LONGEST_DELAY: Final = 30 * 86_400.0
-"""What waits for longer would be removed: a subscription keeps messages for 31 days."""
 
 
 class PubSubTransport:
@@ -40,7 +38,7 @@ class PubSubTransport:
         leases=True,
         delayed_publish=False,
         shards_by_key=True,
-        longest_delay=LONGEST_DELAY,
+        longest_delay=None,
         largest_body=LARGEST_BODY,
         largest_headers=LARGEST_HEADERS,
     )

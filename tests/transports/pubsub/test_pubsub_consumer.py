@@ -1,6 +1,7 @@
 """What a consumer sends for each verdict, and what it does when Pub/Sub does not take it."""
 
 import logging
+import time
 from math import inf
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
 from pump.message import Header, Message
+from pump.transports.pubsub.connection import PUBSUB
 from pump.transports.pubsub.consumer import PubSubConsumer
+from pump.transports.pubsub.deliveries import PubSubDelivery
 from pump.transports.pubsub.transport import LARGEST_BODY
 from support.pubsub_bench import REJECTED, PubSubBench, bodies, nothing, receive
 from support.pubsub_contract import publish
@@ -370,7 +373,7 @@ def test_what_is_due_late_is_left_to_pubsub(bench: PubSubBench, delay: float) ->
     bench.post("1")
     (message,) = receive(consumer, 1)
 
-    consumer.requeue(message, min(delay, 30 * 86_400.0), 2)
+    consumer.requeue(message, delay, 2)
 
     assert nothing(consumer)
     assert (bench.left(bench.channel), bench.left(f"{bench.channel}.retry")) == (0, 1)
@@ -378,6 +381,69 @@ def test_what_is_due_late_is_left_to_pubsub(bench: PubSubBench, delay: float) ->
     if delay == 3.0:
         (again,) = receive(consumer, 1)
         assert (again.attempts, again.identity, again.deliveries) == (2, message.identity, 1)
+
+
+def keeping(consumer: PubSubConsumer, seconds: float) -> PubSubConsumer:
+    """As if the retry subscription kept messages for so long only."""
+    consumer._facts = consumer._facts._replace(retry_kept=seconds)
+    return consumer
+
+
+def test_a_copy_that_waits_for_longer_than_pubsub_keeps_it_is_published_anew(bench: PubSubBench) -> None:
+    consumer = keeping(bench.consumer(), 0.0)
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    due = time.time() + 3.0
+
+    consumer.requeue(message, 3.0, 2)
+
+    (again,) = receive(consumer, 1)
+    assert time.time() >= due - 0.01
+    eventually(lambda: bench.server.state(f"{bench.channel}.retry")["acknowledged"] >= 1)
+    assert (again.body, again.attempts, again.identity) == (b"1", 2, message.identity)
+    consumer.acknowledge(again)
+    bench.ends()
+
+
+def test_a_copy_that_cannot_be_published_anew_stays(bench: PubSubBench, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = keeping(bench.consumer(), 0.0)
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    consumer.requeue(message, 3600.0, 2)
+    bench.server.fault("Publish", containing=f"{bench.channel}.retry", times=1000)
+
+    eventually(lambda: nothing(consumer, 0.1) and "was not published anew" in caplog.text)
+
+    state = bench.server.state(f"{bench.channel}.retry")
+    assert (state["unacknowledged"], state["acknowledged"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("kept", "age", "count"), [(31 * 86_400, 15 * 86_400, 0), (31 * 86_400, 16 * 86_400, 1)])
+def test_a_copy_is_published_anew_at_half_the_time_that_pubsub_keeps_it(
+    bench: PubSubBench, monkeypatch: pytest.MonkeyPatch, kept: float, age: float, count: int
+) -> None:
+    consumer = bench.consumer()
+    assert consumer._facts.retry_kept == kept
+    began: list[str] = []
+    monkeypatch.setattr(consumer, "_begin", lambda method, *_: began.append(method))
+    copy = PUBSUB["PubsubMessage"](data=b"1")
+
+    consumer._publish_anew(PubSubDelivery("id", 0.0, 10.0, longest=1.0, name="s"), copy, age)
+
+    assert began == ["Publish"] * count
+
+
+def test_the_lease_of_a_copy_is_that_of_its_subscription(bench: PubSubBench) -> None:
+    bench.transport(lease=20).prepare([bench.rules()], [])
+    consumer = bench.consumer(bench.transport(lease=300))
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+
+    consumer.requeue(message, 0.0, 1)
+    (again,) = receive(consumer, 1)
+
+    assert again.lease_expires is not None
+    assert again.lease_expires <= time.monotonic() + 20
 
 
 def test_a_copy_keeps_whatever_headers_there_were(bench: PubSubBench) -> None:
