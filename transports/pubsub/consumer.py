@@ -8,7 +8,7 @@ import heapq
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -19,9 +19,10 @@ from pump.clock import Clock, Signal
 from pump.dead_letter import TOTAL_LIMIT, Rejection
 from pump.duration import LONGEST_DELAY, seconds
 from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
-from pump.message import Message
+from pump.message import Header, Message
 from pump.subscription import Subscription
 from pump.telemetry import log
+from pump.text import bounded_text
 from pump.transport_kit.dead_letters import (
     PARKED_SECONDS,
     SHORT_LIMIT,
@@ -33,6 +34,7 @@ from pump.transport_kit.dead_letters import (
     report_kept,
 )
 from pump.transport_kit.protocol import new_generation
+from pump.transport_kit.sending import not_sent
 from pump.transports.pubsub.acks import PubSubAcks
 from pump.transports.pubsub.attributes import copy_of, from_attributes, unpacked
 from pump.transports.pubsub.connection import (
@@ -486,19 +488,15 @@ class PubSubConsumer:
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str) -> None:
         """As much of it as Pub/Sub takes: with all of its provenance, with some, and then with a part of its body."""
-        header = message.header
-        for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
+        for letter, body, saying in _dead_letters(message, rejection):
             with suppress(ValueError):  # it is too much for attributes: the next one says less
-                copy = encode(header, message.body)
+                copy = encode(letter, body)
                 if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
+                    if saying:
+                        log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
                     self._publish(topic, copy)
                     return
-        for smaller, kept, saying in cut_letters(header, message.body, LARGEST_REQUEST - 2 * ROOM):
-            copy = encode(smaller, kept)
-            if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
-                log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
-                self._publish(topic, copy)
-                return
+        raise not_sent(f"no dead letter of message {message.id} is small enough")
 
     def _publish(self, topic: str, copy: Any) -> None:  # noqa: ANN401 - as protobuf has it
         """Store a copy; a topic that was deleted is made again where we make it."""
@@ -603,3 +601,14 @@ class PubSubConsumer:
             self._acks.close()
             self._connection.close()
             self._copies.close()
+
+
+def _dead_letters(message: Message, rejection: Rejection) -> Iterator[tuple[Header, bytes, str]]:
+    """Header, body and what is left out: first everything, then less and less. The last one always fits."""
+    letter = message.header
+    for letter in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
+        yield letter, message.body, ""
+    yield from cut_letters(letter, message.body, LARGEST_REQUEST - 2 * ROOM)
+    bare = Header(bounded_text(letter.id, SHORT_LIMIT), letter.topic, headers=letter.headers)
+    yield bare, message.body, "of its header only the id is kept"
+    yield from cut_letters(bare, message.body, LARGEST_REQUEST - 2 * ROOM)

@@ -1,5 +1,6 @@
 """What a consumer sends for each verdict, and what it does when Pub/Sub does not take it."""
 
+import json
 import logging
 import time
 from math import inf
@@ -511,6 +512,51 @@ def test_a_dead_letter_is_kept_however_large_the_message_is(
     assert dead.header.headers["pump-reason"] == "OutOfTea"
     assert len(dead.body) <= size
     assert ("cut off" in caplog.text) == (len(dead.body) < size) == (size > LARGEST_BODY)
+
+
+@pytest.mark.parametrize("size", [0, 3, 9_800_000])
+def test_a_header_that_is_too_much_for_attributes_leaves_a_dead_letter(
+    bench: PubSubBench, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    consumer = bench.consumer()
+    folded = json.dumps([{"pump-correlation-id": "x" * 102_000}, {}])
+    pieces = [folded[begin : begin + 1024] for begin in range(0, len(folded), 1024)]
+    attributes = {f"pump-folded-{place}": piece for place, piece in enumerate(pieces)}
+    assert len(attributes) == 100
+    publish(bench.server.port, bench.topic, b"x" * size, attributes)
+    (message,) = receive(consumer, 1)
+    assert message.fault == ""
+
+    consumer.reject(message, REJECTED)
+
+    assert bench.left() == 0
+    dead = receive_dead(bench)
+    assert (dead.id, dead.body) == (message.id, message.body)
+    assert dead.header.headers["pump-reason"] == "OutOfTea"
+    assert "of its header only the id is kept" in caplog.text
+
+
+def receive_dead(bench: PubSubBench) -> Message:
+    rules = bench.rules(topic=f"{bench.topic}.dead", channel=f"{bench.channel}.dead", dead_letter=None)
+    consumer = bench.transport().consumer(rules)
+    bench.stack.callback(consumer.close)
+    (dead,) = receive(consumer, 1)
+    return dead
+
+
+def test_a_message_that_no_dead_letter_fits_is_not_acknowledged(
+    bench: PubSubBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = bench.consumer()
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    monkeypatch.setattr("pump.transports.pubsub.consumer.LARGEST_REQUEST", 0)
+
+    with pytest.raises(PublishError, match="small enough") as refused:
+        consumer.reject(message, REJECTED)
+
+    assert (refused.value.sent, refused.value.retriable) == (False, False)
+    assert bench.left(bench.channel) == 1
 
 
 def test_a_message_of_another_transport_is_nobodys_here(bench: PubSubBench) -> None:
