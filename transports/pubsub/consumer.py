@@ -120,7 +120,7 @@ class PubSubConsumer:
         self._longest: Final = seconds(settings.longest_lease)
         self._connection: Final = PubSubConnection(settings)
         self._copies: Final = PubSubConnection(settings)
-        self._publisher: Final = PubSubPublisher(self._copies, settings.project)
+        self._publisher: Final = PubSubPublisher(self._copies, settings.project, clock)
         self._facts = ChannelFacts()
         self._sources: Final = (_Source(self._names.channel, retry=False), _Source(self._names.retry, retry=True))
         self._lock: Final = threading.Lock()
@@ -499,13 +499,13 @@ class PubSubConsumer:
         raise not_sent(f"no dead letter of message {message.id} is small enough")
 
     def _publish(self, topic: str, copy: Any) -> None:  # noqa: ANN401 - as protobuf has it
-        """Store a copy; a topic that was deleted is made again where we make it."""
+        """Store a copy; a topic or a subscription that was deleted is made again where we make it."""
         try:
             self._publisher.publish(topic, copy)
         except PublishError as error:
             if not isinstance(error.__cause__, PubSubMissing) or self._subscription.missing != "create":
                 raise
-            log.warning("pubsub: %s was deleted, and is created again", topic)
+            log.warning("pubsub: %s: what was deleted is created again", error)
             self._ensure()
             self._publisher.publish(topic, copy)
 

@@ -155,6 +155,10 @@ class PubSubTopology:
                 raise SetupError(f"pubsub: subscription {name!r} is to keep dead letters, and is one of {found.topic}")
             if found.filter:
                 raise SetupError(f"pubsub: subscription {name!r} has a filter, which would drop dead letters")
+            ttl = found.expiration_policy.ttl.seconds
+            if ttl or not found.HasField("expiration_policy"):
+                text = "pubsub: subscription %r expires when nobody uses it for %g days, and its dead letters with it"
+                log.warning(text, name, (ttl or KEPT_SECONDS) / 86_400)
 
     def _create_keeping(self, name: str, topic: str, lease: float) -> None:
         """A subscription that never expires and keeps messages for as long as there is."""

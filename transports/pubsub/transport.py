@@ -83,15 +83,15 @@ class PubSubTransport:
 
     def producer(self) -> "PubSubProducer":
         """A producer, which connects when it first sends."""
-        return PubSubProducer(self.settings, self.capabilities)
+        return PubSubProducer(self.settings, self.capabilities, self._clock)
 
 
 class PubSubProducer:
     """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
 
-    def __init__(self, settings: PubSubSettings, capabilities: Capabilities) -> None:
+    def __init__(self, settings: PubSubSettings, capabilities: Capabilities, clock: Clock) -> None:
         self._connection: Final = PubSubConnection(settings)
-        self._publisher: Final = PubSubPublisher(self._connection, settings.project)
+        self._publisher: Final = PubSubPublisher(self._connection, settings.project, clock)
         self._capabilities: Final = capabilities
         self._closed = False
 

@@ -104,6 +104,47 @@ def test_a_topic_that_was_deleted_is_made_again(bench: PubSubBench, what: str) -
     assert bench.left(bench.channel) == 0
 
 
+def delete_subscription(bench: PubSubBench, name: str) -> None:
+    import grpc
+
+    resource = bench.fully(name).encode()
+    with grpc.insecure_channel(bench.server.endpoint) as channel:
+        delete = channel.unary_unary("/google.pubsub.v1.Subscriber/DeleteSubscription")
+        delete(b"\n" + bytes([len(resource)]) + resource, timeout=5.0)
+
+
+@pytest.mark.parametrize("what", ["dead", "retry"])
+def test_a_copy_is_not_sent_where_no_subscription_would_keep_it(
+    bench: PubSubBench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    bench.transport().prepare([bench.rules()], [])
+    consumer = bench.consumer(missing="assume")
+    settle = reject if what == "dead" else requeue
+    bench.post("1", "2")
+    first, second = receive(consumer, 2)
+    settle(consumer, first)
+    delete_subscription(bench, f"{bench.channel}.{what}")
+    monkeypatch.setattr("pump.transports.pubsub.publisher.SUBSCRIBED_SECONDS", 0.0)
+
+    with pytest.raises(PublishError, match="has no subscription"):
+        settle(consumer, second)
+
+    assert bench.left(bench.channel) == 1
+
+
+@pytest.mark.parametrize("what", ["dead", "retry"])
+def test_a_subscription_for_copies_that_was_deleted_is_made_again(bench: PubSubBench, what: str) -> None:
+    consumer = bench.consumer()
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    name = f"{bench.channel}.{what}"
+    delete_subscription(bench, name)
+
+    (reject if what == "dead" else requeue)(consumer, message)
+
+    assert (bench.left(bench.channel), bench.left(name)) == (0, 1)
+
+
 # -- acknowledging
 
 
