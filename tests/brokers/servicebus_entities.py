@@ -44,7 +44,6 @@ class Rules:
     dead_letters_expired: bool = False
     duplicates: float = 0.0
     """For how many seconds a message id is remembered; 0 is not at all."""
-    sessions: bool = False
     forward: str = ""
 
 
@@ -75,8 +74,6 @@ class Queue:
         self.deferred: dict[int, Stored] = {}
         self.scheduled: dict[int, Stored] = {}
         self.seen: dict[str, float] = {}
-        self.sessions: dict[str, tuple[Any, float]] = {}
-        """Which link has a session, and until when."""
         self.dead = Queue(name + DEAD, rules, note, has_dead_letters=False) if has_dead_letters else None
 
     @property
@@ -107,15 +104,13 @@ class Queue:
         else:
             bisect.insort(self.ready, stored, key=lambda each: each.sequence)
 
-    def take(self, session: str | None = None) -> Stored | None:
+    def take(self) -> Stored | None:
         """The next message, locked."""
-        for place, stored in enumerate(self.ready):
-            if session is not None and stored.parts.session != session:
-                continue
-            del self.ready[place]
-            self.lock(stored)
-            return stored
-        return None
+        if not self.ready:
+            return None
+        stored = self.ready.pop(0)
+        self.lock(stored)
+        return stored
 
     def lock(self, stored: Stored) -> None:
         stored.token, stored.until = uuid.uuid4(), time.time() + self.rules.lock
@@ -194,24 +189,7 @@ class Queue:
                     self.bury(stored, "TTLExpiredException", "The message expired and was dead lettered.")
                 else:
                     self._note("gone", self.name, stored.sequence)
-        for name, (link, until) in list(self.sessions.items()):
-            if until <= now:
-                del self.sessions[name]
-                self.session_lost(link, name)
         return len(self.ready) != before
-
-    def session_lost(self, link: Any, name: str) -> None:
-        """Its messages go back, and its link is told; the front end replaces this."""
-
-    def drop_session(self, name: str) -> None:
-        """Messages of a session that is not locked any more go back, counted."""
-        for token, stored in list(self.locked.items()):
-            if stored.parts.session == name:
-                del self.locked[token]
-                self.fail(stored)
-
-    def free_session(self) -> str | None:
-        return next((each.parts.session for each in self.ready if each.parts.session not in self.sessions), None)
 
 
 @dataclass
@@ -314,8 +292,6 @@ class Namespace:
         kept: list[tuple[Queue, int]] = []
         for queue in targets:
             forward = queue.rules.forward
-            if queue.rules.sessions and not parts.session:
-                raise Refused("amqp:not-allowed", "The SessionId was not set on a message, and it cannot be sent.")
             if forward:
                 kept += self.publish(forward, parts, due)
             else:

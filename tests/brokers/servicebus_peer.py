@@ -32,8 +32,6 @@ from brokers.servicebus_message import parsed, split
 TICK = 0.02
 LARGEST = 1024 * 1024
 MANAGEMENT = "/$management"
-SESSION_FILTER = "com.microsoft:session-filter"
-NEXT_SESSION_SECONDS = 60.0
 SETTLED_AS = {
     Delivery.ACCEPTED: "complete",
     Delivery.RELEASED: "release",
@@ -56,13 +54,6 @@ def path_of(address: str | None) -> str:
     return address.strip("/")
 
 
-class Consuming:
-    """What is known of a link that messages are sent on."""
-
-    def __init__(self, link: Any, queue: Queue, session: str | None) -> None:
-        self.link, self.queue, self.session = link, queue, session
-
-
 class Broker(Handshaker):  # type: ignore[misc]
     """All connections, on one thread."""
 
@@ -73,9 +64,8 @@ class Broker(Handshaker):  # type: ignore[misc]
         self.keys: dict[str, dict[str, Any]] = settings["keys"]
         self.namespace = Namespace(Path(settings["journal"]))
         self.injector = injector
-        self.consumers: dict[Any, Consuming] = {}
-        self.waiting: dict[Any, tuple[Queue, float]] = {}
-        """Links that wait for any session."""
+        self.consumers: dict[Any, Queue] = {}
+        """The links that messages are sent on, and of which queue."""
         self.replies: dict[tuple[Any, str], Any] = {}
         self.claims: dict[Any, set[str]] = {}
         self.connections: list[Any] = []
@@ -97,8 +87,6 @@ class Broker(Handshaker):  # type: ignore[misc]
         for queue in self.namespace.everything():
             if queue.tick(now) or queue.ready:
                 self.pump(queue)
-        for link, (queue, until) in list(self.waiting.items()):
-            self._accept_session(link, queue, until)
         self.container.schedule(TICK, self)
 
     def on_call(self, event: Any) -> None:
@@ -134,21 +122,15 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def on_transport_closed(self, event: Any) -> None:
         connection = event.connection
-        for link in [each for each in (*self.consumers, *self.waiting) if each.connection == connection]:
+        for link in [each for each in self.consumers if each.connection == connection]:
             self.forget(link)
         self.replies = {key: link for key, link in self.replies.items() if link.connection != connection}
         self.claims.pop(connection, None)
         self.connections = [each for each in self.connections if each != connection]
 
     def forget(self, link: Any) -> None:
-        """The link is gone. Locks of messages stay until they expire; that of a session goes with its link."""
-        self.waiting.pop(link, None)
-        consumer = self.consumers.pop(link, None)
-        if consumer is not None and consumer.session is not None:
-            queue = consumer.queue
-            if queue.sessions.get(consumer.session, (None, 0))[0] == link:
-                del queue.sessions[consumer.session]
-                queue.drop_session(consumer.session)
+        """The link is gone. Locks of messages stay until they expire."""
+        self.consumers.pop(link, None)
 
     # -- links
 
@@ -174,8 +156,7 @@ class Broker(Handshaker):  # type: ignore[misc]
             queue = self.namespace.find(path)
             if queue is None or queue.rules.forward:
                 raise self._absent(path)
-            if not self._consume(link, queue):
-                return
+            self.consumers[link] = queue
         else:
             self._check_claim(link, "send")
             if lower not in self.namespace.topics and lower not in self.namespace.queues:
@@ -194,56 +175,6 @@ class Broker(Handshaker):  # type: ignore[misc]
                 raise self._absent(entity)
         if link.is_sender:
             self.replies[link.session, lower] = link
-
-    def _consume(self, link: Any, queue: Queue) -> bool:
-        """Whether the link is open now; one that wants any session waits for it."""
-        filters = _filters(link)
-        if SESSION_FILTER not in filters:
-            if queue.rules.sessions and queue.dead is not None:
-                raise Refused("amqp:not-allowed", "It is not possible for an entity that requires sessions")
-            self.consumers[link] = Consuming(link, queue, None)
-            return True
-        session = filters[SESSION_FILTER]
-        if session is None:
-            self.waiting[link] = (queue, time.time() + NEXT_SESSION_SECONDS)
-            self._accept_session(link, *self.waiting[link])
-            return False
-        if session in queue.sessions:
-            raise Refused("com.microsoft:session-cannot-be-locked", f"The session {session} cannot be locked")
-        self._give_session(link, queue, str(session))
-        return True
-
-    def _accept_session(self, link: Any, queue: Queue, until: float) -> None:
-        session = queue.free_session()
-        if session is not None:
-            del self.waiting[link]
-            self._give_session(link, queue, session)
-            link.open()
-        elif time.time() > until:
-            del self.waiting[link]
-            self.refuse(link, Refused("com.microsoft:timeout", "No session became available in time"))
-
-    def _give_session(self, link: Any, queue: Queue, session: str) -> None:
-        until = time.time() + queue.rules.lock
-        queue.sessions[session] = (link, until)
-        queue.session_lost = self._session_lost  # type: ignore[method-assign]
-        self.consumers[link] = Consuming(link, queue, session)
-        filters = Data()
-        filters.put_map()
-        filters.enter()
-        filters.put_symbol(symbol(SESSION_FILTER))
-        filters.put_string(session)
-        filters.exit()
-        link.source.filter.copy(filters)
-        properties = {symbol("com.microsoft:locked-until-utc"): _ticks(until)}
-        link.properties = properties
-
-    def _session_lost(self, link: Any, name: str) -> None:
-        consumer = self.consumers.pop(link, None)
-        if consumer is not None:
-            consumer.queue.drop_session(name)
-            link.condition = Condition("com.microsoft:session-lock-lost", "The session lock has expired.")
-            link.close()
 
     def refuse(self, link: Any, refused: Refused) -> None:
         """An attach without source and target, then a detach that says why."""
@@ -271,9 +202,9 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def on_link_flow(self, event: Any) -> None:
         link = event.link
-        consumer = self.consumers.get(link)
-        if consumer is not None:
-            self.pump(consumer.queue)
+        queue = self.consumers.get(link)
+        if queue is not None:
+            self.pump(queue)
         if link.is_sender and link.drain_mode:
             link.drained()
 
@@ -281,11 +212,10 @@ class Broker(Handshaker):  # type: ignore[misc]
         """Send what is ready to links with credit, one after another."""
         while queue.ready:
             sent = False
-            for consumer in [each for each in self.consumers.values() if each.queue is queue]:
-                link = consumer.link
+            for link in [link for link, consumed in self.consumers.items() if consumed is queue]:
                 if link.credit <= 0 or not link.state & Endpoint.LOCAL_ACTIVE:
                     continue
-                stored = queue.take(consumer.session)
+                stored = queue.take()
                 if stored is not None:
                     self._deliver(link, queue, stored)
                     sent = True
@@ -461,18 +391,6 @@ class Broker(Handshaker):  # type: ignore[misc]
         ends = [milliseconds(queue.renew(token)) for token in _elements(body["lock-tokens"])]
         return 200, {"expirations": Array(UNDESCRIBED, Data.TIMESTAMP, *ends)}
 
-    def _answer_renew_session_lock(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
-        session = body["session-id"]
-        link, _ = queue.sessions.get(session, (None, 0))
-        if link is None:
-            raise Refused("com.microsoft:session-lock-lost", "The session lock has expired.", 410)
-        until = time.time() + queue.rules.lock
-        queue.sessions[session] = (link, until)
-        for stored in queue.locked.values():
-            if stored.parts.session == session:
-                stored.until = until
-        return 200, {"expiration": milliseconds(until)}
-
     def _answer_update_disposition(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
         how = DISPOSITIONS[body["disposition-status"]]
         for token in _elements(body["lock-tokens"]):
@@ -510,7 +428,7 @@ class Broker(Handshaker):  # type: ignore[misc]
     def _command_detach(self, given: dict[str, Any]) -> int:
         """All consumers of an entity, or all there are."""
         queue = self.namespace.find(given.get("entity", ""))
-        links = [each.link for each in self.consumers.values() if queue in {None, each.queue}]
+        links = [link for link, consumed in self.consumers.items() if queue in {None, consumed}]
         for link in links:
             self.forget(link)
             link.condition = Condition(given.get("condition", "amqp:link:detach-forced"), "as commanded")
@@ -557,19 +475,6 @@ def parse_raw(query: str, name: str) -> str:
 
 def _elements(value: Any) -> list[Any]:
     return list(value.elements if isinstance(value, Array) else value)
-
-
-def _ticks(seconds: float) -> int:
-    return int(seconds * 10_000_000) + 621_355_968_000_000_000
-
-
-def _filters(link: Any) -> dict[str, Any]:
-    data = link.remote_source.filter
-    data.rewind()
-    if not data.next():
-        return {}
-    found = data.get_object() or {}
-    return {str(name): getattr(value, "value", value) for name, value in found.items()}
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ So a handler that blocks its thread or its loop keeps no lock from being renewed
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
@@ -82,7 +83,7 @@ class ServiceBusConsumer:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return self._thread.run(work)
-        except RuntimeError as error:  # the thread is closed
+        except (RuntimeError, CancelledError) as error:  # the thread is closed, or was while this waited
             raise TransportError(f"the consumer of {self._channel} is closed") from error
 
     # -- receiving
@@ -211,11 +212,14 @@ class ServiceBusConsumer:
         self._run(self._settled(message, self._requeue(message, delay, attempts)))
 
     async def _requeue(self, message: Message, delay: float, attempts: int) -> None:
-        now = self._clock.wall()
-        headers = {**message.header.headers, **copy_headers(message, attempts, now)}
-        due = now + min(delay, LONGEST_DELAY) if delay > 0 else 0.0
-        await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
-        await self._link.complete(_raw(message))
+        receipt = _receipt(message)
+        if receipt.copied != self._own_queue:
+            now = self._clock.wall()
+            headers = {**message.header.headers, **copy_headers(message, attempts, now)}
+            due = now + min(delay, LONGEST_DELAY) if delay > 0 else 0.0
+            await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
+            receipt.copied = self._own_queue
+        await self._link.complete(receipt.raw)
 
     @property
     def _own_queue(self) -> str:
@@ -245,12 +249,15 @@ class ServiceBusConsumer:
             header = next(iter(dead_letter_headers(message, rejection)))
             await self._link.dead_letter(_raw(message), *said_of(header.headers, rejection.reason))
             return
-        try:
-            await self._store_dead_letter(queue, message, rejection)
-        except TransportError:
-            await self._park(message, rejection)
-            raise
-        await self._link.complete(_raw(message))
+        receipt = _receipt(message)
+        if receipt.copied != queue:
+            try:
+                await self._store_dead_letter(queue, message, rejection)
+            except TransportError:
+                await self._park(message, rejection)
+                raise
+            receipt.copied = queue
+        await self._link.complete(receipt.raw)
 
     async def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> None:
         """In full; if that is too large for the queue, with less said of it."""

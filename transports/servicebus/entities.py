@@ -1,10 +1,11 @@
 """What is made in the namespace, and what is known of it: queues, topics, and subscriptions that forward."""
 
+import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.core.pipeline.transport import RequestsTransport
@@ -108,7 +109,7 @@ class Entities:
         queues = dict.fromkeys(_origin(name) for name in (names.channel, *names.dead_letters))
         with set_up(self._settings, f"to validate {what}"):
             missing = [name for name in queues if _queue(admin, name) is None]
-            if _forwards(names) and not _subscribed(admin, names):
+            if _forwards(names) and not self._subscribed(admin, names):
                 missing.append(f"{names.topic}/Subscriptions/{subscription_name(names.channel)}")
         if missing:
             raise SetupError(
@@ -122,9 +123,28 @@ class Entities:
         if not _forwards(names):
             return
         self._make_topic(admin, names.topic, f"as the channel {names.channel!r} needs it: a queue has one channel")
-        with set_up(self._settings, f"to make a subscription of {names.topic!r}"), suppress(ResourceExistsError):
+        with set_up(self._settings, f"to make a subscription of {names.topic!r}"):
             name, limit = subscription_name(names.channel), self._settings.max_delivery_count
-            admin.create_subscription(names.topic, name, forward_to=names.channel, max_delivery_count=limit)
+            try:
+                admin.create_subscription(names.topic, name, forward_to=names.channel, max_delivery_count=limit)
+            except ResourceExistsError:
+                if not self._subscribed(admin, names):
+                    raise
+
+    def _subscribed(self, admin: ServiceBusAdministrationClient, names: Destinations) -> bool:
+        """Whether the channel's subscription exists; SetupError if it does not forward to the channel."""
+        name = subscription_name(names.channel)
+        found = _found(lambda topic: admin.get_subscription(topic, name), names.topic)
+        if found is None:
+            return False
+        target = unquote(urlsplit(found.forward_to or "").path).strip("/")  # Azure gives a URL
+        if target.lower() != names.channel.lower():
+            does = f"forwards to {target!r}" if target else "forwards to no queue"
+            raise SetupError(
+                f"{self._settings}: the subscription {f'{names.topic}/Subscriptions/{name}'!r} {does}: "
+                f"the channel {names.channel!r} would receive nothing"
+            )
+        return True
 
     def _make_queue(self, admin: ServiceBusAdministrationClient, name: str, lease: Duration | None) -> None:
         settings = self._settings
@@ -186,18 +206,17 @@ def _forwards(names: Destinations) -> bool:
 
 
 def subscription_name(channel: str) -> str:
-    """What the subscription that forwards to a channel is called: its name, as far as there is room."""
-    return channel.replace("/", "-")[-LONGEST_SUBSCRIPTION:]
+    """The name of the subscription that forwards to a channel: the channel's own, or its end and a digest of it."""
+    name = channel.replace("/", "-")
+    if len(name) <= LONGEST_SUBSCRIPTION:
+        return name
+    digest = hashlib.sha256(channel.lower().encode()).hexdigest()[:8]  # names of Azure do not differ by case
+    return f"{name[-LONGEST_SUBSCRIPTION + len(digest) + 1 :]}-{digest}"
 
 
 def _queue(admin: ServiceBusAdministrationClient, name: str) -> QueueProperties | None:
     found: QueueProperties | None = _found(admin.get_queue, name)
     return found
-
-
-def _subscribed(admin: ServiceBusAdministrationClient, names: Destinations) -> bool:
-    name = subscription_name(names.channel)
-    return _found(lambda topic: admin.get_subscription(topic, name), names.topic) is not None
 
 
 def _found(get: Callable[[str], Any], name: str) -> Any:  # noqa: ANN401 - what the client gives

@@ -11,6 +11,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from pump.duration import seconds
 from pump.errors import TransportError
+from pump.transport_kit.call_threads import CallThreads
 from pump.transports.servicebus.client_internals import hurry, release, take_back_credit, was_not_sent
 from pump.transports.servicebus.entities import DEAD
 from pump.transports.servicebus.errors import outages
@@ -37,8 +38,11 @@ class _AwaitedCredential:
         self._credential: Final = credential
 
     async def get_token(self, *scopes: str, **options: Any) -> Any:  # noqa: ANN401 - as the credential has it
-        """In a thread: it may have to ask somebody."""
-        return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
+        """In a thread, as it may have to ask somebody; the process ends without waiting for it."""
+        threads = CallThreads(1, "pump-servicebus-token")
+        asked = threads.submit(self._credential.get_token, *scopes, **options)
+        threads.close()  # the thread ends after this call
+        return await asyncio.wrap_future(asked)
 
     async def close(self) -> None:
         """It is the user's."""
@@ -128,11 +132,6 @@ class QueueLink:
         receiver = self._client.get_queue_receiver(name, receive_mode=mode, **options)
         hurry(receiver)
         return receiver
-
-    async def open(self) -> None:
-        """Connect; it is done by the first call otherwise."""
-        async with self._receiving.turn("connecting"):
-            pass
 
     async def receive(self, limit: int, wait: float) -> Sequence[ServiceBusReceivedMessage]:
         """Up to so many messages, within a time that is no longer than a slice."""

@@ -13,6 +13,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, Amq
 
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
 from pump.transports.servicebus.client_internals import sendable_number
+from pump.transports.servicebus.entities import DEAD
 
 PREFIX: Final = "pump-x-"
 """Before the name of a header of the sender's that has the name of one of ours."""
@@ -42,12 +43,14 @@ _DEFAULT_TYPE: Final = "application/json"
 class LockReceipt:
     """The transport's handle on one delivery."""
 
-    __slots__ = ("raw", "settled")
+    __slots__ = ("copied", "raw", "settled")
 
     def __init__(self, raw: ServiceBusReceivedMessage) -> None:
         self.raw: Final = raw
         self.settled = False
         """Whether it was settled; Azure would tell by an error that looks like a lost lock."""
+        self.copied = ""
+        """The queue that has a copy of it: a verdict that is carried out again stores no other one there."""
 
 
 class Said(NamedTuple):
@@ -69,6 +72,8 @@ def read_message(
     body, fault = _body(annotated)
     deliveries = (raw.delivery_count or 0) + 1
     said = _said(headers)
+    if said is not None and queue.lower().endswith(DEAD):
+        deliveries = 1  # Azure goes on counting from what the queue itself counted
     if said is not None:
         headers = {**{name: text for name, text in headers.items() if name not in {REASON, DESCRIPTION}}, **said}
     identity = ours.get(IDENTITY) or f"{queue}/{raw.sequence_number}"
@@ -95,7 +100,7 @@ def read_message(
         identity=identity,
         receipt=LockReceipt(raw),
         generation=generation,
-        deliveries=deliveries if said is None else 1,
+        deliveries=deliveries,
         attempts=attempts,
         lease_expires=lease_expires,
         position=raw.sequence_number or "",
@@ -175,7 +180,7 @@ def _said(headers: Mapping[str, str]) -> Mapping[str, str] | None:
         found = json.loads(headers.get(DESCRIPTION, ""))
         if isinstance(found, dict) and "pump-reason" in found:
             return {str(name): str(text) for name, text in found.items()}
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     told = {"pump-reason": headers.get(REASON, ""), "pump-description": headers.get(DESCRIPTION, "")}
     return {name: text for name, text in told.items() if text}
@@ -222,7 +227,7 @@ def write_copy(
     """A copy of a received message: what others wrote stays, `headers` are the sender's, and the id is another one.
 
     The id is the same for the same delivery and attempts: of a copy that is sent twice, a queue with duplicate
-    detection keeps one.
+    detection keeps one. A copy that is to be handled lives as long as the sender said; a dead letter has no such end.
     """
     raw = cast("LockReceipt", message.receipt).raw
     old = raw.raw_amqp_message
@@ -249,7 +254,7 @@ def write_copy(
         properties=_properties(old, _digest(message.identity, message.deliveries, message.position, attempts)),
         application_properties=properties,
         annotations=annotations,
-        header=_lifetime(old),
+        header=_lifetime(old) if keeps_identity else None,
         **_body_of(old),
     )
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Final
 
@@ -45,6 +46,8 @@ class ServiceBusProducer:
             self._thread.run(self._send(messages, delay))
         except RuntimeError as error:
             raise not_sent("the producer is closed", retriable=True) from error
+        except CancelledError as error:
+            raise PublishError("it is not known whether it was stored: the producer was closed meanwhile") from error
 
     async def _send(self, messages: Sequence[Message], delay: float) -> None:
         due = self._clock.wall() + min(delay, LONGEST_DELAY) if delay > 0 else 0.0

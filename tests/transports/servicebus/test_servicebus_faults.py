@@ -1,8 +1,10 @@
 """Connections that break, links that are detached, a broker that is busy or hangs: locks outlive all of that."""
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -10,7 +12,12 @@ import pytest
 from brokers.fixtures import ProxyTo
 from brokers.servicebus import ServiceBus
 from pump import Dispatcher, Publication, Subscription
-from pump.errors import LeaseLost, TransportError
+from pump.clock import SystemClock
+from pump.errors import LeaseLost, PublishError, TransportError
+from pump.message import Header, Message
+from pump.transports.servicebus import ServiceBusSettings, ServiceBusTransport
+from pump.transports.servicebus.consumer import ServiceBusConsumer
+from pump.transports.servicebus.entities import Facts
 from support.pumps import KINDS, Kind, Order
 from support.servicebus_bench import PATIENCE, QueueBench, receive
 from support.waiting import eventually
@@ -59,6 +66,36 @@ def done(call: Callable[[], object]) -> bool:
     except TransportError:
         return False
     return True
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, socket.socket]]:
+    """A place that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        port = server.getsockname()[1]
+        yield f"servicebus://a:b@127.0.0.1:{port}?emulator=true&management_port={port}&timeout=60", server
+
+
+def test_a_receive_whose_consumer_is_closed_is_a_transport_error(silent: tuple[str, socket.socket]) -> None:
+    url, server = silent
+    orders = Subscription(Order, topic="orders", channel="orders")
+    consumer = ServiceBusConsumer(ServiceBusSettings.from_url(url), orders, Facts(), SystemClock())
+    with ThreadPoolExecutor(1) as calls:
+        received = calls.submit(consumer.receive, 1, 60.0)
+        with server.accept()[0]:
+            consumer.close()
+            assert isinstance(received.exception(PATIENCE), TransportError)
+
+
+def test_a_post_whose_producer_is_closed_is_a_publish_error(silent: tuple[str, socket.socket]) -> None:
+    url, server = silent
+    producer = ServiceBusTransport.from_url(url).producer()
+    with ThreadPoolExecutor(1) as calls:
+        sent = calls.submit(producer.send, [Message(Header("1", "orders"), b"1")])
+        with server.accept()[0]:
+            producer.close()
+            assert isinstance(sent.exception(PATIENCE), PublishError)
 
 
 def test_a_lost_lock_is_a_lost_lease(own_bench: QueueBench) -> None:

@@ -1,5 +1,8 @@
 """What is made, validated and assumed, and what is said where somebody has to change something first."""
 
+import asyncio
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -13,6 +16,8 @@ from pump import Command, Event, Publication, Subscription
 from pump.errors import ConfigurationError, PublishError, SetupError, TransportError
 from pump.message import Header, Message
 from pump.transports.servicebus import ServiceBusSettings, ServiceBusTransport
+from pump.transports.servicebus.entities import subscription_name
+from pump.transports.servicebus.link import _AwaitedCredential
 from support.servicebus_bench import QueueBench, Sample, receive
 
 
@@ -42,6 +47,47 @@ def test_a_topic_forwards_to_the_queue_of_each_channel(servicebus: ServiceBus, h
             (message,) = receive(consumer)
             assert (message.body, message.header.topic) == (b"1", topic)
             consumer.acknowledge(message)
+
+
+def test_channels_whose_long_names_end_alike_each_get_what_is_published(servicebus: ServiceBus, hurried: None) -> None:
+    transport, topic = ServiceBusTransport.from_url(servicebus.url), new_name().ljust(50, "x")
+    channels = [Subscription(Happened, topic=topic, channel=f"{each}.{topic}") for each in ("billing", "shipping")]
+    transport.prepare(channels, [Publication(Happened, topic=topic)])
+    transport.prepare([*channels, *(replace(each, missing="validate") for each in channels)], [])
+
+    with closing(transport.producer()) as producer:
+        producer.send([Message(Header("1", topic), b"1")])
+
+    counts = [servicebus.command("count", entity=each.channel)["all"] for each in channels]
+    assert counts == [1, 1]
+
+
+def test_a_subscription_is_named_as_its_channel_where_that_fits() -> None:
+    assert subscription_name("billing/orders") == "billing-orders"
+    assert len(subscription_name("a" * 51)) == 50
+    assert subscription_name("A" * 51).lower() == subscription_name("a" * 51)
+
+
+@pytest.mark.parametrize("missing", ["create", "validate"])
+def test_a_subscription_that_does_not_forward_to_the_channel_is_refused(servicebus: ServiceBus, missing: Any) -> None:
+    transport, topic = ServiceBusTransport.from_url(servicebus.url), new_name()
+    channels = [Subscription(Happened, topic=topic, channel=f"{topic}{each}") for each in ("/a", "-a", ".b")]
+    transport.prepare([channels[0], reading(channels[1].channel), reading(channels[2].channel)], [])
+    with transport._entities._admin() as admin:
+        admin.create_subscription(topic, channels[2].channel)
+
+    for channel, why in zip(channels[1:], ("forwards to 'n-.*/a'", "forwards to no queue"), strict=True):
+        with pytest.raises(SetupError, match=f"{why}.* would receive nothing"):
+            transport.prepare([replace(channel, missing=missing)], [])
+
+
+def test_a_queue_that_needs_sessions_is_refused(servicebus: ServiceBus) -> None:
+    transport, name = ServiceBusTransport.from_url(servicebus.url), new_name()
+    with transport._entities._admin() as admin:
+        admin.create_queue(name, requires_session=True)
+
+    with pytest.raises(SetupError, match="needs sessions"):
+        transport.consumer(reading(name))
 
 
 def test_a_queue_is_no_topic_and_a_topic_no_queue(servicebus: ServiceBus) -> None:
@@ -185,6 +231,37 @@ def test_a_credential_logs_in_without_a_key() -> None:
     for options in ({"namespace": "one"}, {"namespace": "one", "credential": object()}, {}):
         with pytest.raises(ConfigurationError):
             ServiceBusTransport(**options)
+
+
+HANGING = """
+import threading
+from pump.transport_kit.loop_thread import LoopThread
+from pump.transports.servicebus.link import _AwaitedCredential
+begun = threading.Event()
+class Credential:
+    def get_token(self, *scopes, **options):
+        begun.set()
+        threading.Event().wait(600)
+LoopThread("test").submit(_AwaitedCredential(Credential()).get_token("scope"))
+begun.wait()
+"""
+
+
+def test_a_process_ends_although_a_credential_hangs() -> None:
+    assert subprocess.run([sys.executable, "-c", HANGING], check=False, timeout=120).returncode == 0
+
+
+def test_a_credential_is_asked_for_a_token_and_may_fail() -> None:
+    class Credential:
+        def get_token(self, *scopes: str, **options: object) -> str:
+            if not scopes:
+                raise ValueError("no scope")
+            return f"{scopes} {options}"
+
+    credential = _AwaitedCredential(Credential())
+    assert asyncio.run(credential.get_token("a", tenant="b")) == "('a',) {'tenant': 'b'}"
+    with pytest.raises(ValueError, match="no scope"):
+        asyncio.run(credential.get_token())
 
 
 def test_dead_letters_that_would_be_their_own_are_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -12,10 +13,12 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from brokers.servicebus import ServiceBus
 from pump.dead_letter import Rejection
-from pump.errors import LeaseLost
+from pump.errors import LeaseLost, TransportError
 from pump.transports.servicebus import client_internals
 from pump.transports.servicebus import link as links
+from pump.transports.servicebus.messages import LockReceipt
 from support.servicebus_bench import QueueBench, receive
+from support.waiting import eventually
 
 REJECTED = Rejection("delivery error", "OutOfTea", "no leaves", ValueError("no tea"), "PlaceOrderHandler", 3, 1.0, 2.0)
 
@@ -152,6 +155,75 @@ def test_a_delay_that_is_longer_than_any_is_the_longest_there_is(bench: QueueBen
 
     assert bench.count()["all"] == 1
     assert consumer.receive(1, 0.2) == []
+
+
+def test_a_dead_letter_outlives_the_time_that_its_sender_gave_the_message(bench: QueueBench) -> None:
+    dead, lifetime = f"{bench.name}-dead", timedelta(hours=1)
+    consumer = bench.consumer(dead_letter=dead)
+    bench.send_foreign(ServiceBusMessage(b"1", time_to_live=lifetime))
+    (message,) = receive(consumer)
+
+    consumer.requeue(message, 0.0, 1)
+    (again,) = receive(consumer)
+    consumer.reject(again, REJECTED)
+
+    assert isinstance(again.receipt, LockReceipt)
+    assert again.receipt.raw.time_to_live == lifetime
+    with bench.client() as client, client.get_queue_receiver(dead) as receiver:
+        (letter,) = receiver.peek_messages(1)
+    assert letter.time_to_live is None
+
+
+@pytest.mark.parametrize("description", ["[" * 4000, "{"])
+def test_a_message_that_says_no_sense_as_a_dead_letter_is_received(bench: QueueBench, description: str) -> None:
+    consumer = bench.consumer()
+    said: dict[Any, Any] = {"DeadLetterReason": "why", "DeadLetterErrorDescription": description}
+    bench.send_foreign(ServiceBusMessage(b"1", application_properties=said))
+
+    (message,) = receive(consumer)
+
+    assert message.body == b"1"
+    assert message.header.headers["pump-reason"]
+
+
+def test_deliveries_are_counted_whatever_a_message_says_of_itself(bench: QueueBench) -> None:
+    consumer = bench.consumer()
+    said: dict[Any, Any] = {"DeadLetterReason": "none"}
+    bench.send_foreign(ServiceBusMessage(b"1", application_properties=said))
+
+    for deliveries in (1, 2, 3):
+        (message,) = receive(consumer)
+        assert message.deliveries == deliveries
+        consumer.nack(message)
+
+
+@pytest.mark.parametrize("verdict", ["requeue", "reject"])
+def test_a_verdict_that_is_tried_again_stores_its_copy_once(
+    own_servicebus: ServiceBus, verdict: str, hurried: None
+) -> None:
+    with ExitStack() as stack:
+        bench = QueueBench(own_servicebus, stack)
+        dead = f"{bench.name}-dead"
+        consumer = bench.consumer(dead_letter=dead, lease=60.0)
+        bench.send("1")
+        (message,) = receive(consumer)
+
+        def decided() -> bool:
+            try:
+                if verdict == "requeue":
+                    consumer.requeue(message, 3600.0, 1)
+                else:
+                    consumer.reject(message, REJECTED)
+            except TransportError:
+                return False
+            return True
+
+        own_servicebus.command("busy", kind="settle", count=3)
+        assert not decided()
+        eventually(decided)
+
+        left = {"requeue": (1, 0), "reject": (0, 1)}[verdict]
+        assert (bench.count()["all"], bench.count(dead)["all"]) == left
 
 
 def test_a_delivery_is_settled_once(bench: QueueBench) -> None:
