@@ -7,6 +7,7 @@ as many attributes as it needs.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from math import isfinite, nan
 from types import MappingProxyType
 from typing import Any, Final, cast, get_args
 
@@ -54,15 +55,15 @@ def copy_attributes(header: Header, identity: str, due: float) -> tuple[dict[str
     """Attributes of a copy that comes again when it is due, and what has to stand before its body.
 
     A copy has no ordering key, since it comes when it is due. What is too much for attributes goes before the body:
-    only this channel reads it.
+    only this channel reads it. What `copy_of` reads, its attempts among it, is never folded.
     """
-    marks = {IDENTITY: identity, DUE: f"{due:.3f}"}
-    attempts = header.headers.get(ATTEMPTS_HEADER, "0")
+    theirs = dict(header.headers)
+    marks = {IDENTITY: identity, DUE: f"{due:.3f}", ATTEMPTS_HEADER: theirs.pop(ATTEMPTS_HEADER, "0")}
     try:
-        return _fitted({**_own_fields(header), **marks}, header.headers), b""
+        return _fitted({**_own_fields(header), **marks}, theirs), b""
     except ValueError:
         packed = json.dumps([_own_fields(header), dict(header.headers)], ensure_ascii=False).encode()
-        return {**marks, ATTEMPTS_HEADER: attempts, PACKED: str(len(packed))}, packed
+        return {**marks, PACKED: str(len(packed))}, packed
 
 
 def unpacked(attributes: dict[str, str], body: bytes) -> tuple[dict[str, str], bytes]:
@@ -71,10 +72,22 @@ def unpacked(attributes: dict[str, str], body: bytes) -> tuple[dict[str, str], b
     if not size:
         return attributes, body
     try:
-        ours, theirs = json.loads(body[:size])
-        return {**theirs, **ours}, body[size:]
-    except (TypeError, ValueError):
+        ours, theirs = _read_pair(body[:size])
+    except ValueError:
         return attributes, body
+    return {**theirs, **ours}, body[size:]
+
+
+def _read_pair(data: str | bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """Our fields and the sender's headers, as JSON has them; ValueError if they are anything but texts."""
+    try:
+        ours, theirs = json.loads(data)
+        if all(isinstance(value, str) for value in (*ours.values(), *theirs.values())):
+            json.dumps([ours, theirs], ensure_ascii=False).encode()  # half of a surrogate pair could not be written
+            return ours, theirs
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"it is not two mappings: {type(error).__name__}") from error
+    raise ValueError("not all of its values are texts")
 
 
 def _own_fields(header: Header) -> dict[str, str]:
@@ -158,7 +171,9 @@ def from_attributes(
         try:
             timestamp = float(written)
         except ValueError:
-            fault = f"the attribute {TIMESTAMP} is no time"
+            timestamp = nan
+        if not isfinite(timestamp):
+            timestamp, fault = 0.0, f"the attribute {TIMESTAMP} is no time"
     key = get(KEY)
     header = Header(
         get(ID) or message_id,
@@ -181,12 +196,9 @@ def _unfold(attributes: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[s
     while (piece := attributes.get(f"{FOLDED}{len(pieces)}")) is not None:
         pieces.append(piece)
     try:
-        ours, theirs = json.loads("".join(pieces))
-        if all(isinstance(value, str) for value in (*ours.values(), *theirs.values())):
-            return ours, theirs, ""
-    except (TypeError, ValueError, AttributeError, RecursionError):
-        pass  # the message becomes a dead letter with its raw attributes, and this fault is the reason
-    return {}, {}, f"the attributes {FOLDED}… are not what a pump writes"
+        return *_read_pair("".join(pieces)), ""
+    except ValueError:  # the message becomes a dead letter with its raw attributes, and this fault is the reason
+        return {}, {}, f"the attributes {FOLDED}… are not what a pump writes"
 
 
 def copy_of(attributes: Mapping[str, str]) -> tuple[str, float, int]:

@@ -8,7 +8,7 @@ import heapq
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -17,11 +17,12 @@ from typing import Any, Final, NamedTuple
 
 from pump.clock import Clock, Signal
 from pump.dead_letter import TOTAL_LIMIT, Rejection
-from pump.duration import seconds
+from pump.duration import LONGEST_DELAY, seconds
 from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
-from pump.message import Message
+from pump.message import Header, Message
 from pump.subscription import Subscription
 from pump.telemetry import log
+from pump.text import bounded_text
 from pump.transport_kit.dead_letters import (
     PARKED_SECONDS,
     SHORT_LIMIT,
@@ -33,6 +34,7 @@ from pump.transport_kit.dead_letters import (
     report_kept,
 )
 from pump.transport_kit.protocol import new_generation
+from pump.transport_kit.sending import not_sent
 from pump.transports.pubsub.acks import PubSubAcks
 from pump.transports.pubsub.attributes import copy_of, from_attributes, unpacked
 from pump.transports.pubsub.connection import (
@@ -68,6 +70,8 @@ MANY: Final = 40
 HERE_SECONDS: Final = 1.5
 """A copy that is due so soon waits here; any other one is left to Pub/Sub, as a delivery with a deadline."""
 LONGEST_DEADLINE: Final = 600
+MOST_ANEW: Final = 40
+"""No copy is published anew while so many requests are not answered: its next delivery is soon enough."""
 LONGEST_WAY_SECONDS: Final = 2.0
 """What a pull has brought was sent so long ago at most, or a tenth of its lease."""
 PURGE_SECONDS: Final = 1.0
@@ -116,7 +120,7 @@ class PubSubConsumer:
         self._longest: Final = seconds(settings.longest_lease)
         self._connection: Final = PubSubConnection(settings)
         self._copies: Final = PubSubConnection(settings)
-        self._publisher: Final = PubSubPublisher(self._copies, settings.project)
+        self._publisher: Final = PubSubPublisher(self._copies, settings.project, clock)
         self._facts = ChannelFacts()
         self._sources: Final = (_Source(self._names.channel, retry=False), _Source(self._names.retry, retry=True))
         self._lock: Final = threading.Lock()
@@ -254,7 +258,7 @@ class PubSubConsumer:
         source.wait, source.again_at = FIRST_WAIT, 0.0
         self._note_answer()
         with self._lock:
-            sent = max(began, now - min(LONGEST_WAY_SECONDS, self._facts.deadline / 10))
+            sent = max(began, now - min(LONGEST_WAY_SECONDS, self._deadline_of(source) / 10))
             self._arrived.extend(_Arrived(source, each, sent) for each in received)
         self._changed.set()
         if received and not self._receiving and not self._closed:
@@ -278,7 +282,7 @@ class PubSubConsumer:
         delivery = PubSubDelivery(
             arrived.received.ack_id,
             arrived.sent,
-            self._facts.deadline if not arrived.source.retry else self._lease,
+            self._deadline_of(arrived.source),
             longest=self._longest,
             name=arrived.source.name,
             retry=arrived.source.retry,
@@ -289,12 +293,16 @@ class PubSubConsumer:
         left = due - wall
         if left > HERE_SECONDS:
             self._postpone(delivery, left)
+            self._publish_anew(delivery, arrived.received.message, wall)
             return
         self._deliveries.add(delivery)
         if left > 0:
             heapq.heappush(self._due, (now + left, next(self._numbers), message))
         else:
             taken.append(message)
+
+    def _deadline_of(self, source: _Source) -> float:
+        return self._facts.retry_deadline if source.retry else self._facts.deadline
 
     def _message(self, received: Any, delivery: PubSubDelivery) -> tuple[Message, float]:  # noqa: ANN401 - as protobuf has it
         raw = received.message
@@ -323,8 +331,29 @@ class PubSubConsumer:
 
     def _postpone(self, delivery: PubSubDelivery, delay: float) -> None:
         """Leave it to Pub/Sub: a deadline that ends in time brings it again."""
-        deadline = max(1, min(LONGEST_DEADLINE, int(delay)))
+        deadline = max(1, int(min(LONGEST_DEADLINE, delay, self._facts.retry_kept / 4)))
         self._send_later(self._names.retry, [delivery.ack_id], deadline, self._connection.timeout)
+
+    def _publish_anew(self, delivery: PubSubDelivery, raw: Any, wall: float) -> None:  # noqa: ANN401 - as protobuf has it
+        """Replace a copy that has waited for half of the time that Pub/Sub keeps it: it would be removed."""
+        age = wall - raw.publish_time.ToMicroseconds() / 1e6
+        if age < self._facts.retry_kept / 2 or len(self._unawaited) >= MOST_ANEW:
+            return
+        copy = PUBSUB["PubsubMessage"](data=raw.data, attributes=raw.attributes)
+        request = PUBSUB["PublishRequest"](topic=self._names.retry_topic, messages=[copy])
+        call = self._begin("Publish", request, self._connection.timeout)
+        if call is not None:
+            call.add_done_callback(partial(self._published_anew, delivery))
+
+    def _published_anew(self, delivery: PubSubDelivery, call: Call) -> None:
+        """Acknowledge the old copy once the new one is confirmed. On a thread of grpc's."""
+        try:
+            self._connection.result_of(call)
+        except PumpError as error:  # the old one comes again, and is tried again
+            if not self._closed:
+                log.warning("pubsub: a copy that waits for channel %s was not published anew: %s", self._channel, error)
+        else:
+            self._acks.add(delivery)
 
     def _hand_back_late(self, seen: int) -> None:
         """Nobody has received since: others shall have what has come."""
@@ -349,8 +378,12 @@ class PubSubConsumer:
 
     def _send_later(self, name: str, ids: Sequence[str], deadline: int, timeout: float) -> Call | None:
         """Set a deadline, without waiting. If it is not carried out, they come when their leases end."""
+        return self._begin("ModifyAckDeadline", deadline_request(name, ids, deadline), timeout)
+
+    def _begin(self, method: str, request: Any, timeout: float) -> Call | None:  # noqa: ANN401 - as protobuf has it
+        """Begin a request that nobody waits for; None if that is impossible now."""
         try:
-            call = self._connection.begin("ModifyAckDeadline", deadline_request(name, ids, deadline), timeout)
+            call = self._connection.begin(method, request, timeout)
         except PumpError as error:
             log.debug("pubsub: channel %s: %s", self._channel, error)
             return None
@@ -432,7 +465,7 @@ class PubSubConsumer:
             wall = self._clock.wall()
             headers = {**message.header.headers, **copy_headers(message, attempts, wall)}
             header = message.header._replace(headers=headers)
-            due = wall + delay if delay > 0 else 0.0
+            due = wall + min(delay, LONGEST_DELAY) if delay > 0 else 0.0
             copy = encode_copy(header, message.body, identity=message.identity, due=due)
             self._publish(self._names.retry_topic, copy)
             delivery.copied = self._names.retry_topic
@@ -455,28 +488,24 @@ class PubSubConsumer:
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str) -> None:
         """As much of it as Pub/Sub takes: with all of its provenance, with some, and then with a part of its body."""
-        header = message.header
-        for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
+        for letter, body, saying in _dead_letters(message, rejection):
             with suppress(ValueError):  # it is too much for attributes: the next one says less
-                copy = encode(header, message.body)
+                copy = encode(letter, body)
                 if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
+                    if saying:
+                        log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
                     self._publish(topic, copy)
                     return
-        for smaller, kept, saying in cut_letters(header, message.body, LARGEST_REQUEST - 2 * ROOM):
-            copy = encode(smaller, kept)
-            if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
-                log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
-                self._publish(topic, copy)
-                return
+        raise not_sent(f"no dead letter of message {message.id} is small enough")
 
     def _publish(self, topic: str, copy: Any) -> None:  # noqa: ANN401 - as protobuf has it
-        """Store a copy; a topic that was deleted is made again where we make it."""
+        """Store a copy; a topic or a subscription that was deleted is made again where we make it."""
         try:
             self._publisher.publish(topic, copy)
         except PublishError as error:
             if not isinstance(error.__cause__, PubSubMissing) or self._subscription.missing != "create":
                 raise
-            log.warning("pubsub: %s was deleted, and is created again", topic)
+            log.warning("pubsub: %s: what was deleted is created again", error)
             self._ensure()
             self._publisher.publish(topic, copy)
 
@@ -572,3 +601,14 @@ class PubSubConsumer:
             self._acks.close()
             self._connection.close()
             self._copies.close()
+
+
+def _dead_letters(message: Message, rejection: Rejection) -> Iterator[tuple[Header, bytes, str]]:
+    """Header, body and what is left out: first everything, then less and less. The last one always fits."""
+    letter = message.header
+    for letter in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
+        yield letter, message.body, ""
+    yield from cut_letters(letter, message.body, LARGEST_REQUEST - 2 * ROOM)
+    bare = Header(bounded_text(letter.id, SHORT_LIMIT), letter.topic, headers=letter.headers)
+    yield bare, message.body, "of its header only the id is kept"
+    yield from cut_letters(bare, message.body, LARGEST_REQUEST - 2 * ROOM)

@@ -1,10 +1,11 @@
 """Publishing that is confirmed: in requests that Pub/Sub takes, and what became of each message."""
 
-import threading
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from pump.capabilities import Capabilities
+from pump.clock import Clock
 from pump.errors import ConfigurationError, PublishError, PumpError, SetupError, TransportError
 from pump.message import Header, Message
 from pump.transport_kit.sending import check_sizes, not_sent, portions, together
@@ -17,6 +18,8 @@ LARGEST_REQUEST: Final = 10_000_000
 FULL_REQUEST: Final = 4_000_000
 """As many bytes are put together into one request."""
 MOST_MESSAGES: Final = 1000
+SUBSCRIBED_SECONDS: Final = 30.0
+"""For so long it is believed that a topic has a subscription."""
 UNDER_WAY: Final = 8
 """So many requests are sent before the answer to the first is read."""
 ROOM: Final = 300
@@ -41,20 +44,23 @@ class PlacedMessage(NamedTuple):
 class PubSubPublisher:
     """Publishes over one connection. From any thread."""
 
-    def __init__(self, connection: PubSubConnection, project: str) -> None:
+    def __init__(self, connection: PubSubConnection, project: str, clock: Clock) -> None:
         self._connection: Final = connection
         self._project: Final = project
-        self._lock: Final = threading.Lock()
-        self._subscribed: Final[set[str]] = set()
-        """Topics that have a subscription: without one, Pub/Sub would drop what it confirms."""
+        self._clock: Final = clock
+        self._subscribed: Final[dict[str, float]] = {}
+        """Topics that have a subscription, and when that was last seen: without one, Pub/Sub drops what it confirms."""
 
     def publish(self, topic: str, message: Any) -> None:  # noqa: ANN401 - as protobuf has it
         """Store one message, as `encode` makes it; PublishError unless that is confirmed."""
         if message.ByteSize() + ROOM > LARGEST_REQUEST:
             raise not_sent(f"the message has {message.ByteSize()} bytes, and Pub/Sub takes {LARGEST_REQUEST}")
+        self._check_subscribed(topic)
         try:
             self._connection.call("Publish", PUBSUB["PublishRequest"](topic=topic, messages=[message]))
         except PumpError as error:
+            if isinstance(error, PubSubMissing):
+                self._subscribed.clear()
             raise failure(error) from error
 
     def send(self, messages: Sequence[Message], capabilities: Capabilities) -> None:
@@ -105,7 +111,8 @@ class PubSubPublisher:
             raise not_sent(f"message {message.id} cannot be written: {error}") from error
 
     def _check_subscribed(self, topic: str) -> None:
-        if topic in self._subscribed:
+        now = self._clock.monotonic()
+        if now - self._subscribed.get(topic, -inf) < SUBSCRIBED_SECONDS:
             return
         request = PUBSUB["ListTopicSubscriptionsRequest"](topic=topic, page_size=1)
         try:
@@ -115,9 +122,9 @@ class PubSubPublisher:
         except PumpError as error:
             raise failure(error, sent=False) from error
         if not found:
-            raise not_sent(f"{topic} has no subscription, so that Pub/Sub would drop it", retriable=True)
-        with self._lock:
-            self._subscribed.add(topic)
+            missing = PubSubMissing(f"{topic} has no subscription")
+            raise not_sent(f"{missing}, so that Pub/Sub would drop it", retriable=True) from missing
+        self._subscribed[topic] = now
 
 
 def _requests(

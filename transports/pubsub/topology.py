@@ -38,8 +38,10 @@ class ChannelFacts(NamedTuple):
     limit: int | None = None
     """The deliveries after which Pub/Sub itself makes a dead letter."""
     exactly_once: bool = False
-    ordered: bool = True
-    """Whether messages of an ordering key come in order."""
+    retry_deadline: float = ASSUMED_DEADLINE
+    """As `deadline`, for what comes by the retry subscription."""
+    retry_kept: float = WEEK_SECONDS
+    """How long the retry subscription keeps a copy, in seconds."""
 
 
 class PubSubTopology:
@@ -56,7 +58,15 @@ class PubSubTopology:
         for each in destinations.dead_letters:
             self._ensure_dead_letters(each, subscription.missing)
         self._ensure_retry(names, subscription)
-        return self._ensure_main(names, destinations, subscription)
+        facts = self._ensure_main(names, destinations, subscription)
+        try:
+            retry = self._get_subscription(names.retry)
+        except (PubSubMissing, PubSubDenied):
+            return facts
+        return facts._replace(
+            retry_deadline=float(retry.ack_deadline_seconds or ASSUMED_DEADLINE),
+            retry_kept=float(retry.message_retention_duration.seconds or WEEK_SECONDS),
+        )
 
     def ensure_publication(self, publication: Publication) -> None:
         """The topic of a publication."""
@@ -83,7 +93,6 @@ class PubSubTopology:
             float(found.ack_deadline_seconds or ASSUMED_DEADLINE),
             (policy.max_delivery_attempts or 5) if policy.dead_letter_topic else None,
             found.enable_exactly_once_delivery,
-            found.enable_message_ordering,
         )
 
     def _check(self, found: Any, names: PubSubNames, destinations: Destinations) -> None:  # noqa: ANN401 - as protobuf has it
@@ -146,6 +155,10 @@ class PubSubTopology:
                 raise SetupError(f"pubsub: subscription {name!r} is to keep dead letters, and is one of {found.topic}")
             if found.filter:
                 raise SetupError(f"pubsub: subscription {name!r} has a filter, which would drop dead letters")
+            ttl = found.expiration_policy.ttl.seconds
+            if ttl or not found.HasField("expiration_policy"):
+                text = "pubsub: subscription %r expires when nobody uses it for %g days, and its dead letters with it"
+                log.warning(text, name, (ttl or KEPT_SECONDS) / 86_400)
 
     def _create_keeping(self, name: str, topic: str, lease: float) -> None:
         """A subscription that never expires and keeps messages for as long as there is."""

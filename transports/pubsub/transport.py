@@ -20,8 +20,6 @@ from pump.transports.pubsub.topology import PubSubTopology
 LARGEST_BODY: Final = 9_800_000
 """Pub/Sub takes 10 MB, and a dead letter's attributes have to fit in as well."""
 LARGEST_HEADERS: Final = 32_768
-LONGEST_DELAY: Final = 30 * 86_400.0
-"""What waits for longer would be removed: a subscription keeps messages for 31 days."""
 
 
 class PubSubTransport:
@@ -40,7 +38,7 @@ class PubSubTransport:
         leases=True,
         delayed_publish=False,
         shards_by_key=True,
-        longest_delay=LONGEST_DELAY,
+        longest_delay=None,
         largest_body=LARGEST_BODY,
         largest_headers=LARGEST_HEADERS,
     )
@@ -85,15 +83,15 @@ class PubSubTransport:
 
     def producer(self) -> "PubSubProducer":
         """A producer, which connects when it first sends."""
-        return PubSubProducer(self.settings, self.capabilities)
+        return PubSubProducer(self.settings, self.capabilities, self._clock)
 
 
 class PubSubProducer:
     """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
 
-    def __init__(self, settings: PubSubSettings, capabilities: Capabilities) -> None:
+    def __init__(self, settings: PubSubSettings, capabilities: Capabilities, clock: Clock) -> None:
         self._connection: Final = PubSubConnection(settings)
-        self._publisher: Final = PubSubPublisher(self._connection, settings.project)
+        self._publisher: Final = PubSubPublisher(self._connection, settings.project, clock)
         self._capabilities: Final = capabilities
         self._closed = False
 

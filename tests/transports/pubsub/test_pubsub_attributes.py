@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pump.message import ATTEMPTS_HEADER, Header
+from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, Header
 from pump.transports.pubsub.attributes import (
     LONGEST_NAME,
     LONGEST_VALUE,
@@ -64,6 +64,53 @@ def test_a_copy_has_its_header_and_its_attempts(header: Header, attempts: int) -
     read, _ = from_attributes(whole, "", "t", "id")
     assert body == b"body"
     assert read == header
+
+
+@pytest.mark.parametrize("count", [0, 90, 94, 95, 96, 99, 100, 150])
+def test_the_attempts_of_a_copy_are_never_folded(count: int) -> None:
+    headers = {**{f"h{number}": "v" for number in range(count)}, ATTEMPTS_HEADER: "2", FIRST_FAILURE_HEADER: "1.000"}
+    header = Header("1", "t", "type", headers=headers)
+
+    attributes, packed = copy_attributes(header, "identity", 12.5)
+
+    check(attributes)
+    assert copy_of(attributes) == ("identity", 12.5, 2)
+    assert from_attributes(unpacked(attributes, packed)[0], "", "t", "id")[0] == header
+
+
+STRANGE = {
+    "deep": "[" * 100_000,
+    "no list": "7",
+    "two numbers": "[1,2]",
+    "one mapping": "[{}]",
+    "a number": '[{"pump-time":7},{}]',
+    "a list": '[{"pump-time":[]},{}]',
+    "a header of a list": '[{},{"a":[]}]',
+    "half a pair": r'[{},{"a":"\ud800"}]',
+    "no JSON": "{]",
+    "many digits": f"[{'9' * 9000},{{}}]",
+}
+
+
+@pytest.mark.parametrize("text", STRANGE.values(), ids=STRANGE)
+def test_what_no_pump_folds_is_a_fault_and_no_error(text: str) -> None:
+    attributes = {f"pump-folded-{place}": text[begin : begin + 1024]
+                  for place, begin in enumerate(range(0, len(text), 1024))}  # fmt: skip
+
+    header, fault = from_attributes({**attributes, "a": "b"}, "", "t", "id")
+
+    assert "pump-folded" in fault
+    assert (header.id, header.headers) == ("id", {"a": "b"})
+    packed = {"pump-packed": str(len(text)), "a": "b"}
+    assert unpacked(packed, text.encode()) == (packed, text.encode())
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e400", "soon", ""])
+def test_what_is_no_time_is_a_fault(text: str) -> None:
+    header, fault = from_attributes({"pump-time": text}, "", "t", "id")
+
+    assert header.timestamp == 0.0
+    assert "is no time" in fault
 
 
 @pytest.mark.parametrize("count", [101, 500])

@@ -1,6 +1,8 @@
 """What a consumer sends for each verdict, and what it does when Pub/Sub does not take it."""
 
+import json
 import logging
+import time
 from math import inf
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
 from pump.message import Header, Message
+from pump.transports.pubsub.connection import PUBSUB
 from pump.transports.pubsub.consumer import PubSubConsumer
+from pump.transports.pubsub.deliveries import PubSubDelivery
 from pump.transports.pubsub.transport import LARGEST_BODY
 from support.pubsub_bench import REJECTED, PubSubBench, bodies, nothing, receive
 from support.pubsub_contract import publish
@@ -98,6 +102,47 @@ def test_a_topic_that_was_deleted_is_made_again(bench: PubSubBench, what: str) -
 
     assert bench.left(name) == 1
     assert bench.left(bench.channel) == 0
+
+
+def delete_subscription(bench: PubSubBench, name: str) -> None:
+    import grpc
+
+    resource = bench.fully(name).encode()
+    with grpc.insecure_channel(bench.server.endpoint) as channel:
+        delete = channel.unary_unary("/google.pubsub.v1.Subscriber/DeleteSubscription")
+        delete(b"\n" + bytes([len(resource)]) + resource, timeout=5.0)
+
+
+@pytest.mark.parametrize("what", ["dead", "retry"])
+def test_a_copy_is_not_sent_where_no_subscription_would_keep_it(
+    bench: PubSubBench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    bench.transport().prepare([bench.rules()], [])
+    consumer = bench.consumer(missing="assume")
+    settle = reject if what == "dead" else requeue
+    bench.post("1", "2")
+    first, second = receive(consumer, 2)
+    settle(consumer, first)
+    delete_subscription(bench, f"{bench.channel}.{what}")
+    monkeypatch.setattr("pump.transports.pubsub.publisher.SUBSCRIBED_SECONDS", 0.0)
+
+    with pytest.raises(PublishError, match="has no subscription"):
+        settle(consumer, second)
+
+    assert bench.left(bench.channel) == 1
+
+
+@pytest.mark.parametrize("what", ["dead", "retry"])
+def test_a_subscription_for_copies_that_was_deleted_is_made_again(bench: PubSubBench, what: str) -> None:
+    consumer = bench.consumer()
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    name = f"{bench.channel}.{what}"
+    delete_subscription(bench, name)
+
+    (reject if what == "dead" else requeue)(consumer, message)
+
+    assert (bench.left(bench.channel), bench.left(name)) == (0, 1)
 
 
 # -- acknowledging
@@ -370,7 +415,7 @@ def test_what_is_due_late_is_left_to_pubsub(bench: PubSubBench, delay: float) ->
     bench.post("1")
     (message,) = receive(consumer, 1)
 
-    consumer.requeue(message, min(delay, 30 * 86_400.0), 2)
+    consumer.requeue(message, delay, 2)
 
     assert nothing(consumer)
     assert (bench.left(bench.channel), bench.left(f"{bench.channel}.retry")) == (0, 1)
@@ -378,6 +423,69 @@ def test_what_is_due_late_is_left_to_pubsub(bench: PubSubBench, delay: float) ->
     if delay == 3.0:
         (again,) = receive(consumer, 1)
         assert (again.attempts, again.identity, again.deliveries) == (2, message.identity, 1)
+
+
+def keeping(consumer: PubSubConsumer, seconds: float) -> PubSubConsumer:
+    """As if the retry subscription kept messages for so long only."""
+    consumer._facts = consumer._facts._replace(retry_kept=seconds)
+    return consumer
+
+
+def test_a_copy_that_waits_for_longer_than_pubsub_keeps_it_is_published_anew(bench: PubSubBench) -> None:
+    consumer = keeping(bench.consumer(), 0.0)
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    due = time.time() + 3.0
+
+    consumer.requeue(message, 3.0, 2)
+
+    (again,) = receive(consumer, 1)
+    assert time.time() >= due - 0.01
+    eventually(lambda: bench.server.state(f"{bench.channel}.retry")["acknowledged"] >= 1)
+    assert (again.body, again.attempts, again.identity) == (b"1", 2, message.identity)
+    consumer.acknowledge(again)
+    bench.ends()
+
+
+def test_a_copy_that_cannot_be_published_anew_stays(bench: PubSubBench, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = keeping(bench.consumer(), 0.0)
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    consumer.requeue(message, 3600.0, 2)
+    bench.server.fault("Publish", containing=f"{bench.channel}.retry", times=1000)
+
+    eventually(lambda: nothing(consumer, 0.1) and "was not published anew" in caplog.text)
+
+    state = bench.server.state(f"{bench.channel}.retry")
+    assert (state["unacknowledged"], state["acknowledged"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("kept", "age", "count"), [(31 * 86_400, 15 * 86_400, 0), (31 * 86_400, 16 * 86_400, 1)])
+def test_a_copy_is_published_anew_at_half_the_time_that_pubsub_keeps_it(
+    bench: PubSubBench, monkeypatch: pytest.MonkeyPatch, kept: float, age: float, count: int
+) -> None:
+    consumer = bench.consumer()
+    assert consumer._facts.retry_kept == kept
+    began: list[str] = []
+    monkeypatch.setattr(consumer, "_begin", lambda method, *_: began.append(method))
+    copy = PUBSUB["PubsubMessage"](data=b"1")
+
+    consumer._publish_anew(PubSubDelivery("id", 0.0, 10.0, longest=1.0, name="s"), copy, age)
+
+    assert began == ["Publish"] * count
+
+
+def test_the_lease_of_a_copy_is_that_of_its_subscription(bench: PubSubBench) -> None:
+    bench.transport(lease=20).prepare([bench.rules()], [])
+    consumer = bench.consumer(bench.transport(lease=300))
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+
+    consumer.requeue(message, 0.0, 1)
+    (again,) = receive(consumer, 1)
+
+    assert again.lease_expires is not None
+    assert again.lease_expires <= time.monotonic() + 20
 
 
 def test_a_copy_keeps_whatever_headers_there_were(bench: PubSubBench) -> None:
@@ -445,6 +553,51 @@ def test_a_dead_letter_is_kept_however_large_the_message_is(
     assert dead.header.headers["pump-reason"] == "OutOfTea"
     assert len(dead.body) <= size
     assert ("cut off" in caplog.text) == (len(dead.body) < size) == (size > LARGEST_BODY)
+
+
+@pytest.mark.parametrize("size", [0, 3, 9_800_000])
+def test_a_header_that_is_too_much_for_attributes_leaves_a_dead_letter(
+    bench: PubSubBench, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    consumer = bench.consumer()
+    folded = json.dumps([{"pump-correlation-id": "x" * 102_000}, {}])
+    pieces = [folded[begin : begin + 1024] for begin in range(0, len(folded), 1024)]
+    attributes = {f"pump-folded-{place}": piece for place, piece in enumerate(pieces)}
+    assert len(attributes) == 100
+    publish(bench.server.port, bench.topic, b"x" * size, attributes)
+    (message,) = receive(consumer, 1)
+    assert message.fault == ""
+
+    consumer.reject(message, REJECTED)
+
+    assert bench.left() == 0
+    dead = receive_dead(bench)
+    assert (dead.id, dead.body) == (message.id, message.body)
+    assert dead.header.headers["pump-reason"] == "OutOfTea"
+    assert "of its header only the id is kept" in caplog.text
+
+
+def receive_dead(bench: PubSubBench) -> Message:
+    rules = bench.rules(topic=f"{bench.topic}.dead", channel=f"{bench.channel}.dead", dead_letter=None)
+    consumer = bench.transport().consumer(rules)
+    bench.stack.callback(consumer.close)
+    (dead,) = receive(consumer, 1)
+    return dead
+
+
+def test_a_message_that_no_dead_letter_fits_is_not_acknowledged(
+    bench: PubSubBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = bench.consumer()
+    bench.post("1")
+    (message,) = receive(consumer, 1)
+    monkeypatch.setattr("pump.transports.pubsub.consumer.LARGEST_REQUEST", 0)
+
+    with pytest.raises(PublishError, match="small enough") as refused:
+        consumer.reject(message, REJECTED)
+
+    assert (refused.value.sent, refused.value.retriable) == (False, False)
+    assert bench.left(bench.channel) == 1
 
 
 def test_a_message_of_another_transport_is_nobodys_here(bench: PubSubBench) -> None:

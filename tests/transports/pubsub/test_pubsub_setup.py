@@ -289,6 +289,19 @@ def test_a_filter_that_would_drop_dead_letters_is_refused(bench: PubSubBench) ->
         bench.transport().prepare([bench.rules()], [])
 
 
+@pytest.mark.parametrize("missing", ["create", "validate"])
+def test_dead_letters_that_would_expire_are_a_warning(
+    bench: PubSubBench, missing: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.transport().prepare([bench.rules(dead_letter=f"{bench.channel}.kept")], [])
+    make(bench, of=f"{bench.channel}.dead", name=f"{bench.channel}.dead")
+    assert "expires" not in caplog.text
+
+    bench.transport().prepare([bench.rules(missing=missing)], [])
+
+    assert f"'{bench.channel}.dead' expires when nobody uses it for 31 days" in caplog.text
+
+
 def test_a_subscription_of_others_is_used_as_it_is(bench: PubSubBench) -> None:
     policy = {"dead_letter_topic": f"projects/{PROJECT}/topics/theirs", "max_delivery_attempts": 7}
     make(bench, ack_deadline_seconds=20, dead_letter_policy=policy, enable_exactly_once_delivery=True)
