@@ -219,6 +219,7 @@ def test_a_topic_that_cannot_be_created_is_named(own_kafka_broker: Kafka) -> Non
         ("kafka://h?timeout=0", "timeout"),
         ("kafka://h?nonsense=1", "nonsense"),
         ("kafka://h?enable.auto.commit=true", "enable.auto.commit"),
+        ("kafka://h?auto.offset.reset=latest", "auto.offset.reset"),
         ("kafka://h?create=perhaps", "create"),
         ("kafka://h?ca_file=x", "kafka\\+tls"),
         ("kafka://h?session=0.1", "session"),
