@@ -13,6 +13,7 @@ from pump.telemetry import log
 from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
+from pump.transports.kafka.client import is_too_large
 from pump.transports.kafka.member import GroupMember
 from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord, copy_record, dead_letter_records
 
@@ -156,7 +157,7 @@ class KafkaConsumer:
             try:
                 self._store.store_and_wait([record])
             except PublishError as error:
-                if error.sent is not False or error.retriable:
+                if not is_too_large(error):
                     raise
                 refusal = error
                 continue
