@@ -47,7 +47,7 @@ class KafkaConsumer:
         self._interrupted = False
         self._closed = False
 
-        def member(group: str, topics: Sequence[str]) -> GroupMember:
+        def member(group: str, topics: Sequence[str], longest_wait: float = 0.0) -> GroupMember:
             return GroupMember(
                 transport,
                 group=group,
@@ -55,9 +55,10 @@ class KafkaConsumer:
                 generation=self.generation,
                 arrived=self._arrived,
                 forward=self._forward,
+                longest_wait=longest_wait,
             )
 
-        self._retrying: Final = member(f"{self._channel}.retry", self._retry.names)
+        self._retrying: Final = member(f"{self._channel}.retry", self._retry.names, max(transport.retry_delays))
         self._consuming: Final = member(self._channel, (destinations.topic,))
         self._members: Final = (self._retrying, self._consuming)
 

@@ -268,6 +268,14 @@ class ReadRecord(NamedTuple):
     wait: float
     """Until when it stays where it is."""
 
+    def bounded(self, now: float, longest: float) -> "ReadRecord":
+        """Waiting no longer than its topic allows, whoever wrote its headers; not at all where that is 0."""
+        if not (self.due or self.wait):
+            return self
+        if not longest:
+            return self._replace(due=0.0, wait=0.0)
+        return self._replace(wait=min(self.wait, now + longest))
+
 
 def read_record(record: Any, partition: "AssignedPartition", generation: int) -> ReadRecord:  # noqa: ANN401 - vendor's
     """The message of a record; where it cannot be read, its fault says why."""

@@ -196,6 +196,16 @@ def test_what_strangers_write_becomes_a_whole_dead_letter(
     eventually(lambda: works.noted("done") == ["good"], PATIENCE)
 
 
+def test_a_stranger_cannot_have_a_topic_wait(works: Works, kafka_broker: Kafka, running: Running) -> None:
+    running(works.dispatcher(**FAST))
+    producer = Producer(kafka_broker.client())
+    for waiting in ("pump-wait-until", "pump-due"):
+        producer.produce(works.channel, b'{"name": "%s"}' % waiting.encode(), headers=[(waiting, b"9e99")])
+    assert producer.flush(30) == 0
+
+    eventually(lambda: sorted(works.noted("done")) == ["pump-due", "pump-wait-until"], PATIENCE)
+
+
 def test_a_dead_letter_that_does_not_fit_is_cut_and_said_to_be(
     works: Works, kafka_broker: Kafka, running: Running, dead_letters: DeadLetters, caplog: pytest.LogCaptureFixture
 ) -> None:

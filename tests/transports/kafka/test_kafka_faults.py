@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,7 @@ from pump.transport_kit.protocol import transport_from
 from pump.transports.kafka import Cluster, KafkaTransport, consumer
 from pump.transports.kafka.member import GroupMember
 from pump.transports.kafka.partitions import AssignedPartition
-from pump.transports.kafka.records import KafkaReceipt
+from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord
 from pump.transports.kafka.topics import RetryTopics
 from support.kafka_works import Job, Works
 from support.programs import Program
@@ -267,6 +267,15 @@ def test_a_copy_waits_in_the_topic_of_the_shortest_delay_that_is_long_enough() -
     assert topics.place(0.0) == ("q.retry-1s", 0.0)
     assert topics.place(1.5) == ("q.retry-5s", 1.5)
     assert topics.place(86_400.0) == ("q.retry-60s", 60.0)
+
+
+def test_what_says_that_it_waits_is_believed_as_far_as_its_topic_has_copies_wait() -> None:
+    message = cast("KafkaMessage", None)
+    strange = ReadRecord(message, due=9e99, wait=9e99)
+
+    assert strange.bounded(1000.0, 0.0) == ReadRecord(message, due=0.0, wait=0.0)
+    assert strange.bounded(1000.0, 60.0) == ReadRecord(message, due=9e99, wait=1060.0)
+    assert ReadRecord(message, due=1002.0, wait=1002.0).bounded(1000.0, 60.0).wait == 1002.0
 
 
 def test_of_a_partition_only_what_is_settled_without_a_gap_may_be_committed() -> None:
