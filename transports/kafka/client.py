@@ -45,7 +45,16 @@ _NEVER_STORED: Final = frozenset(
         KafkaError._INVALID_ARG,  # noqa: SLF001 - as above
     }
 )
-"""The broker refused the message itself."""
+"""Sending the same again is of no use before somebody has changed something."""
+_TOO_LARGE: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+    }
+)
+"""The record itself is refused; a smaller one may be taken."""
 _MISSING: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -87,6 +96,12 @@ def not_stored(error: KafkaError, topic: str) -> PublishError:
     failure = PublishError(text, sent=False if never else None, retriable=not never)
     failure.__cause__ = KafkaException(error)
     return failure
+
+
+def is_too_large(error: PublishError) -> bool:
+    """Whether a smaller record could be stored where this one was not."""
+    told = None if error.__cause__ is None else kafka_error(error.__cause__)
+    return told is not None and told.code() in _TOO_LARGE
 
 
 def ends_consuming(error: KafkaError) -> bool:

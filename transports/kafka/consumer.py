@@ -13,6 +13,7 @@ from pump.telemetry import log
 from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
 from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
+from pump.transports.kafka.client import is_too_large
 from pump.transports.kafka.member import GroupMember
 from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord, copy_record, dead_letter_records
 
@@ -46,7 +47,7 @@ class KafkaConsumer:
         self._interrupted = False
         self._closed = False
 
-        def member(group: str, topics: Sequence[str]) -> GroupMember:
+        def member(group: str, topics: Sequence[str], longest_wait: float = 0.0) -> GroupMember:
             return GroupMember(
                 transport,
                 group=group,
@@ -54,9 +55,10 @@ class KafkaConsumer:
                 generation=self.generation,
                 arrived=self._arrived,
                 forward=self._forward,
+                longest_wait=longest_wait,
             )
 
-        self._retrying: Final = member(f"{self._channel}.retry", self._retry.names)
+        self._retrying: Final = member(f"{self._channel}.retry", self._retry.names, max(transport.retry_delays))
         self._consuming: Final = member(self._channel, (destinations.topic,))
         self._members: Final = (self._retrying, self._consuming)
 
@@ -156,7 +158,7 @@ class KafkaConsumer:
             try:
                 self._store.store_and_wait([record])
             except PublishError as error:
-                if error.sent is not False or error.retriable:
+                if not is_too_large(error):
                     raise
                 refusal = error
                 continue

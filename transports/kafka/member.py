@@ -56,6 +56,7 @@ class GroupMember:
         generation: int,
         arrived: Signal,
         forward: Callable[[ReadRecord], None],
+        longest_wait: float = 0.0,
     ) -> None:
         self._transport: Final = transport
         self._group: Final = group
@@ -65,6 +66,8 @@ class GroupMember:
         """Set when there is something to take, or to raise."""
         self._forward: Final = forward
         """Is called with what has waited as long as its topic allows, and is not due."""
+        self._longest_wait: Final = longest_wait
+        """Seconds for which a copy may wait in these topics; 0 where there are no copies."""
         self._clock: Final = transport.clock
         self._outage: Final = Outage(f"group {group}", self._clock)
         self._lock: Final = threading.Lock()
@@ -214,7 +217,7 @@ class GroupMember:
                 partition = self._partitions.get((record.topic(), record.partition()))
                 if partition is None:
                     continue  # it was revoked meanwhile
-                read = read_record(record, partition, self._generation)
+                read = read_record(record, partition, self._generation).bounded(now, self._longest_wait)
                 largest = max(largest, len(read.message.body))
                 self._note_received(partition, read)
                 if partition.waiting or read.wait > now:

@@ -132,6 +132,8 @@ class RecordStore:
             failure = not_stored(told, record.topic)
             failure.sent = False
             raise failure from error
+        except (ValueError, TypeError) as error:
+            raise not_sent(f"kafka: {record.topic!r}: the client cannot take the message: {error}") from error
 
     def _working_client(self) -> Any:  # noqa: ANN401 - the vendor's
         client = self._client

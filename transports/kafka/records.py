@@ -139,10 +139,15 @@ def _own_headers(header: Header, topic: str) -> list[tuple[str, bytes]]:
 
 
 def _senders_headers(header: Header) -> list[tuple[str, bytes]]:
-    return [
-        (ESCAPE + name if name in _RESERVED or name.startswith(ESCAPE) else name, text.encode())
-        for name, text in header.headers.items()
-    ]
+    return [(_name(name), text.encode()) for name, text in header.headers.items()]
+
+
+def _name(name: str) -> str:
+    """How a sender's header is called in a record; ValueError if it cannot be written."""
+    if "\0" in name:
+        raise ValueError(f"a header cannot be named {name!r}")
+    name.encode()  # the client ends the process where it cannot
+    return ESCAPE + name if name in _RESERVED or name.startswith(ESCAPE) else name
 
 
 def copy_record(message: Message, topic: str, attempts: int, now: float, *, due: float, wait: float) -> KafkaRecord:
@@ -267,6 +272,14 @@ class ReadRecord(NamedTuple):
     """In seconds since the epoch; 0 for what is no copy."""
     wait: float
     """Until when it stays where it is."""
+
+    def bounded(self, now: float, longest: float) -> "ReadRecord":
+        """Waiting no longer than its topic allows, whoever wrote its headers; not at all where that is 0."""
+        if not (self.due or self.wait):
+            return self
+        if not longest:
+            return self._replace(due=0.0, wait=0.0)
+        return self._replace(wait=min(self.wait, now + longest))
 
 
 def read_record(record: Any, partition: "AssignedPartition", generation: int) -> ReadRecord:  # noqa: ANN401 - vendor's

@@ -27,6 +27,7 @@ OURS: Final = frozenset(
         "acks",
         "request.required.acks",
         "allow.auto.create.topics",
+        "auto.offset.reset",
         "message.timeout.ms",
         "delivery.timeout.ms",
     }

@@ -24,6 +24,7 @@ LARGEST_HEADERS: Final = 64 * 1024
 SESSION: Final = 10.0
 """Seconds after which a consumer that is not heard of has lost its partitions."""
 SHORTEST_SESSION: Final = 1.0
+AS_THE_BROKERS_SAY: Final = -1
 RETRY_DELAYS: Final = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
 OPTIONS: Final[Options] = {
     **CLUSTER_OPTIONS,
@@ -60,8 +61,8 @@ class KafkaTransport:
         cluster: Cluster | None = None,
         *,
         create: Literal["by-request", "on-use"] = "by-request",
-        partitions: int = -1,
-        replicas: int = -1,
+        partitions: int = AS_THE_BROKERS_SAY,
+        replicas: int = AS_THE_BROKERS_SAY,
         retry_delays: Sequence[Duration] = RETRY_DELAYS,
         session: Duration = SESSION,
         largest_body: int = LARGEST_BODY,
@@ -69,12 +70,15 @@ class KafkaTransport:
         one_of("kafka", "create", create, ("by-request", "on-use"))
         if largest_body < 1:
             raise ConfigurationError(f"kafka: largest_body must be at least 1 byte, not {largest_body}")
+        for name, count in (("partitions", partitions), ("replicas", replicas)):
+            if count != AS_THE_BROKERS_SAY:
+                at_least("kafka", name, count, 1)
         self.cluster: Final = Cluster() if cluster is None else cluster
         self.capabilities = replace(type(self).capabilities, largest_body=largest_body)
         self.creates_on_use: Final = create == "on-use"
         """Whether brokers create topics when they are first asked for, instead of by a request that may be refused."""
         self.partitions: Final = partitions
-        """Of a topic that is created; -1 is as the brokers say."""
+        """Of a topic that is created."""
         self.replicas: Final = replicas
         self.retry_delays: Final = tuple(finite_seconds("kafka", "retry_delays", each) for each in retry_delays)
         if not self.retry_delays:

@@ -98,8 +98,6 @@ class MqttConnection:
         """
         self.failure: PumpError | None = None
         """Why it has ended."""
-        self.session_present = False
-        """Whether the broker knew the session."""
         self.largest_packet: int | None = server.largest_packet
         self._server: Final = server
         self._clock: Final = clock
@@ -195,12 +193,11 @@ class MqttConnection:
         except (OSError, ValueError) as error:
             raise TransportError(f"{self._server} cannot be reached: {text_of(error)}") from error
 
-    def _on_connect(self, _client: object, _data: object, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ANN401 - paho's
+    def _on_connect(self, _client: object, _data: object, _flags: object, reason: Any, properties: Any) -> None:  # noqa: ANN401 - paho's
         if reason.is_failure:
             refused = SetupError if reason.value in LOGIN_REFUSED else TransportError
             self._fail(refused(f"{self._server} refuses us: {reason}"))
             return
-        self.session_present = flags.session_present
         self._most_in_flight = min(getattr(properties, "ReceiveMaximum", MOST_IN_FLIGHT), MOST_IN_FLIGHT)
         largest: int | None = getattr(properties, "MaximumPacketSize", None)
         if largest is not None:

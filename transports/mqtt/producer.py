@@ -20,8 +20,13 @@ class MqttProducer:
 
     def __init__(self, transport: "MqttTransport") -> None:
         self._transport: Final = transport
+        self._opening: Final = threading.Lock()
+        """Held by the one sender that connects; the others wait for what comes of it."""
         self._lock: Final = threading.Lock()
         self._connection: MqttConnection | None = None
+        self._failure: PumpError | None = None
+        """Why connecting failed last, and when that was."""
+        self._failed_at = 0.0
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
@@ -50,17 +55,35 @@ class MqttProducer:
             connection.close()
 
     def _open(self) -> MqttConnection:
-        with self._lock:
+        clock = self._transport.clock
+        began = clock.monotonic()
+        with self._opening:
+            connection = self._connection
+            if connection is not None and connection.works:
+                return connection
+            if connection is not None:
+                self._drop(connection)
             if self._closed:
                 raise not_sent("the producer is closed", retriable=True)
-            if self._connection is None or not self._connection.works:
-                if self._connection is not None:
-                    self._connection.close(0.0)
-                self._connection = None
-                connection = MqttConnection(self._transport.server, self._transport.clock)
+            if self._failure is not None and self._failed_at >= began:
+                raise self._failure  # whoever waited for it would otherwise try in turn, and wait as long again
+            connection = MqttConnection(self._transport.server, clock)
+            try:
                 connection.open()
+            except PumpError as error:
+                self._failure, self._failed_at = error, clock.monotonic()
+                raise
+            self._keep(connection)
+            return connection
+
+    def _keep(self, connection: MqttConnection) -> None:
+        """This is the connection from now on, unless the producer was closed meanwhile."""
+        with self._lock:
+            if not self._closed:
                 self._connection = connection
-            return self._connection
+                return
+        connection.close()
+        raise not_sent("the producer is closed", retriable=True)
 
     def _drop(self, connection: MqttConnection) -> None:
         """The next send has a new connection: who knows what this one still sends."""

@@ -72,7 +72,8 @@ class ChannelRegistry:
     def _note(self, message: MQTTMessage) -> None:
         if message.payload:
             self._found.add(message.topic)
-        self._connection.acknowledge(message.mid)
+        if message.qos:
+            self._connection.acknowledge(message.mid)
         if self._is_complete():
             self._complete.set()
 

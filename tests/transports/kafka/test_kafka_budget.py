@@ -19,6 +19,8 @@ PATIENCE = 60.0
 FAST = {"requeue_backoff": (0.05, 0.05), "failure_backoff": (0.2, 1.0)}
 TOO_LARGE = 10
 """The broker's error for a record that it does not take."""
+NOT_ALLOWED = 31
+"""The broker's error where somebody may not write, whatever it is."""
 
 Running = Callable[[Dispatcher], Dispatcher]
 
@@ -194,6 +196,16 @@ def test_what_strangers_write_becomes_a_whole_dead_letter(
     eventually(lambda: works.noted("done") == ["good"], PATIENCE)
 
 
+def test_a_stranger_cannot_have_a_topic_wait(works: Works, kafka_broker: Kafka, running: Running) -> None:
+    running(works.dispatcher(**FAST))
+    producer = Producer(kafka_broker.client())
+    for waiting in ("pump-wait-until", "pump-due"):
+        producer.produce(works.channel, b'{"name": "%s"}' % waiting.encode(), headers=[(waiting, b"9e99")])
+    assert producer.flush(30) == 0
+
+    eventually(lambda: sorted(works.noted("done")) == ["pump-due", "pump-wait-until"], PATIENCE)
+
+
 def test_a_dead_letter_that_does_not_fit_is_cut_and_said_to_be(
     works: Works, kafka_broker: Kafka, running: Running, dead_letters: DeadLetters, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,3 +220,18 @@ def test_a_dead_letter_that_does_not_fit_is_cut_and_said_to_be(
     assert record.value() == b"x" * 999
     assert b"1 of the 1000 bytes" in headers(record)["pump-description"]
     assert [each for each in caplog.records if each.levelname == "ERROR" and "did not fit" in each.getMessage()]
+
+
+def test_a_dead_letter_that_is_refused_for_another_reason_than_its_size_is_stored_whole_later(
+    works: Works, kafka_broker: Kafka, running: Running, dead_letters: DeadLetters
+) -> None:
+    running(works.dispatcher(**FAST))
+    kafka_broker.tell("refuse", 0, 0, NOT_ALLOWED)  # the stranger's own record is taken
+    producer = Producer(kafka_broker.client())
+    producer.produce(works.channel, b"x" * 1000, headers=[("tenant", b"t-1")])
+    assert producer.flush(30) == 0
+
+    (record,) = dead_letters.read(1)
+
+    assert record.value() == b"x" * 1000
+    assert headers(record)["tenant"] == b"t-1"

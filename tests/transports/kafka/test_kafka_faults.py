@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,8 @@ from pump.transport_kit.protocol import transport_from
 from pump.transports.kafka import Cluster, KafkaTransport, consumer
 from pump.transports.kafka.member import GroupMember
 from pump.transports.kafka.partitions import AssignedPartition
-from pump.transports.kafka.records import KafkaReceipt
+from pump.transports.kafka.producer import Failures, RecordStore
+from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, KafkaRecord, ReadRecord
 from pump.transports.kafka.topics import RetryTopics
 from support.kafka_works import Job, Works
 from support.programs import Program
@@ -219,9 +220,12 @@ def test_a_topic_that_cannot_be_created_is_named(own_kafka_broker: Kafka) -> Non
         ("kafka://h?timeout=0", "timeout"),
         ("kafka://h?nonsense=1", "nonsense"),
         ("kafka://h?enable.auto.commit=true", "enable.auto.commit"),
+        ("kafka://h?auto.offset.reset=latest", "auto.offset.reset"),
         ("kafka://h?create=perhaps", "create"),
         ("kafka://h?ca_file=x", "kafka\\+tls"),
         ("kafka://h?session=0.1", "session"),
+        ("kafka://h?partitions=0", "partitions"),
+        ("kafka://h?replicas=-2", "replicas"),
         ("kafka://h?retry_delays=inf", "retry_delays"),
         ("kafka://h/path", "path"),
         ("kafka://u:geheim/x@h", "port"),
@@ -259,6 +263,31 @@ def test_a_name_that_no_topic_can_have_is_refused() -> None:
 # -- what needs no broker
 
 
+def test_what_the_client_cannot_take_is_said_of_its_message_alone() -> None:
+    store = RecordStore(KafkaTransport(Cluster(servers=("127.0.0.1:1",), timeout=0.5)))
+    told: list[Failures] = []
+    names = ("a\0b", "fine", "a\ud800b")
+    try:
+        store.store([KafkaRecord(name, None, b"", ()) for name in names], told.append)
+        eventually(lambda: told, PATIENCE)
+    finally:
+        store.close()
+
+    assert {place: failure.sent for place, failure in told[0].items()} == {0: False, 1: None, 2: False}
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_header_whose_name_cannot_be_written_is_refused(name: str) -> None:
+    producer = KafkaTransport().producer()
+    try:
+        with pytest.raises(PublishError, match="cannot be written") as refused:
+            producer.send([Message(Header("1", topic="t", headers={name: "1"}), b"")])
+    finally:
+        producer.close()
+
+    assert refused.value.sent is False
+
+
 def test_a_copy_waits_in_the_topic_of_the_shortest_delay_that_is_long_enough() -> None:
     topics = RetryTopics("q", (5.0, 1.0, 60.0))
 
@@ -266,6 +295,15 @@ def test_a_copy_waits_in_the_topic_of_the_shortest_delay_that_is_long_enough() -
     assert topics.place(0.0) == ("q.retry-1s", 0.0)
     assert topics.place(1.5) == ("q.retry-5s", 1.5)
     assert topics.place(86_400.0) == ("q.retry-60s", 60.0)
+
+
+def test_what_says_that_it_waits_is_believed_as_far_as_its_topic_has_copies_wait() -> None:
+    message = cast("KafkaMessage", None)
+    strange = ReadRecord(message, due=9e99, wait=9e99)
+
+    assert strange.bounded(1000.0, 0.0) == ReadRecord(message, due=0.0, wait=0.0)
+    assert strange.bounded(1000.0, 60.0) == ReadRecord(message, due=9e99, wait=1060.0)
+    assert ReadRecord(message, due=1002.0, wait=1002.0).bounded(1000.0, 60.0).wait == 1002.0
 
 
 def test_of_a_partition_only_what_is_settled_without_a_gap_may_be_committed() -> None:

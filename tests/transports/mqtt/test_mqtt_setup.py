@@ -6,17 +6,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from brokers.certificates import Certificates
 from brokers.mosquitto import Mosquitto
 from pump import Publication, Subscription
+from pump.clock import SystemClock
 from pump.errors import ConfigurationError, PublishError, SetupError, TransportError
 from pump.message import Header, Message
 from pump.transport_kit.protocol import transport_from
 from pump.transports.mqtt import MqttServer, MqttTransport, Will
+from pump.transports.mqtt.connection import MqttConnection
+from pump.transports.mqtt.registry import ChannelRegistry
+from support.mqtt import connected
 from support.mqtt_bench import Order
+from support.waiting import LIMIT
 
 SECRET = "s3cret"
 
@@ -116,6 +122,24 @@ def test_what_one_creates_another_finds(mosquitto: Mosquitto, version: str) -> N
     transport.prepare([Subscription(Order, topic="found", channel="found")], [])
 
     transport.prepare([Subscription(Order, topic="found", channel="found", missing="validate")], [publication])
+
+
+def test_a_name_that_was_registered_with_qos_0_is_found_and_not_acknowledged(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledged: list[int] = []
+    monkeypatch.setattr(MqttConnection, "acknowledge", lambda _, mid: acknowledged.append(mid))
+    root = f"found-{uuid4().hex[:8]}"
+    with connected(mosquitto) as client:
+        client.publish(f"{root}/topics/tea", b"1", 0, retain=True).wait_for_publish(LIMIT)
+        client.publish(f"{root}/topics/cup", b"1", 1, retain=True).wait_for_publish(LIMIT)
+
+    with ChannelRegistry(MqttServer(host="127.0.0.1", port=mosquitto.port), SystemClock(), root) as registry:
+        names = {registry.topic("tea"), registry.topic("cup")}
+        assert registry.known(names) == names
+
+    assert len(acknowledged) == 1
+    assert 0 not in acknowledged
 
 
 @pytest.mark.parametrize(
