@@ -198,12 +198,15 @@ class Judge:
         if runs.attempts >= limit and self.ledger.died(message):
             reason, text = (
                 PROCESS_DIED,
-                f"{runs.attempts} runs of it did not go well, and the last ended with its process",
+                f"it was run {runs.attempts} times without success, and in the last run its process died",
             )
         elif runs.attempts >= limit:
             reason, text = EXHAUSTED, ""
         elif not self._may_block and runs.unexplained >= 3 * limit:
-            reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
+            reason, text = (
+                PROCESS_DIED,
+                f"delivered {message.deliveries} times, and no run ended with a verdict: each may have crashed",
+            )
         else:
             return None
         self._count.add()

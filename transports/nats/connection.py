@@ -190,7 +190,7 @@ class NatsConnection:
         if "authorization" in known:
             return SetupError(f"the NATS server at {self.address} refused the login{who}: check user and password")
         if isinstance(error, nats.errors.SecureConnWantedError) or "secure connection not available" in known:
-            return SetupError(f"the NATS server at {self.address} does not encrypt, and TLS was asked for")
+            return SetupError(f"the NATS server at {self.address} does not use TLS, which the URL asks for")
         if "certificate" in known:
             return SetupError(f"the certificate of the NATS server at {self.address} is not trusted: {reason}")
         return TransportError(f"no NATS server answers at {self.address}: {reason}")

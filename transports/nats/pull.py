@@ -118,7 +118,7 @@ class Puller:
             self._request = None
         elif self._clock.monotonic() >= self.deadline:
             self._request = None
-            raise TransportError(f"the NATS server is silent about {self._name}")
+            raise TransportError(f"the NATS server does not answer requests for {self._name}")
 
     async def _subscribe(self) -> None:
         """Subscribe to a new inbox: the old one may still receive messages requested on an earlier connection."""
@@ -149,11 +149,13 @@ class Puller:
             return
         self._request, now = None, self._clock.monotonic()
         if status == _NO_RESPONDERS:  # the cluster may be electing a leader
-            self._on_refusal(now, STALL_SECONDS, f"{self._name} is not there, or JetStream is not")
+            self._on_refusal(now, STALL_SECONDS, f"{self._name} does not exist, or JetStream is not running")
         elif status in _NO_MESSAGES:
             self._refused_since = None
         elif status == _CONFLICT and text not in _FINAL_CONFLICTS and not text.startswith(_OVER_LIMIT):
-            self._on_refusal(now, BUSY_SECONDS, f"{self._name} has refused every request for a while: {text}")
+            self._on_refusal(
+                now, BUSY_SECONDS, f"the server has refused every request for {self._name} for a while: {text}"
+            )
         else:
             self._error = TransportError(f"{self._name}: {text or status}")
 

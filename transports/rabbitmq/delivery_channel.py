@@ -163,7 +163,9 @@ class DeliveryChannel:
 
     def _check_answer(self, number: int) -> None:
         if not self._answered and number == self._requests:
-            self.connection.drop(TransportError(f"RabbitMQ gave no answer about {self._queue} for {self._timeout:g} s"))
+            self.connection.drop(
+                TransportError(f"RabbitMQ did not answer about the queue {self._queue} within {self._timeout:g} s")
+            )
 
     def _on_answer(self, _: object = None) -> None:
         self._answered = True

@@ -63,7 +63,9 @@ class RabbitMQSettings:
         if self.management and not self.management.startswith(("http://", "https://")):
             raise ConfigurationError("rabbitmq: management must begin with http:// or https://")
         if "@" in self.management:
-            raise ConfigurationError("rabbitmq: management has no user and password: those of the broker are used")
+            raise ConfigurationError(
+                "rabbitmq: management must not have a user and password: those of the broker are used"
+            )
         if not self.tls:
             names = ("ca_file", "cert_file", "key_file", "server_name")
             only_with_tls("rabbitmq", "amqps", {name: getattr(self, name) for name in names})

@@ -143,7 +143,7 @@ function functions.take()
   return take(list, held, tonumber(ARGV[1]), ARGV[2])
 end
 
--- Tags what a blocking read has moved to this consumer; returns nothing if it is not this consumer's any more.
+-- Tags what a blocking read has moved to this consumer; returns nothing if it no longer belongs to this consumer.
 function functions.tag()
   local held, call = KEYS[1], ARGV[1]
   local element = redis.call('LINDEX', held, -1)

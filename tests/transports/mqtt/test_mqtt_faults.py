@@ -14,8 +14,8 @@ from brokers.mosquitto import Mosquitto
 from pump import Dispatcher
 from support.mqtt_works import url
 from support.programs import Program
-from support.redis_works import Works, jobs, names
 from support.waiting import eventually
+from support.works import Works, jobs, names
 
 RECOVERY = 60.0
 LOADED = 3.0

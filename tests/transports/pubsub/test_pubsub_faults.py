@@ -12,8 +12,8 @@ from brokers.fixtures import ProxyTo
 from pump import Dispatcher
 from support.programs import Program
 from support.pubsub_bench import SLOW, PubSubBench
-from support.redis_works import FAST, Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import FAST, Job, Works, jobs, names
 
 RECOVERY = 60.0
 IN_HAND = 10 + 64

@@ -97,7 +97,7 @@ def test_a_missing_channel_is_told_in_a_sentence_and_not_made(pubsub_server: Pub
     line = refusal(tmp_path, pubsub_server.url, "orders-nowhere", "validate")
 
     assert "orders-nowhere" in line
-    assert "missing='validate' does not make it" in line
+    assert "missing='validate' does not create it" in line
     assert not pubsub_server.state("orders-nowhere")["exists"]
 
 
@@ -116,7 +116,7 @@ def test_who_may_not_do_it_is_told_in_a_sentence(own_bench: PubSubBench, tmp_pat
     for method in ("GetTopic", "CreateTopic", "GetSubscription", "CreateSubscription"):
         own_bench.server.fault(method, code, times=1000)
 
-    assert "we are not allowed that" in refusal(tmp_path, own_bench.url())
+    assert "these credentials do not permit it" in refusal(tmp_path, own_bench.url())
 
 
 def test_a_certificate_that_is_not_trusted_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_certificate_that_is_not_trusted_is_told_in_a_sentence(tmp_path: Path)
         PubSubTransport(trusting).prepare([], [Publication(Sample, topic="trusted")])
 
         wrong = PubSubSettings(project=PROJECT, ca_file=str(others.authority), **where)
-        with pytest.raises(SetupError, match="the certificate of the server is not one that we trust"):
+        with pytest.raises(SetupError, match="the certificate of the server is not trusted"):
             PubSubTransport(wrong).prepare([], [Publication(Sample, topic="trusted")])
 
 

@@ -11,8 +11,8 @@ from pump import Dispatcher
 from support.programs import Program
 from support.pubsub_bench import SLOW, PubSubBench
 from support.pumps import Kind, Order, Outcomes
-from support.redis_works import Works, jobs, names
 from support.waiting import eventually
+from support.works import Works, jobs, names
 
 RECOVERY = 60.0
 IN_HAND = 10 + 64

@@ -19,8 +19,8 @@ from pump.errors import PublishError
 from pump.transports.redis import Server
 from support.programs import Program
 from support.redis_bench import RedisBench, bodies, dead, left, receive
-from support.redis_works import FAST, Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import FAST, Job, Works, jobs, names
 
 RECOVERY = 40.0
 IN_HAND = 10 + 64

@@ -59,7 +59,7 @@ def test_a_wrong_password_is_told_in_a_sentence(tmp_path: Path, scheme: str, key
     with Redis(password="sesame-open") as guarded:
         line = refusal(tmp_path, f"{scheme}://:wrong-sesame@127.0.0.1:{guarded.port}/0", key)
 
-    assert re.fullmatch(r"pump: Redis at 127\.0\.0\.1:\d+ refuses us: .*password.*", line)
+    assert re.fullmatch(r"pump: Redis at 127\.0\.0\.1:\d+ refuses the connection: .*password.*", line)
     assert "sesame" not in line
 
 
@@ -80,7 +80,7 @@ def test_a_missing_channel_is_told_in_a_sentence_and_not_made(
 ) -> None:
     line = refusal(tmp_path, f"{scheme}://127.0.0.1:{redis_server.port}/0", key, missing="validate")
 
-    assert f"there is no '{key}', and missing='validate' does not make it" in line
+    assert f"there is no '{key}', and missing='validate' does not create it" in line
     with redis_server.client() as client:
         assert not client.keys(f"*{key}*")
 
