@@ -68,6 +68,7 @@ class Imported(NamedTuple):
     """Loaded by a string, not imported by a statement."""
 
 
+@cache
 def imports(source: str) -> list[Imported]:
     """All that a module imports, anywhere in it; `from a import b` is `a.b`, and so is a name it loads."""
     tree = ast.parse(source)
