@@ -28,7 +28,7 @@ CONNECT_SECONDS: Final = 2.0
 OPEN_SECONDS: Final = 3.0
 """How long to wait for any server."""
 ANSWER_SECONDS: Final = 2.0
-"""How long to wait for the answer to a request; after this time the server is taken for unreachable."""
+"""How long to wait for the answer to a request; after this time the server is treated as unreachable."""
 RECONNECT_SECONDS: Final = 0.25
 """The time between two attempts to reconnect."""
 PING_SECONDS: Final = 4

@@ -26,10 +26,10 @@ from pump.transports.nats.headers import correlation_ids, to_nats
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 * 2**20
-"""A batch has at most so many messages and bytes; their confirmations are awaited before the next batch."""
+"""The most messages and bytes of a batch; their confirmations are awaited before the next batch."""
 JITTER: Final = 0.1
 GIVE_UP_SECONDS: Final = 5.0
-"""A connection that has been lost for so long is replaced by a new one."""
+"""A connection that has been lost for this long is replaced by a new one."""
 
 
 @dataclass(frozen=True, slots=True)

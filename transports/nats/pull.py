@@ -29,7 +29,7 @@ LONGEST_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.1
 """The pause before the next request, if the server was too busy for the last one."""
 BUSY_SECONDS: Final = 10.0
-"""If the server refuses every request for so long, that is an error."""
+"""If the server refuses every request for this long, that is an error."""
 
 _NO_MESSAGES: Final = frozenset({"404", "408"})
 _NO_RESPONDERS: Final = "503"

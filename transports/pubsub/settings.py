@@ -59,8 +59,8 @@ class PubSubSettings:
     exactly_once: bool = False
     """Whether subscriptions are created with exactly-once delivery: each acknowledgement is then waited for."""
     delivery_limit: int | None = MOST_DELIVERIES
-    """The dead-letter policy of subscriptions that are created: after so many deliveries Pub/Sub itself makes a message
-    a dead letter, and only with one does it count deliveries. None: no policy."""
+    """For the dead-letter policy of subscriptions that are created: after this many deliveries Pub/Sub itself makes a
+    message a dead letter. Pub/Sub counts deliveries only with such a policy. None: no policy."""
     retry_policy: tuple[Duration, Duration] | None = None
     """The first and the longest wait of Pub/Sub's own back-off, for subscriptions that are created; None: at once."""
     timeout: Duration = 5.0

@@ -45,7 +45,7 @@ NOT_ALLOWED: Final = 530
 
 CHECKS_PER_HEARTBEAT: Final = 8
 LEAST_MARGIN_SECONDS: Final = 2.0
-"""A heartbeat may be late by so much, or by a quarter of its interval if that is longer, before it is missed."""
+"""A heartbeat may be late by this much, or by a quarter of its interval if that is longer, before it is missed."""
 
 
 @dataclass(slots=True)

@@ -27,9 +27,9 @@ from pump.transports.rabbitmq.pika_internals import DELIVER, Content, ContentRea
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 
 IDLE_SECONDS: Final = 0.2
-"""A consumer that has nothing in hand, and no receive for so long, gives back the messages that it has prefetched."""
+"""A consumer that has nothing in hand, and no receive for this long, gives back the messages that it has prefetched."""
 EARLY_SECONDS: Final = 0.5
-"""A message that is due within so many seconds is treated as due."""
+"""A message that is due within this many seconds is treated as due."""
 
 
 class DeliveryChannel:

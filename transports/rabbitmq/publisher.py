@@ -40,7 +40,7 @@ from pump.transports.rabbitmq.topology import DELAYS, DelayQueues, delay_queue_f
 
 MOST_UNCONFIRMED: Final = 1000
 HEAVIEST: Final = 8 * 2**20
-"""When so many bytes are under way, the next message waits for a confirmation."""
+"""When this many bytes are under way, the next message waits for a confirmation."""
 HEADER_OVERHEAD: Final = 20
 """The bytes in a frame of properties that are not properties."""
 

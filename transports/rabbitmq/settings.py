@@ -40,7 +40,7 @@ class RabbitMQSettings:
     server_name: str | None = None
     """The name in the broker's certificate, if it is not the host."""
     heartbeat: Duration = 10.0
-    """A broker that is silent for longer than so many seconds is taken for dead; 0: never."""
+    """A broker that is silent for longer than this many seconds is treated as lost; 0: never."""
     timeout: Duration = 10.0
     """How many seconds to wait for an answer from the broker."""
     connection_name: str = ""

@@ -68,7 +68,7 @@ class DelayQueues:
         return cls(f"{topic}.later", topic, topic)
 
     def queue(self, delay: int) -> str:
-        """The queue in which a message waits for so many seconds."""
+        """The queue in which a message waits for this many seconds."""
         return f"{self.prefix}.{delay}s"
 
     def arguments(self, delay: int) -> QueueArguments:
@@ -292,6 +292,6 @@ def _consume_nothing(queue: str, channel: Channel, done: Callable[[Any], None]) 
 
 
 def _error(what: str, refused: ChannelRefused) -> PumpError:
-    """A SetupError if somebody must mend it; a TransportError if it may pass, such as a queue without a leader."""
+    """A SetupError if something must be corrected; a TransportError if it may pass, such as a queue without a leader."""
     kind = SetupError if refused.code in _REFUSALS else TransportError
     return kind(f"RabbitMQ: cannot {what}: {refused.text}")

@@ -22,9 +22,9 @@ Reply: TypeAlias = Any
 """A value of RESP2: bytes, int, None, or a list of these; or a PumpError if the server replied with an error."""
 
 CHECK_SECONDS: Final = 0.05
-"""After so many seconds without use, a connection is checked before it is used: has the server closed it?"""
+"""After this many seconds without use, a connection is checked before it is used: has the server closed it?"""
 PING_SECONDS: Final = 1.0
-"""After so many seconds without use, it is also checked with a PING."""
+"""After this many seconds without use, it is also checked with a PING."""
 
 known_scripts: Final[dict[str, str]] = {}
 """The texts of all scripts, by their digests. A connection loads a script that the server does not know yet."""

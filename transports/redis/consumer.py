@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.5
 """The time between two polls for messages that a blocking read does not give. No read blocks for longer."""
 SLACK_SECONDS: Final = 0.15
-"""A poll may be late by so much if no message is known to be due, so that the read before it is not cut in two."""
+"""A poll may be late by this much if no message is known to be due, so that the read before it is not cut in two."""
 SHORTEST_BLOCK: Final = 0.001
 """A read that would wait for less than this does not block: rounded to 0 ms it would block for ever."""
 UNBLOCK_AGAIN_SECONDS: Final = 0.02

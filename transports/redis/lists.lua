@@ -100,7 +100,7 @@ function functions.find_missing()
   return false
 end
 
--- Gives back what the consumers whose names begin with a prefix have. They are taken for dead in lasts_ms, not at once:
+-- Gives back what the consumers whose names begin with a prefix have. They are treated as dead in lasts_ms, not at once:
 -- elements that were asked for may still come to them.
 function functions.give_back()
   local list, consumers = unpack(KEYS)

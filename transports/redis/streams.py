@@ -38,7 +38,7 @@ TRIM_SECONDS: Final = 2.0
 IDLE_TRIM_SECONDS: Final = 16.0
 """The longest time between two trims. While nothing is received, the time doubles after each trim, up to this."""
 GONE_SECONDS: Final = 3600.0
-"""A consumer with nothing pending is removed when the server has not seen it for so long."""
+"""A consumer with nothing pending is removed when the server has not seen it for this long."""
 CLAIMS_PER_LEASE: Final = 4
 """How many times during one lease to look for leases that have expired."""
 LONGEST_CLAIM_SECONDS: Final = 5.0

@@ -31,7 +31,7 @@ LARGEST_BODY: Final = 512 * 1024 * 1024
 LARGEST_HEADERS: Final = 64 * 1024
 AT_ONCE: Final = 500
 HEAVIEST: Final = 4 * 2**20
-"""After AT_ONCE messages, or so many bytes, the replies are read before more is sent."""
+"""After AT_ONCE messages, or this many bytes, the replies are read before more is sent."""
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("prefix", "consumer"), str),

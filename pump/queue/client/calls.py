@@ -87,7 +87,7 @@ class CallHandler(Effect[object]):
 
 @dataclass(frozen=True, slots=True)
 class KeepRenewing(Effect[Callable[[], None]]):
-    """Renew the message's lease every so many seconds, until the returned function is called."""
+    """Renew the message's lease at intervals of `every` seconds, until the returned function is called."""
 
     message: QueueMessage
     every: float
