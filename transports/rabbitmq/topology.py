@@ -292,6 +292,6 @@ def _consume_nothing(queue: str, channel: Channel, done: Callable[[Any], None]) 
 
 
 def _error(what: str, refused: ChannelRefused) -> PumpError:
-    """A SetupError if something must be corrected; a TransportError if it may pass, such as a queue without a leader."""
+    """A SetupError if something must be corrected; a TransportError if it may pass, like a queue without a leader."""
     kind = SetupError if refused.code in _REFUSALS else TransportError
     return kind(f"RabbitMQ: cannot {what}: {refused.text}")
