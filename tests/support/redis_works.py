@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,25 @@ class Works:
         own = {"channel": self.channel, "file": str(self.file), "state_folder": self.state_folder}
         settings = {"url": url, **own, **options}
         return [sys.executable, __file__, json.dumps(settings)]
+
+    def until(self, command: Sequence[str], done: Callable[[], bool], most: int) -> int:
+        """Start processes until one lives on and this is done; returns how many have died, `most` at most.
+
+        The last one is stopped in order: killed by the test, it would leave a message that a process died with.
+        """
+        from support.programs import Program, lives  # not where this file is the program
+        from support.waiting import eventually
+
+        deaths = 0
+        while True:
+            with Program(command, self.folder) as program:
+                eventually(lambda program=program: not lives(program.pid) or done(), 60.0)  # type: ignore[misc]
+                if lives(program.pid):
+                    program.send(signal.SIGTERM)
+                    assert program.ends() == 0, program.output
+                    return deaths
+                deaths += 1
+                assert deaths <= most, program.output
 
     def post(self, url: str, *jobs: Job) -> None:
         posting = self.dispatcher(url)
