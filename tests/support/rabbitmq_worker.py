@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pump import Command, DeferMessageAction, Dispatcher, Publication, RequestHandler, Subscription
+from pump import (
+    Command,
+    DeferMessageAction,
+    Dispatcher,
+    Publication,
+    RejectMessageAction,
+    RequestHandler,
+    Subscription,
+)
+from pump.context import current_context
 from pump.transports.rabbitmq import RabbitMQTransport
 
 
@@ -68,8 +77,10 @@ def meet(job: Job) -> None:
     """Meet the job's fate."""
     if job.fate == "kills":
         os.kill(os.getpid(), signal.SIGKILL)
-    if job.fate == "deferred":
+    if job.fate == "deferred" or (job.fate == "deferred once" and not current_context().message.attempts):
         raise DeferMessageAction(job.delay)
+    if job.fate == "refused":
+        raise RejectMessageAction("refused")
 
 
 def dispatcher(
