@@ -390,7 +390,7 @@ class Judge:
             self.ledger.first_failure(message),
             self.clock.wall(),
         )
-        self.ledger.count(message, attempts, rejection)
+        self.ledger.count(message, attempts, rejection, ran=runs > 0)
         self.log.rejected(message, None if isinstance(cause, MessageAction) else cause, reason)
         return Reject(rejection)
 

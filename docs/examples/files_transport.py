@@ -299,7 +299,6 @@ class FilesTransport:
         counts_deliveries=True,
         carries_attempts=True,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         longest_delay=LONGEST_DELAY_SECONDS,

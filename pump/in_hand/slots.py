@@ -245,7 +245,7 @@ def _charge(found: Sequence[Found], records: Records) -> None:
             before.shared + (not alone),
             max(each.explained, before.explained_at(each.counted)),
             max(each.counted, before.judged or 0),
-            alone,
+            alone or before.died,
             now,
         )
         text = "the process died while it was handling message %s%s"

@@ -25,6 +25,8 @@ RETRY_SECONDS: Final = 10.0
 """How long a verdict is tried again: messages behind its message must not wait for longer."""
 GATE_SECONDS: Final = 0.05
 """How often a channel asks the gate, in seconds: whether it may go on, or handle a suspect alone."""
+FAILING_FOR: Final = 120.0
+"""A verdict that fails again after a longer time than this is taken for a new failure, in seconds."""
 UNSETTLED_WARNING: Final = 30.0
 """A message that is left unsettled for this many seconds, and has no lease that would end, is logged."""
 
@@ -35,7 +37,8 @@ SomeConsumer = TypeVar("SomeConsumer", bound=Consumer | AsyncConsumer)
 class ChannelBase(Generic[SomeConsumer]):
     """The messages of one consumer. `take` is for one pump; the rest may be called from any thread.
 
-    The lock guards the intake, `_retrying` and `_waiting`. The flags are set by one statement and need none.
+    The lock guards the intake, `_retrying`, `_returning`, `_returns` and `_waiting`. The flags are set by one statement
+    and need none.
     """
 
     def __init__(self, capabilities: Capabilities, judge: Judge) -> None:
@@ -77,6 +80,12 @@ class ChannelBase(Generic[SomeConsumer]):
         """The error that the next receive raises, so that the pump waits before it tries again."""
         self._retrying = 0
         """How many settlements are being tried again."""
+        self._returning = 0
+        """How many batches that nobody has begun are going back, while handlers run."""
+        self._returns = 0
+        """How often such a batch began to go back, or had gone back."""
+        self._failing: Final[dict[str, tuple[float, float]]] = {}
+        """By message without a lease whose verdict failed: when it failed first, and when it failed last."""
         self._limit_logged = False
         self._stop_renewing: Callable[[], None] | None = None
         self._renews_at = 0.0
@@ -123,7 +132,7 @@ class ChannelBase(Generic[SomeConsumer]):
             now = self._clock.monotonic()
             lost = self._intake.expire(now)
             back = self._free_to_go() if rests else self._intake.to_hand_back(now)
-            waits = rests or self._retrying or self._closed
+            waits = rests or self._retrying or self._returning or self._closed
             room = 0 if waits else self._intake.room()
             due = self._intake.next_due(now)
             if self._gate.closed:  # another channel has to be alone: look again soon
@@ -222,6 +231,23 @@ class ChannelBase(Generic[SomeConsumer]):
             self._intake.settled(message)
             if self._waiting:
                 self._wake()
+
+    def _must_let_pass(self, message: Message) -> bool:
+        """Whether a message whose verdict failed has to let others pass. Without a lease it comes again at once.
+
+        Then the channel is opened again, as the cause is most often the connection; but for RETRY_SECONDS at most.
+        Nothing is held here instead: the verdict may have been carried out, which only the broker knows.
+        """
+        if message.lease_expires is not None:
+            return True
+        if self._rules.ordered or self._capabilities.requeue == "hold":
+            return False
+        now = self._clock.monotonic()
+        for identity in [each for each, (_, last) in self._failing.items() if now - last > FAILING_FOR]:
+            del self._failing[identity]
+        first, _ = self._failing.get(message.identity, (now, now))
+        self._failing[message.identity] = first, now
+        return now - first >= RETRY_SECONDS
 
     def _nack_holds(self, message: Message, consumer: SomeConsumer) -> bool:
         """Whether a nacked message is held here, instead of going back to the broker."""
@@ -324,9 +350,22 @@ class ChannelBase(Generic[SomeConsumer]):
     def _may_go_back(self) -> Sequence[Message]:
         with self._lock:
             back = self._free_to_go()
+            if back:
+                self._returning += 1
+                self._returns += 1
         if back:
             self._log.handing_back(len(back))
         return back
+
+    def _has_gone_back(self) -> None:
+        with self._lock:
+            self._returning -= 1
+            self._returns += 1
+            self._wake()
+
+    def _overtakes(self, returns: int) -> bool:
+        """Whether what was received since then would overtake messages that went back meanwhile."""
+        return self._rules.ordered and self._returns != returns
 
     def _free_to_go(self) -> Sequence[Message]:
         """The messages that no handler has begun, and that may go back while others are in hand. Call it with the lock.

@@ -402,7 +402,7 @@ def test_a_function_that_makes_none_is_refused_at_the_start() -> None:
 # -- as a process
 
 SHOP = """
-import os
+import os, sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pump import *
@@ -413,10 +413,10 @@ class Order(Command):
 
 @contextmanager
 def database():
-    print("open in", os.getpid(), flush=True)
+    sys.stdout.write(f"open in {{os.getpid()}}\\n")  # one write: print makes several, and those of workers mix
     {enter}
     yield
-    print("closed in", os.getpid(), flush=True)
+    sys.stdout.write(f"closed in {{os.getpid()}}\\n")
     {leave}
 
 def handle(order: Order) -> None: ...

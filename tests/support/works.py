@@ -10,13 +10,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pump import Command, DeferMessageAction, Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+from pump import (
+    Command,
+    DeferMessageAction,
+    Dispatcher,
+    DontAckAction,
+    Publication,
+    RejectMessageAction,
+    RequestHandler,
+    Subscription,
+)
+from pump.context import current_context
 
 FAST = {"failure_backoff": (0.2, 2.0)}
 """Shorter waits than a program should have, so that tests are quick."""
@@ -80,6 +90,10 @@ def meet(job: Job) -> None:
             raise DontAckAction
         case "deferred":
             raise DeferMessageAction(job.delay)
+        case "deferred once" if not current_context().message.attempts:
+            raise DeferMessageAction(job.delay)
+        case "rejected":
+            raise RejectMessageAction("rejected")
         case "stuck":
             threading.Event().wait()
         case _:  # nothing befalls it
@@ -140,6 +154,25 @@ class Works(Runs):
 
     def command(self, url: str, **options: Any) -> Sequence[str]:
         return self.command_for(url, options)
+
+    def until(self, command: Sequence[str], done: Callable[[], bool], most: int) -> int:
+        """Start processes until one lives on and this is done; returns how many have died, `most` at most.
+
+        The last one is stopped in order: killed by the test, it would leave a message that a process died with.
+        """
+        from support.programs import Program, lives  # not where this file is the program
+        from support.waiting import eventually
+
+        deaths = 0
+        while True:
+            with Program(command, self.folder) as program:
+                eventually(lambda program=program: not lives(program.pid) or done(), 60.0)  # type: ignore[misc]
+                if lives(program.pid):
+                    program.send(signal.SIGTERM)
+                    assert program.ends() == 0, program.output
+                    return deaths
+                deaths += 1
+                assert deaths <= most, program.output
 
     def post(self, url: str, *jobs: Job) -> None:
         posting = self.dispatcher(url)

@@ -47,7 +47,6 @@ class KafkaTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=False,
         delayed_publish=False,
         purges=False,

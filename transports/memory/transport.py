@@ -338,7 +338,6 @@ class MemoryTransport:
         carries_attempts=True,
         durable=False,
         between_processes=False,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
     )

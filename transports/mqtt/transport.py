@@ -51,7 +51,6 @@ class MqttTransport:
         keeps_held_attempts=False,
         tells_apart=False,
         durable=True,
-        durable_attempts=True,
         leases=False,
         delayed_publish=False,
         purges=False,

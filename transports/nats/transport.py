@@ -60,7 +60,6 @@ class NatsTransport:
         carries_attempts=False,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=False,
         default_dead_letter=DEFAULT_DEAD_LETTER_SUBJECT,

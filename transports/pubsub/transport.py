@@ -34,7 +34,6 @@ class PubSubTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=False,
         shards_by_key=True,

@@ -88,7 +88,6 @@ class RedisTransport(RedisBase):
         counts_deliveries=True,
         carries_attempts=True,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         largest_body=LARGEST_BODY,

@@ -26,7 +26,6 @@ class ServiceBusTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         default_dead_letter=f"<channel>{DEAD}",

@@ -9,6 +9,7 @@ import pytest
 
 from brokers.rabbitmq import RabbitMQ
 from pump import Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+from pump.pumps import channel_base
 from pump.transport_kit import parking
 from pump.transports.rabbitmq import RabbitMQTransport
 from support.programs import Program, lives
@@ -207,6 +208,19 @@ def test_a_message_that_cannot_be_given_up_is_not_run_again(
 
     assert patience.runs == 3
     assert b'"job"' in (grave.last or b"")
+
+
+def test_a_message_that_cannot_be_given_up_keeps_no_other_waiting_for_long(
+    budget: Budget, works: Works, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_base, "RETRY_SECONDS", 1.0)
+    FullGrave(budget)
+
+    with works.dispatcher(budget._url, awaiting=colour == "proactor", **FAST) as dispatcher:
+        dispatcher.post_many([Job("refused", fate="rejected"), Job("one"), Job("two")])
+        eventually(lambda: set(works.runs) >= {"one", "two"})
+
+    assert works.runs.count("refused") == 1
 
 
 @pytest.mark.parametrize("made", ["by us", "by others", "by others, and only looked for"])

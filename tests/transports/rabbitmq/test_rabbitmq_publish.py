@@ -59,6 +59,11 @@ class Shop:
             channel.confirm_delivery()
             channel.basic_publish("", queue or self.name, body, pika.BasicProperties(**properties), mandatory=True)
 
+    def stored(self) -> int:
+        """How many messages the queue holds that nobody has in hand."""
+        with self.broker.connect() as connection:
+            return int(connection.channel().queue_declare(self.name, passive=True).method.message_count)
+
     def take(self, queue: str) -> tuple[pika.BasicProperties, bytes]:
         """The next message of a queue, as another program sees it."""
         with self.broker.connect() as connection:
@@ -194,8 +199,31 @@ def test_a_connection_lost_on_the_way_leaves_it_unknown_and_is_made_again(
 ) -> None:
     with ExitStack() as stack:
         proxy = proxy_to(rabbitmq.port)
-        shop = Shop(rabbitmq, f"{proxy.url(rabbitmq.url)}?timeout=1", stack)
+        shop = Shop(rabbitmq, proxy.url(rabbitmq.url), stack)
         shop.producer.send(shop.messages())
+        thread = stack.enter_context(ThreadPoolExecutor())
+
+        proxy.stall("to_client")
+        sent = thread.submit(shop.producer.send, shop.messages(2))
+        eventually(lambda: shop.stored() == 3)
+        proxy.reset()
+        with pytest.raises(PublishError, match="it is not known whether all was stored") as unknown:
+            sent.result()
+        proxy.heal()
+
+        assert (unknown.value.sent, unknown.value.retriable) == (None, True)
+        shop.producer.send(shop.messages())
+
+
+def test_what_is_not_confirmed_in_time_is_unknown_and_another_connection_is_made(
+    rabbitmq: RabbitMQ, proxy_to: ProxyTo
+) -> None:
+    with ExitStack() as stack:
+        proxy = proxy_to(rabbitmq.port)
+        shop = Shop(rabbitmq, proxy.url(rabbitmq.url), stack)
+        shop.producer.send(shop.messages())
+        publishing: Any = shop.producer._publisher._publishing
+        publishing.timeout = 0.5  # of this connection alone
 
         proxy.stall("to_client")
         with pytest.raises(PublishError, match="did not confirm 2 of 2") as unknown:

@@ -10,7 +10,6 @@ import pytest
 from brokers.sqs import Sqs, depth, queue_url
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction
-from support.programs import Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
 from support.waiting import eventually
 from support.works import Job, Works, jobs, names
@@ -127,13 +126,8 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     works.post(address, *jobs(20), Job("killer", fate="kills"), *jobs(19, prefix="more"))
     everything = {*names(20), *names(19, "more")}
     client, dead = sqs_server.client(), f"{works.channel}-dead" + ".fifo" * (scheme == "sqs+fifo")
-    deaths = 0
-    while depth(client, dead) == 0 and deaths <= attempts:
-        with Program(works.command(address, max_attempts=attempts), works.folder) as program:
-            eventually(lambda program=program: not lives(program.pid) or depth(client, dead), LONG)  # type: ignore[misc]
-            deaths += depth(client, dead) == 0
-    with Program(works.command(address, max_attempts=attempts), works.folder):
-        eventually(lambda: set(works.runs) >= everything, LONG)
+    command = works.command(address, max_attempts=attempts)
+    works.until(command, lambda: set(works.runs) >= everything and depth(client, dead) > 0, attempts)
 
     assert depth(client, dead) == 1
     assert Counter(works.runs)["killer"] == attempts
