@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SLICE_BYTES: Final = 4 * 1024
 """A head is read in pieces of this size: it may exceed its limit by at most this much."""
-_BODY_SLICE_BYTES: Final = 64 * 1024
+_BODY_SLICE_BYTES: Final = 16 * 1024
+"""The same for a body, and so for a head that begins in the same piece."""
 _MOST_AHEAD: Final = 16
-"""How many requests of a connection may wait for the one before them; what comes after them is not parsed yet."""
+"""When so many requests of a connection wait for the one before them, the next piece is not parsed yet."""
 _HOP_HEADERS: Final = frozenset({b"upgrade", b"http2-settings"})
 
 _REASONS: Final = {
@@ -63,7 +64,7 @@ class UpgradelessParser:
         self._protocol: Final = protocol
         self._parser = _new_parser(protocol)
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes | memoryview) -> None:
         """Parse more bytes; HttpParserError if they are not HTTP."""
         while True:
             try:
@@ -128,7 +129,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         self._refused = False
         self._upgrading = False
         self._sending = False
-        self._unparsed = b""
+        self._unparsed = memoryview(b"")
 
     # -- from the transport
 
@@ -145,14 +146,14 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def data_received(self, data: bytes) -> None:
         """Read requests. A head that is too large is refused before anything else is checked."""
-        self._unparsed += data
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         self._parse()
 
     def _parse(self) -> None:
         """Parse what has arrived, until many requests wait: each of them takes far more memory than its bytes."""
         while self._unparsed and len(self.pipeline) < _MOST_AHEAD:
             if self._refused or self.transport.is_closing():
-                self._unparsed = b""
+                self._unparsed = memoryview(b"")
                 break
             size = _BODY_SLICE_BYTES if self._part is Stage.BODY else _SLICE_BYTES
             piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]

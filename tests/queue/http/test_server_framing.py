@@ -159,7 +159,7 @@ class Maker:
     def nonsense(self) -> Request:
         wrong = (
             b"nonsense\r\n\r\n", b"\x00\x01\x02\x03", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET  /health  HTTP/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
             b"GET /health HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n", b"GET /health HTTP/1.1\r\n: x\r\n\r\n",
             b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: a\rb\r\n\r\n", b"FETCH /health HTTP/1.1\r\n\r\n",
         )  # fmt: skip
@@ -181,18 +181,28 @@ class Maker:
         return Request(a_request("/api/v1/push", *shown, method="POST", body=smuggled), 0, method="POST")
 
     def broken_chunks(self) -> Request:
-        body = self._chance.choice(
-            [b"zz\r\n", b"-1\r\n", b"5\r\nhello!!\r\n", b"\r\n", b"fffffffffffffffff\r\n", b"1;\x00\r\n"]
+        smuggling = self._in_chunks(innocent_looking("in chunks").encode()).replace(
+            b"0\r\n", b"0\r\nContent-Length: 7\r\n"
         )
+        broken = (
+            b"zz\r\n",
+            b"-1\r\n",
+            b"5\r\nhello!!\r\n",
+            b"\r\n",
+            b"fffffffffffffffff\r\n",
+            b"1;\x00\r\n",
+            smuggling,
+        )
+        lines = (b"Transfer-Encoding: chunked",)
         return Request(
-            a_request("/api/v1/push", b"Transfer-Encoding: chunked", method="POST", body=body), 0, method="POST"
+            a_request("/api/v1/push", *lines, method="POST", body=self._chance.choice(broken)), 0, method="POST"
         )
 
     def connecting(self) -> Request:
         return Request(b"CONNECT elsewhere:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 0, method="CONNECT")
 
     def too_large(self) -> Request:
-        return Request(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 80_000 + b"\r\n\r\n", 0)
+        return Request(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 0)
 
     @property
     def _last(self) -> Sequence[Callable[[], Request]]:
@@ -223,7 +233,7 @@ class Maker:
             extension = self._chance.choice([b"", b";a=b", b";" + b"x" * 100])
             parts.append(b"%x%s\r\n%s\r\n" % (len(piece), extension, piece))
             at += size
-        trailer = self._chance.choice([b"", b"Content-Length: 7\r\n", b"X-Trailer: GET / HTTP/1.1\r\n"])
+        trailer = self._chance.choice([b"", b"X-Trailer: GET / HTTP/1.1\r\n"])
         return b"".join(parts) + b"0\r\n" + trailer + b"\r\n"
 
 

@@ -1,6 +1,7 @@
 """A disk that is really full: the cause is named, and what is stored can be handed out, settled and removed."""
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -20,17 +21,18 @@ FULL: Final = "the disk is full: make room on it"
 BROKEN: Final = "the disk fails: see the log of the system"
 DISK_MEGABYTES: Final = 60
 PAYLOAD: Final = "x" * 20_000
+INCOMPRESSIBLE: Final = os.urandom(20_000).hex()
 
 
-def push(server: Served, number: int = 1) -> int:
-    items = [{"queue": "q", "payload": PAYLOAD} for _ in range(number)]
+def push(server: Served, number: int = 1, payload: str = PAYLOAD) -> int:
+    items = [{"queue": "q", "payload": payload} for _ in range(number)]
     return httpx.post(f"{server.url}/api/v1/push", json={"items": items}, timeout=DEADLINE).status_code
 
 
-def until_refused(server: Served) -> int:
+def until_refused(server: Served, payload: str = PAYLOAD) -> int:
     """Push until a push is refused; returns how many messages were stored."""
     done = 0
-    while (status := push(server, 10)) == 201:
+    while (status := push(server, 10, payload)) == 201:
         done += 10
     assert status == 503
     return done
@@ -172,7 +174,7 @@ def tablespace(own_postgres: Postgres) -> Iterator[Path]:
         yield own_postgres.own(folder / "tables")
 
 
-def test_a_full_disk_of_postgresql_is_said_and_can_be_drained(
+def test_a_full_disk_of_postgresql_is_said_and_operators_make_room(
     tmp_path: Path, tablespace: Path, own_postgres: Postgres
 ) -> None:
     with own_postgres.connect() as connection:
@@ -180,12 +182,14 @@ def test_a_full_disk_of_postgresql_is_said_and_can_be_drained(
     url = f"{own_postgres.url}?schema=small_disk&options=-c%20default_tablespace%3Dsmall"
     try:
         with Served(tmp_path, "--database", url) as server:
-            number = until_refused(server)
+            number = until_refused(server, INCOMPRESSIBLE)
             says_why(server, FULL)
+            looked = httpx.get(f"{server.url}/api/v1/status/queues/q", timeout=DEADLINE)
+            assert (looked.status_code, looked.json()["messages"]["total"]) == (200, number)
 
-            assert drained(server) == number
             assert httpx.delete(f"{server.url}/api/v1/queues/q/clear", timeout=DEADLINE).status_code == 200
-            eventually(lambda: push(server) == 201, 4 * DEADLINE)
+            eventually(lambda: push(server, 1, INCOMPRESSIBLE) == 201, 4 * DEADLINE)  # after the next vacuum
+            eventually(lambda: drained(server) == 1, 4 * DEADLINE)
             eventually(lambda: health(server)["status"] == "healthy", 4 * DEADLINE)
     finally:
         with own_postgres.connect() as connection:

@@ -1,6 +1,7 @@
 """Clients that mean harm: they do not read replies, ask thousands of things at once, send signals in storms."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -204,6 +205,30 @@ def test_a_storm_of_sighups_ends_with_the_last_tokens(tmp_path: Path) -> None:
         assert (status(ANN), status(BOB), status(EVE)) == (204, 401, 401)
         server.program.send(signal.SIGTERM)
         assert server.program.ends() == 0
+
+
+def test_a_slow_reading_does_not_bring_back_what_a_later_one_removed(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"ann write {ANN}\n")
+    with Served(tmp_path, "--tokens", "tokens") as server:
+
+        def status(token: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            return httpx.get(f"{server.url}/api/v1/pop/queue/q", headers=headers, timeout=DEADLINE).status_code
+
+        tokens.unlink()
+        os.mkfifo(tokens)
+        server.program.send(signal.SIGHUP)
+        with tokens.open("w") as slow:  # now the first reading has begun, and waits
+            (tmp_path / "next").write_text(f"bob write {BOB}\n")
+            (tmp_path / "next").rename(tokens)
+            server.program.send(signal.SIGHUP)
+            for _ in range(20):  # time enough for a second reading, if one came
+                assert status(BOB) in {204, 401}
+            slow.write(f"ann write {ANN}\n")
+        server.program.says("tokens and keys were read again", 2)
+
+        assert (status(ANN), status(BOB)) == (401, 204)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
