@@ -26,6 +26,8 @@ class Fault(NamedTuple):
     """Result codes of SQLite."""
     numbers: Sequence[int] = ()
     """Error numbers of the operating system."""
+    lasts: bool = False
+    """Whether it goes on until somebody mends it, though some requests may still be carried out."""
 
 
 OTHER: Final = Fault("other", "the database does not answer as it should")
@@ -36,7 +38,7 @@ GONE: Final = Fault("gone", "the file is gone: put it back, or begin with a new 
 CAUSES: Final = (
     Fault(
         "disk_full", "the disk is full: make room on it", ("53100",),
-        results=(sqlite3.SQLITE_FULL,), numbers=(errno.ENOSPC, errno.EDQUOT),
+        results=(sqlite3.SQLITE_FULL,), numbers=(errno.ENOSPC, errno.EDQUOT), lasts=True,
     ),
     Fault(
         "read_only",
@@ -49,7 +51,7 @@ CAUSES: Final = (
     ),
     Fault(
         "damaged", "pages of the database are damaged: stop writing to it, and restore a backup",
-        ("XX001", "XX002"), results=(sqlite3.SQLITE_CORRUPT,),
+        ("XX001", "XX002"), results=(sqlite3.SQLITE_CORRUPT,), lasts=True,
     ),
     Fault(
         "foreign", "the file is no SQLite database: give the queue another file", results=(sqlite3.SQLITE_NOTADB,)
@@ -61,7 +63,9 @@ CAUSES: Final = (
     Fault("unknown_user", "there is no such user: create it, or correct the URL", (), 'role ".*" does not exist'),
     Fault("not_allowed", "this machine or this user is not allowed to connect: see pg_hba.conf", ("28",),
           "pg_hba.conf|permission denied for database|not permitted to log in"),
-    Fault("no_right", "the user lacks a right that the queue needs", ("42501",)),
+    Fault("no_right", "the user lacks a right that the queue needs", ("42501",), lasts=True),
+    Fault("no_tables", "the queue's tables are gone, or another version changed them: restore them, then start again",
+          ("42P01", "42883", "42703", "3F000"), lasts=True),
     Fault("too_many_connections", "the server has no connection left: raise max_connections, or lower pool_size",
           ("53300",), "too many clients|too many connections|remaining connection slots"),
     Fault("starting", "the server is starting, stopping or recovering: wait for it", ("57P03",),
@@ -83,7 +87,7 @@ CAUSES: Final = (
     Fault("cannot_open", "the file cannot be opened: see its folder, its permissions and the limit of open files",
           results=(sqlite3.SQLITE_CANTOPEN,), numbers=(errno.EMFILE, errno.ENFILE)),
     Fault("input_output", "the disk fails: see the log of the system", ("58",), results=(sqlite3.SQLITE_IOERR,),
-          numbers=(errno.EIO,)),
+          numbers=(errno.EIO,), lasts=True),
 )  # fmt: skip
 """Tried in this order: the first one that fits is the cause."""
 

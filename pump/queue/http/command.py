@@ -198,6 +198,7 @@ def _serve(options: argparse.Namespace) -> int:
     keys = _keys(options.keys)
     engine = open_engine(options.database, lenient=options.lenient, keys=keys)
     engine.largest_payload = options.max_message
+    engine.sweep_seconds = options.sweep_interval
 
     def reload() -> None:
         """Read tokens and keys again: both are taken, or neither."""
@@ -232,7 +233,13 @@ def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None,
 
         found = read_url(url, _SQLITE_FORM, _SQLITE_OPTIONS, schemes=["sqlite"])
         return SqliteEngine(
-            file_of(url), lenient=lenient, keys=keys, beside_others=False, create=create, **found.options
+            file_of(url),
+            lenient=lenient,
+            keys=keys,
+            beside_others=False,
+            create=create,
+            reserve=create,
+            **found.options,
         )
     if scheme in {"postgres", "postgresql"}:
         with _extra("postgres", "PostgreSQL"):
@@ -270,12 +277,22 @@ def _extra(extra: str, what: str) -> Iterator[None]:
 
 def _keys(file: Path | None) -> Sealing | None:
     lines, origin = _lines(file, KEYS_VARIABLE)
-    pairs = [_key(line, f"{origin}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    return Sealing(dict(pairs)) if pairs else None
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"{origin}, line {number}"
+        key_id, key = _key(words, where)
+        if key_id in keys:
+            raise ConfigurationError(f"{where}: the key {key_id!r} is there twice")
+        keys[key_id] = key
+    if file is not None and not keys:
+        raise ConfigurationError(f"{file} has no key: without one, encrypted payloads can be neither stored nor read")
+    return Sealing(keys) if keys else None
 
 
-def _key(line: str, where: str) -> tuple[str, bytes]:
-    words = line.split()
+def _key(words: Sequence[str], where: str) -> tuple[str, bytes]:
     with suppress(ValueError):
         if len(words) == len(("id", "key")):
             return words[0], bytes.fromhex(words[1])

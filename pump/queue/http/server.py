@@ -41,7 +41,6 @@ _STATUSES: Final[Mapping[type[Exception], int]] = {
     BadRequest: 400,
     NotFound: 404,
     Conflict: 409,
-    SetupError: 409,
     QueueFull: 429,
 }
 _TRY_LATER: Final[Mapping[str, str]] = {"Retry-After": "1"}
@@ -123,7 +122,7 @@ class QueueServer:
                 due = await self._state.batched.call(self._state.engine.maintain)
                 self._state.outages.succeeded("maintenance")
                 pause = min(max(due, SHORTEST_PAUSE_SECONDS), self._sweep_seconds)
-            except TransportError as error:
+            except (TransportError, SetupError) as error:
                 self._state.outages.failed("maintenance", error)
             except Exception:
                 log.exception("maintenance failed and is tried again")
@@ -205,7 +204,7 @@ class _Endpoint:
         for kind, status in _STATUSES.items():
             if isinstance(error, kind):
                 return refusal(str(error), status, _TRY_LATER if kind is QueueFull else None)
-        unavailable = isinstance(error, TransportError)
+        unavailable = isinstance(error, TransportError | SetupError)  # nothing that the client could mend
         if unavailable:
             self._state.outages.failed(self._spec.path, error)
         else:
