@@ -6,7 +6,7 @@ and time. What a pump wrote into the headers (`pump-…`) is left out then: a de
 message, with all its attempts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast, get_args
 
 import pyarrow as pa
@@ -99,7 +99,7 @@ def table_of(messages: Sequence[Message], *, channel: str, received: float) -> p
         "reply_to": [header.reply_to for header in headers],
         "topic": [header.topic or None for header in headers],
         "channel": [channel] * len(messages),
-        "partition": [None if message.partition is None else str(message.partition) for message in messages],
+        "partition": [_partition(message.partition) for message in messages],
         "position": [None if message.position == "" else str(message.position) for message in messages],
         "deliveries": [message.deliveries for message in messages],
         "attempts": [message.attempts for message in messages],
@@ -111,10 +111,10 @@ def table_of(messages: Sequence[Message], *, channel: str, received: float) -> p
     return pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
-def messages_of(rows: pa.RecordBatch, *, topic: str, name_row: Callable[[int], str]) -> list[Message]:
+def messages_of(rows: pa.RecordBatch, *, topic: str, ids: Sequence[str]) -> list[Message]:
     """The messages to post for these rows, to the topic, or else to the one in each row.
 
-    `name_row` gives the id of a row without one, by the row's place. ConfigurationError if a row is no message.
+    `ids` are for rows without one, by their place. ConfigurationError if a row is no message.
     """
     count, given = rows.num_rows, set(rows.schema.names)
 
@@ -141,7 +141,7 @@ def messages_of(rows: pa.RecordBatch, *, topic: str, name_row: Callable[[int], s
         time,
     ) in enumerate(values):
         header = Header(
-            id_ or name_row(place),
+            id_ or ids[place],
             topic or own or _missing("topic", place),
             type_ or "",
             version or "",
@@ -194,6 +194,10 @@ def _text(body: bytes) -> str | None:
         return body.decode()
     except UnicodeDecodeError:
         return None
+
+
+def _partition(name: Hashable) -> str | None:
+    return "/".join(map(str, name)) if isinstance(name, tuple) else None if name is None else str(name)
 
 
 def _micros(seconds: float) -> int | None:
