@@ -47,9 +47,10 @@ QUEUE_LAYERS: tuple[str, ...] = (
 """The same for pump/queue/. Folders of one layer are walls to each other: neither imports the other."""
 
 SPARK_LAYERS: tuple[str, ...] = (
-    "columns session staging",
+    "columns given session staging",
     "sink source",
-    "cluster dead_letters journal lake registered",
+    "data_source",
+    "cluster dead_letters journal lake recover registered",
 )
 """The same for pump/spark/."""
 

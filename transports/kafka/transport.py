@@ -14,6 +14,7 @@ from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.preparation import in_turn
 from pump.transport_kit.settings import Options, at_least, finite_seconds, one_of, read_url
 from pump.transports.kafka.consumer import KafkaConsumer
+from pump.transports.kafka.log import KafkaLog
 from pump.transports.kafka.producer import AsyncKafkaProducer, KafkaProducer, SharedStore
 from pump.transports.kafka.settings import CLUSTER_OPTIONS, FORM, Cluster
 from pump.transports.kafka.topics import RetryTopics, Topics, check_name, checked
@@ -133,6 +134,10 @@ class KafkaTransport:
         with Topics(self) as topics:
             destinations = self._ensure(topics, subscription)
         return KafkaConsumer(self, subscription, destinations)
+
+    def topic_log(self, subscription: Subscription) -> KafkaLog:
+        """Open the topic of the subscription as a log. What waits in its retry topics is not in it."""
+        return KafkaLog(self, checked(Destinations.of(subscription)))
 
     def producer(self) -> KafkaProducer:
         """A producer, which connects when it first sends."""

@@ -344,6 +344,15 @@ class NatsConsumer:
             await self._settle_all(replies, ACK, "purging")
             purged += len(replies)
 
+    async def waiting(self) -> int:
+        """How many messages no consumer has settled, those in hand included."""
+        durable = self.durable
+        try:
+            known = await self._connection.request(f"CONSUMER.INFO.{durable.stream}.{durable.name}", {})
+        except (nats.errors.Error, OSError) as error:
+            raise TransportError(f"counting failed: {error_text(error)}") from error
+        return int(known["num_pending"]) + int(known["num_ack_pending"])
+
     # -- for handlers that settle messages with nats-py's own methods
 
     def check_connected(self) -> None:

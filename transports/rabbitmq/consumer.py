@@ -24,7 +24,7 @@ from pump.transports.rabbitmq.deliveries import receipt_of
 from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
 from pump.transports.rabbitmq.headers import write_properties
 from pump.transports.rabbitmq.publisher import EncodedMessage, Publisher
-from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, DelayQueues, with_topology
+from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, DelayQueues, Topology, with_topology
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 
@@ -53,6 +53,7 @@ class ConsumerBase:
         self._own_queue: Final = DelayQueues.to_queue(names.channel)
         self._interrupted = False
         self._closed = False
+        self._counting: Topology | None = None
         publisher.enter()
 
     @property
@@ -213,6 +214,12 @@ class ConsumerBase:
         queue = self._names.channel
         return number + (yield from with_topology(self._publisher.settings, lambda topology: topology.purge(queue)))
 
+    def waiting_steps(self) -> Steps[int]:
+        """How many messages of the queue no consumer has. To be asked of a consumer that has not received yet."""
+        if self._counting is None:
+            self._counting = Topology(self._channel.connection, self._publisher.settings)
+        return (yield from self._counting.waiting(self._names.channel))
+
     def close_steps(self) -> Steps[None]:
         """Send the pending acknowledgements, return the other messages, and disconnect."""
         try:
@@ -253,6 +260,7 @@ class RabbitMQConsumer(ConsumerBase):
     reject = blocking(ConsumerBase.reject_steps)
     hand_back = blocking(ConsumerBase.hand_back_steps)
     purge = blocking(ConsumerBase.purge_steps)
+    waiting = blocking(ConsumerBase.waiting_steps)
     close = blocking(ConsumerBase.close_steps)
 
 
@@ -290,4 +298,5 @@ class AsyncRabbitMQConsumer(ConsumerBase):
     reject = awaiting(ConsumerBase.reject_steps)
     hand_back = awaiting(ConsumerBase.hand_back_steps)
     purge = awaiting(ConsumerBase.purge_steps)
+    waiting = awaiting(ConsumerBase.waiting_steps)
     close = awaiting(ConsumerBase.close_steps)

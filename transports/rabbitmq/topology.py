@@ -239,6 +239,16 @@ class Topology:
             raise _error(f"purge the queue {queue!r}", refused) from refused
         return int(done.method.message_count)
 
+    def waiting(self, queue: str) -> Steps[int]:
+        """How many messages of the queue no consumer has."""
+        try:
+            done = yield from self._request(
+                lambda channel, done: channel.queue_declare(queue, passive=True, callback=done)
+            )
+        except ChannelRefused as refused:
+            raise _error(f"count the messages of the queue {queue!r}", refused) from refused
+        return int(done.method.message_count)
+
     def _must_exist(self, kind: str, name: str) -> Steps[None]:
         if not (yield from self._exists(kind, name)):
             raise SetupError(f"RabbitMQ has no {kind} {name!r}, and missing='validate' does not create it")

@@ -103,6 +103,8 @@ class RedisConsumer(ABC):
     def _hand_back(self, messages: Sequence[Message]) -> Command: ...
     @abstractmethod
     def _purge(self) -> Command: ...
+    @abstractmethod
+    def _waiting(self) -> Command: ...
 
     # -- receiving
 
@@ -280,6 +282,10 @@ class RedisConsumer(ABC):
         while some := int(self._connection.execute(self._purge())):  # a script removes a limited number at a time
             removed += some
         return removed
+
+    def waiting(self) -> int:
+        """How many messages a receive of any consumer of the channel could still get, those in hand included."""
+        return int(self._connection.execute(self._waiting()))
 
     # -- ending
 

@@ -203,6 +203,17 @@ function functions.hand_back()
   end
 end
 
+-- Counts what waits, is due, or is held: what any consumer may still receive.
+function functions.waiting()
+  local list, consumers, due, topic_due = unpack(KEYS)
+  local now = now_ms()
+  local count = redis.call('LLEN', list) + redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', topic_due, '-inf', now)
+  for _, name in ipairs(redis.call('SMEMBERS', consumers)) do
+    count = count + redis.call('LLEN', ARGV[1] .. name)
+  end
+  return count
+end
+
 -- Removes what waits or is due later; returns how many messages that were.
 function functions.purge()
   local list, due = unpack(KEYS)

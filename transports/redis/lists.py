@@ -200,6 +200,10 @@ class ListConsumer(RedisConsumer):
     def _purge(self) -> Command:
         return LISTS.call("purge", [self._keys.list, self._keys.due])
 
+    def _waiting(self) -> Command:
+        keys = self._keys
+        return LISTS.call("waiting", (keys.list, keys.consumers, keys.due, keys.topic.due), keys.held)
+
     def _leave(self) -> None:
         self._connection.execute(self._give_back(self._name))
 

@@ -284,6 +284,10 @@ class StreamConsumer(RedisConsumer):
     def _purge(self) -> Command:
         return self._call("purge", more_keys=self._keys.later)
 
+    def _waiting(self) -> Command:
+        keys = self._keys
+        return self._call("waiting", more_keys=(keys.topic_later[1], keys.later[1]))
+
     def _leave(self) -> None:
         with suppress(NoGroup):  # the group was deleted, and with it its consumers
             self._connection.execute(self._call("leave"))

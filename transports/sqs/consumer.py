@@ -383,6 +383,14 @@ class SqsConsumer:
             client.purge_queue(QueueUrl=self._queue.url)
         return sum(int(counts.get(name, 0)) for name in names)
 
+    def waiting(self) -> int:
+        """About how many messages nobody has; the broker may notice new ones late."""
+        name = "ApproximateNumberOfMessages"
+        with errors(f"counting the messages of {self._queue.name}"):
+            client = self._transport.clients.sqs()
+            reply = client.get_queue_attributes(QueueUrl=self._queue.url, AttributeNames=[name])
+        return int(reply.get("Attributes", {}).get(name, 0))
+
     # -- ending
 
     def close(self) -> None:
