@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from pump.clock import Clock, Signal
 from pump.error_log import ErrorLog
-from pump.message import Message
+from pump.message import Header, Message
 
 if TYPE_CHECKING:
     from pump.settling import Verdict
@@ -21,8 +21,17 @@ Listener: TypeAlias = Callable[[str, Mapping[str, object]], None]
 """Called with an event's name and its fields."""
 
 
+Acknowledged: TypeAlias = tuple[Header, str, int, int, float, float, float]
+"""Of an acknowledged message: header, handler, deliveries, attempts, and by the monotonic clock when it was begun, when
+its handlers had ended, and when it was settled."""
+
+
 class DeliveryRecorder(Protocol):
     """Is told of every delivery of one channel, by any of its pumps. It must be quick, and must not raise."""
+
+    @property
+    def acknowledged(self) -> Callable[[Acknowledged], None]:
+        """Called when a message was acknowledged: one function in place of a method, for it is called most."""
 
     @property
     def decided(self) -> "Callable[[Message, Verdict], None] | None":
@@ -32,7 +41,7 @@ class DeliveryRecorder(Protocol):
         """The consumer has received these."""
 
     def settled(self, message: Message, verdict: "Verdict", now: float) -> None:
-        """The verdict was carried out, now by the monotonic clock; the message has the times before."""
+        """Another verdict was carried out, now by the monotonic clock; the message has the times before."""
 
     def unsettled(self, message: Message, verdict: "Verdict", error: BaseException) -> None:
         """The verdict could not be carried out."""
@@ -90,7 +99,12 @@ class _Recorders:
 
     def __init__(self, recorders: Sequence[DeliveryRecorder]) -> None:
         self._recorders: Final = recorders
+        self.acknowledged: Final = self._acknowledged
         self.decided: Final = self._decided if any(each.decided for each in recorders) else None
+
+    def _acknowledged(self, row: Acknowledged) -> None:
+        for each in self._recorders:
+            each.acknowledged(row)
 
     def _decided(self, message: Message, verdict: "Verdict") -> None:
         for each in self._recorders:

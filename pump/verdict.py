@@ -127,7 +127,7 @@ class Judge:
         self.recorder: Final = log.telemetry.recorder(rules.channel, clock)
         """Is told of every delivery; None if nobody records them."""
         self._decided: Final = None if self.recorder is None else self.recorder.decided
-        self._settled: Final = None if self.recorder is None else self.recorder.settled
+        self._record: Final = None if self.recorder is None else self.recorder.acknowledged
         self._timed: Final = self._shows_messages or self.recorder is not None
         self._now: Final = clock.monotonic
         self._cancelled: Final = cancelled
@@ -415,11 +415,14 @@ class Judge:
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
         if verdict is ACKNOWLEDGE:
-            self._acknowledged += 1  # faster than an entry of the tally: every message pays for this line
+            self._acknowledged += 1  # faster than an entry of the tally: every message pays for these lines
+            if self._record is not None:
+                header, begun, ended = message.header, message.begun_at, message.handled_at
+                self._record((header, message.handler, message.deliveries, message.attempts, begun, ended, self._now()))
         else:
             self._tally[verdict.told] = self._tally.get(verdict.told, 0) + 1
-        if self._settled is not None:
-            self._settled(message, verdict, self._now())
+            if self.recorder is not None:
+                self.recorder.settled(message, verdict, self._now())
         if self._shows_messages:
             self.log.done(message, verdict.told, self._now() - message.begun_at if message.begun_at else inf)
         if verdict.final:

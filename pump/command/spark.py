@@ -4,7 +4,13 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Final
 
-_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {}
+from pump.spark.journal.command import add_alerts, add_compact, add_summary
+
+_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
+    "summary": (add_summary, "count what a journal says: rates, latencies, outcomes, errors"),
+    "alerts": (add_alerts, "keep windows and alerts of a journal up to date"),
+    "compact": (add_compact, "merge the small files of a journal"),
+}
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -16,8 +17,10 @@ from pump.checks import refuse, wrong_duration, wrong_number
 from pump.clock import Clock, Signal, SystemClock
 from pump.duration import Duration, seconds
 from pump.journal.events import (
+    FIELDS,
     VERDICTS,
     DeliveryRow,
+    acknowledged_table,
     delivery_table,
     error_texts,
     explained,
@@ -29,7 +32,7 @@ from pump.journal.files import new_name
 from pump.journal.open_file import OpenFile, recover
 from pump.journal.signature import signature
 from pump.message import Message
-from pump.settling import ACKNOWLEDGE, UNSETTLED, Verdict
+from pump.settling import ACKNOWLEDGE, UNSETTLED, Requeue, Verdict
 from pump.text import text_of
 
 log: Final = logging.getLogger("pump.journal")
@@ -262,51 +265,31 @@ class _Recorder:
         lose: Callable[[int], None],
         before: Callable[[], None] | None,
     ) -> None:
-        self.rows: Final[list[DeliveryRow]] = []
+        self.flat: Final[list[Any]] = []
+        """What is known of acknowledged messages, one after another: no object is made for any of them."""
+        self.acknowledged: Final = self.flat.extend
+        self._settled: Final[list[DeliveryRow]] = []
         self._channel: Final = channel
         self._clock: Final = clock
         self._begin: Final = begin
         self._lose: Final = lose
         self._before: Final = before
         self._taking = threading.Lock()
-        self._received: Final[list[tuple[int, int, float]]] = []
+        self._received: Final[list[tuple[int, float]]] = []
         self._decided_rows: Final[list[DeliveryRow]] = []
         self._failed: Final[list[Mapping[str, object]]] = []
         self.decided: Final = None if before is None else self._decided
-        self._add: Final = self.rows.append
         self._note: Final = self._received.append
 
     def received(self, messages: Sequence[Message]) -> None:
-        redelivered = 0
-        for message in messages:
-            if message.deliveries > 1:
-                redelivered += 1
-        self._note((len(messages), redelivered, messages[0].header.timestamp))
-        if len(self.rows) > MOST_WAITING:  # looked at here, once for many messages
+        self._note((len(messages), messages[0].header.timestamp))
+        if len(self.flat) > MOST_WAITING * FIELDS:  # looked at here, once for many messages
             self._drop()
         self._begin()
 
     def settled(self, message: Message, verdict: Verdict, now: float) -> None:
-        header = message.header
-        why = None
-        if verdict is not ACKNOWLEDGE:
-            if verdict is UNSETTLED and message.explicit:
-                return  # its handler settles it, and that is recorded
-            why = explained(verdict)
-        self._add(
-            (
-                header.id,
-                header.type,
-                message.handler,
-                message.deliveries,
-                message.attempts,
-                message.begun_at,
-                message.handled_at,
-                now,
-                header.timestamp,
-                why,
-            )
-        )
+        if verdict is not UNSETTLED or not message.explicit:  # else its handler settles it, and that is recorded
+            self._settled.append(_row(message, verdict, now))
 
     def _decided(self, message: Message, verdict: Verdict) -> None:
         """Put the verdict on the disk before it is carried out."""
@@ -339,18 +322,21 @@ class _Recorder:
     def taken(self) -> Sequence[pa.Table]:
         """What waits, as tables."""
         with self._taking:
-            rows, decided = _take(self.rows), _take(self._decided_rows)
+            flat, rows, decided = _take(self.flat), _take(self._settled), _take(self._decided_rows)
             received, failed = _take(self._received), _take(self._failed)
         wall = self._clock.wall() - self._clock.monotonic()
         event = "delivery" if self._before is None else "settled"
         tables = self._made("delivery", decided, wall, settled=False)
-        for start in range(0, len(rows), _BATCH):
-            tables += self._made(event, rows[start : start + _BATCH], wall, settled=True)
+        tables += self._made(event, rows, wall, settled=True)
+        for start in range(0, len(flat), _BATCH * FIELDS):
+            part = flat[start : start + _BATCH * FIELDS]
+            make = partial(acknowledged_table, event, self._channel, part, wall)
+            tables += made(make, len(part) // FIELDS, self._lose)
         others: list[Mapping[str, object]] = [{**each, "time": float(str(each["time"])) + wall} for each in failed]
         if received:
-            counts, redelivered, posted = zip(*received, strict=True)
+            counts, posted = zip(*received, strict=True)
             oldest = min((each for each in posted if each > 0), default=None)
-            number = {"count": sum(counts), "redelivered": sum(redelivered), "posted": oldest}
+            number = {"count": sum(counts), "posted": oldest}
             others.append({"event": "received", "channel": self._channel, "time": self._clock.wall(), **number})
         return [*tables, *made(lambda: other_table(others), len(others), self._lose)]
 
@@ -359,28 +345,28 @@ class _Recorder:
 
     def _drop(self) -> None:
         with self._taking:
-            dropped = len(_take(self.rows))
+            dropped = len(_take(self.flat)) // FIELDS
         self._lose(dropped)
 
     def forget(self) -> None:
         """The rows are those of the process that this one was forked from."""
         self._taking = threading.Lock()
-        for each in (self.rows, self._decided_rows, self._received, self._failed):
+        for each in (self.flat, self._settled, self._decided_rows, self._received, self._failed):
             each.clear()
 
 
 def _row(message: Message, verdict: Verdict, now: float) -> DeliveryRow:
-    header, why = message.header, None if verdict is ACKNOWLEDGE else explained(verdict)
+    why = None if verdict is ACKNOWLEDGE else explained(verdict)
+    # A message that is held until it comes again has this attempt already.
+    attempts = verdict.attempts - 1 if isinstance(verdict, Requeue) else message.attempts
     return (
-        header.id,
-        header.type,
+        message.header,
         message.handler,
         message.deliveries,
-        message.attempts,
+        attempts,
         message.begun_at,
         message.handled_at,
         now,
-        header.timestamp,
         why,
     )
 
