@@ -152,6 +152,8 @@ class ChannelBase(Generic[SomeConsumer]):
             current = current and message.generation == self._generation
         if self._capabilities.largest_body is not None:
             refuse_larger(messages, self._capabilities.largest_body)
+        if self.judge.recorder is not None:
+            self.judge.recorder.received(messages)
         with self._lock:
             self._intake.offer(messages, now)
         if not current or consumer.generation != self._generation:  # the consumer connected again while it received
