@@ -4,7 +4,12 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Final
 
-_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {}
+from pump.spark.dead_letters.command import add_redrive, add_triage
+
+_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
+    "triage": (add_triage, "group dead letters by the signature of their error"),
+    "redrive": (add_redrive, "post dead letters again, each once"),
+}
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

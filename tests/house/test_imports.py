@@ -49,6 +49,7 @@ QUEUE_LAYERS: tuple[str, ...] = (
 SPARK_LAYERS: tuple[str, ...] = (
     "columns session staging",
     "sink source",
+    "posted",
     "cluster dead_letters journal lake registered",
 )
 """The same for pump/spark/."""

@@ -57,12 +57,13 @@ def problems(dispatcher: Dispatcher, master: str, performers: int) -> Sequence[P
             f"{capabilities.system} is private to its process: performers on a cluster would have messages of their "
             "own. Use a broker that the cluster reaches"
         )
-    for rules in dispatcher.subscriptions:
-        if rules.ordered and performers > 1 and not capabilities.shards_by_key:
-            found.append(
-                f"channel {rules.channel} is ordered, and {performers} performers would overtake one another on "
-                f"{capabilities.system}: say --performers 1"
-            )
+    if performers > 1 and not capabilities.shards_by_key:
+        found += [
+            f"channel {rules.channel} is ordered, and {performers} performers would overtake one another on "
+            f"{capabilities.system}: say --performers 1"
+            for rules in dispatcher.subscriptions
+            if rules.ordered
+        ]
     cores = re.match(r"local(?:\[(\d+)[\],]|$)", master)
     if cores is not None and performers > int(cores[1] or 1):
         found.append(f"{master} has {cores[1] or 1} cores, and each of {performers} performers needs one")

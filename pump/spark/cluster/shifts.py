@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ _MARGIN: Final = 5.0
 """How many seconds longer than its grace a shift may take to end before Spark cancels it."""
 _NO_CORE_SECONDS: Final = 15.0
 """After so long without a core for every performer, the log says so."""
+_LOOK_SECONDS: Final = 0.05
 _FIRST_DELAY: Final = 1.0
 _LONGEST_DELAY: Final = 30.0
 _real_clock: Final = SystemClock()
@@ -68,9 +70,10 @@ class ClusterTotals:
         self.failed_shifts += report.failure is not None
         for row in report.rows:
             self.attempts += row["attempt"]
-            for verdicts in json.loads(row["totals"]).values():
+            settled = list(json.loads(row["totals"]).values())
+            self.by_performer[row["performer"]] += sum(sum(verdicts.values()) for verdicts in settled)
+            for verdicts in settled:
                 self.verdicts.update(verdicts)
-                self.by_performer[row["performer"]] += sum(verdicts.values())
 
 
 class Shifts:
@@ -102,6 +105,7 @@ class Shifts:
         self._log_level: Final = log_level
         self._links: Final = PerformerLinks(*_addresses(session))
         self._failures = 0
+        self._said_ready = False
 
     def scale(self, performers: int) -> None:
         """Have this many performers from the next shift on. From any thread."""
@@ -142,23 +146,28 @@ class Shifts:
         return job.report
 
     def _wait_for_end(self, job: "_Job", performers: int, asked: Signal) -> None:
-        """Until the shift's time is over, or it ended, or a stop was requested."""
-        began, is_first, complained = _real_clock.monotonic(), not self._links.seen, False
+        """Until the shift's time is over, from when its first performer is ready; or it ended; or a stop is asked."""
+        began, first_ready, complained = _real_clock.monotonic(), inf, False
         while not (job.ended.is_set() or asked.is_set()):
-            lasted, ready = _real_clock.monotonic() - began, self._links.ready
-            if is_first and ready == performers:
+            now, ready = _real_clock.monotonic(), self._links.ready
+            if ready:
+                first_ready = min(first_ready, now)
+            if ready == performers and not self._said_ready:
+                self._said_ready = True
                 log.info("ready")
-                is_first = False
-            if lasted > _NO_CORE_SECONDS and ready < performers and not complained:
+            if ready < performers and now > began + _NO_CORE_SECONDS and not complained:
                 complained = True
-                log.warning(
-                    "%d of %d performers run: the cluster has no free core for the others, or they cannot reach the "
-                    "driver at %s:%d. Give it more cores, or say --performers %d",
-                    *(ready, performers, self._links.address.host, self._links.address.port, max(1, ready)),
-                )
-            if lasted >= self._seconds:
+                self._complain(ready, performers)
+            if now >= first_ready + self._seconds:
                 return
-            _real_clock.wait(job.ended, min(LOOK_UP_SECONDS / 5, self._seconds - lasted))
+            _real_clock.wait(job.ended, _LOOK_SECONDS)
+
+    def _complain(self, ready: int, performers: int) -> None:
+        log.warning(
+            "%d of %d performers run: the cluster has no free core for the others, or they cannot reach this process "
+            "at %s:%d. Give the cluster more cores, or say --performers %d",
+            *(ready, performers, self._links.address.host, self._links.address.port, max(1, ready)),
+        )
 
     # -- after it
 
