@@ -5,10 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from pump.spark.dead_letters.command import add_redrive, add_triage
+from pump.spark.lake.command import add_archive, add_compact, add_replay
 
 _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
     "triage": (add_triage, "group dead letters by the signature of their error"),
     "redrive": (add_redrive, "post dead letters again, each once"),
+    "archive": (add_archive, "store the messages of a channel as a table, each once"),
+    "compact": (add_compact, "merge the small files of an archive"),
+    "replay": (add_replay, "post messages of an archive again, each once"),
 }
 
 

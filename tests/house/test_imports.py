@@ -50,6 +50,7 @@ SPARK_LAYERS: tuple[str, ...] = (
     "columns session staging",
     "sink source",
     "posted",
+    "commands",
     "cluster dead_letters journal lake registered",
 )
 """The same for pump/spark/."""

@@ -10,14 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pump.console_log import log_to_stderr
-from pump.errors import ConfigurationError, SetupError
-from pump.spark.session import open_session
+from pump.errors import ConfigurationError
+from pump.spark.commands import session_of, told
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-    from pump.spark.posted import Change, PostingReport
+    from pump.spark.posted import Change
 
 log: Final = logging.getLogger("pump.spark")
 _SHOWN: Final = 50
@@ -84,7 +83,8 @@ def _line(row: dict[str, Any]) -> str:
     where = ", ".join(row["channels"])
     text = " ".join(row["signature"].split())
     short = text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
-    return f"{row['signature_id']}  {row['letters']:>9,}  {where}  {_moment(row['first'])} … {_moment(row['last'])}  {short}"
+    when = f"{_moment(row['first'])} … {_moment(row['last'])}"
+    return f"{row['signature_id']}  {row['letters']:>9,}  {where}  {when}  {short}"
 
 
 def _moment(value: Any) -> str:  # noqa: ANN401 - a time, or none
@@ -116,41 +116,12 @@ def _redrive(options: argparse.Namespace) -> int:
     return told(report, options.record)
 
 
-def told(report: "PostingReport", record: Path) -> int:
-    """Print what was posted; returns the exit status."""
-    print(f"{report.posted:,} posted, {report.left_out:,} left out, {report.failed:,} failed; recorded in {record}")
-    if report.failed:
-        raise SetupError(f"{report.failed:,} letters could not be changed, and were not posted: {report.error}")
-    return 0
-
-
 @contextmanager
 def _letters(options: argparse.Namespace, name: str) -> "Iterator[DataFrame]":
     from pump.spark.dead_letters.letters import read_letters  # noqa: PLC0415 - only with a session
 
     with session_of(name, options.on) as session:
         yield read_letters(session, options.letters, channel=options.channel, queue=options.queue)
-
-
-@contextmanager
-def session_of(name: str, master: str | None) -> "Iterator[SparkSession]":
-    """A session for one command; an error of Spark is told in a line."""
-    log_to_stderr(None)
-    session = open_session(name, master)
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - the session has loaded it
-
-    try:
-        yield session
-    except PySparkException as error:
-        raise SetupError(_first_line(error)) from error
-    finally:
-        session.stop()
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("pump.errors.")]
-    return (ours or lines or [type(error).__name__])[-1 if ours else 0].removeprefix("pump.errors.")
 
 
 def function_named(target: str) -> "Change":
