@@ -1,7 +1,8 @@
 """What the commands of `pump spark` share: the option for the master, the session, and how a report is told."""
 
 import argparse
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +24,17 @@ def add_master(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def opened(name: str, master: str | None, settings: Mapping[str, str]) -> "SparkSession":
+    """A session that leaves the log to the pump: Spark itself tells only errors."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    return open_session(name, master, {"spark.log.level": "ERROR", **settings})
+
+
 @contextmanager
 def session_of(name: str, master: str | None) -> Iterator["SparkSession"]:
     """A session for one command; an error of Spark is told in a line."""
     log_to_stderr(None)
-    session = open_session(name, master)
+    session = opened(name, master, {})
     from pyspark.errors import PySparkException  # noqa: PLC0415 - the session has loaded it
 
     try:

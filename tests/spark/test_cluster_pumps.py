@@ -103,3 +103,48 @@ def test_nothing_is_lost_in_many_shifts(spark_cluster: SparkCluster, redis_serve
     works = ClusterWorks(tmp_path, redis_server.url, "long_storm_works", f"jobs-{uuid4().hex[:8]}")
 
     storm(works, spark_cluster, redis_server, jobs=4000, shifts=6, seconds=8)
+
+
+@pytest.mark.long
+def test_a_driver_that_is_killed_loses_nothing(
+    spark_cluster: SparkCluster, redis_server: Redis, tmp_path: Path
+) -> None:
+    works = ClusterWorks(tmp_path, redis_server.url, "driver_works", f"jobs-{uuid4().hex[:8]}")
+    names = [f"done-{number}" for number in range(1000)]
+    post(works, [(name, "done", 0.01) for name in names])
+    with cluster_run(works, spark_cluster) as program:
+        eventually(lambda: len(works.runs) > 50, LIMIT)
+        program.send(signal.SIGKILL)
+        begun = {run.pid for run in works.runs}
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in begun), LIMIT)
+    left = len(works.runs)
+
+    with cluster_run(works, spark_cluster) as program:
+        eventually(lambda: {run.name for run in works.runs} == set(names), LIMIT)
+        program.send(signal.SIGTERM)
+        assert program.ends() == 0
+
+    assert left < len(names)
+
+
+@pytest.mark.long
+def test_a_program_reaches_executors_as_a_file(
+    spark_cluster: SparkCluster, redis_server: Redis, tmp_path: Path
+) -> None:
+    apart, here = tmp_path / "apart", tmp_path / "here"
+    apart.mkdir()
+    here.mkdir()
+    works = ClusterWorks(apart, redis_server.url, "file_works", f"jobs-{uuid4().hex[:8]}")
+    file = (apart / "file_works.py").rename(tmp_path / "file_works.py")
+    post(works, [("done-1", "done", 0.0)])
+    command = ("run", "file_works:dispatcher", "--on", spark_cluster.url, "--py-files", str(file))
+
+    with pump(*command, folder=here) as program:
+        program.says("ready")
+        eventually(lambda: redis_server.client().xpending(works.channel, works.channel)["pending"] == 0, LIMIT)
+        program.send(signal.SIGTERM)
+
+        assert program.ends() == 0
+        assert "1 acknowledged" in program.output
+
+    assert not (tmp_path / "runs").exists(), "the executors use the copies that Spark has made"

@@ -17,8 +17,7 @@ TEMPLATES = (
     "ValueError: order {n} has negative total -{m}",
     "KeyError: 'customer_{n}'",
     "TimeoutError: POST https://pay.example/{uuid} timed out after {m}ms",
-    'psycopg.errors.UniqueViolation: duplicate key value violates unique constraint "orders_pkey"\n'
-    "DETAIL:  Key (id)=({uuid}) already exists.",
+    'UniqueViolation: the key breaks the constraint "orders_pkey"\nDETAIL:  Key (id)=({uuid}) exists',
     "JSONDecodeError: Expecting value: line {m} column {n} (char {m})",
     "ConnectionResetError: [Errno 104] peer 10.0.{small}.{small}:5432 reset at 0x{n:x}",
 )

@@ -4,16 +4,19 @@ import argparse
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
 
+from pump.clock import Signal
 from pump.duration import seconds
 from pump.errors import ConfigurationError
+from pump.process_signals import asking
 from pump.program.dispatcher import Dispatcher
 from pump.program.life_log import place_of
 from pump.program.validation import Problem
 from pump.spark.cluster.shifts import SHIFT_SECONDS, Shifts
-from pump.spark.session import open_session
+from pump.spark.commands import opened
 
 log: Final = logging.getLogger("pump.spark")
 
@@ -78,15 +81,18 @@ def run_on_cluster(options: argparse.Namespace, dispatcher: Dispatcher, load: Ca
     log.info(
         "starting: %s on %s; %d performers on %s", channels, place_of(dispatcher.transport), performers, options.on
     )
-    session = open_session(f"pump {options.target}", options.on, settings_of(options.conf or (), performers))
+    until = Signal()
+    with asking(until.set):  # a stop may be requested while Spark begins, too
+        session = opened(f"pump {options.target}", options.on, settings_of(options.conf or (), performers))
     try:
-        if options.py_files:
-            session.addArtifacts(*options.py_files.split(","), pyfile=True)
+        for file in filter(None, (options.py_files or "").split(",")):
+            session.addArtifacts(file, pyfile=True)
         grace = max(seconds(each.grace) for each in dispatcher.subscriptions)
         shift = options.shift or SHIFT_SECONDS
-        return Shifts(session, load, performers, seconds=shift, grace=grace, log_level=options.log_level).run()
+        return Shifts(session, load, performers, seconds=shift, grace=grace, log_level=options.log_level).run(until)
     finally:
-        session.stop()
+        with suppress(Exception):  # it has ended by itself, and the run's own error says so
+            session.stop()
 
 
 def settings_of(given: Sequence[str], performers: int) -> Mapping[str, str]:

@@ -76,6 +76,8 @@ class PerformerLinks:
 
     def close(self) -> None:
         """Close all connections: a performer that still works stops."""
+        with suppress(OSError):  # not connected, says the system, and wakes the thread that accepts all the same
+            self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         with self._lock:
             waiting, self._open = self._open, set()

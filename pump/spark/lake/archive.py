@@ -156,7 +156,7 @@ def _query(
 
 
 def _end(query: "StreamingQuery", until: "Signal | None") -> None:
-    """Wait for the query's end, and end it when `until` is set: what is staged by then is in its next life's batches."""
+    """Wait for the query's end, and end it when `until` is set: its next life has what is staged by then."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - only with a session
 
     try:
