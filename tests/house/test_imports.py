@@ -49,7 +49,8 @@ QUEUE_LAYERS: tuple[str, ...] = (
 SPARK_LAYERS: tuple[str, ...] = (
     "columns given session staging",
     "sink source",
-    "data_source",
+    "data_source posted",
+    "commands",
     "cluster dead_letters journal lake recover registered",
 )
 """The same for pump/spark/."""

@@ -82,6 +82,12 @@ class QueueTransport(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.place}>"
 
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """The queue itself, open for the block: for operators' tools that know it by its URL."""
+        with self._shared.use() as engine:
+            yield engine
+
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate the queues and groups that are needed; SetupError names what is missing."""
         with self._shared.use() as engine, _as_setup_errors():

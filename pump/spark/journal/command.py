@@ -53,7 +53,7 @@ def add_alerts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compact(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pump spark compact`."""
+    """Add the arguments of `pump spark compact-journal`."""
     _add_journal(parser)
     about = "merge files that were written so long ago (default: 60)"
     parser.add_argument("--older", type=_not_negative, default=60.0, metavar="SECONDS", help=about)
