@@ -1,7 +1,6 @@
 """What is installed: all of pump, its transports and handlers, and nothing besides."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +15,7 @@ import pytest
 
 import pump
 from support.tree import PACKAGES, ROOT, modules, tracked_files
+from support.wheel import build_wheel
 
 # fmt: off
 VENDORS = [
@@ -34,16 +34,8 @@ _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZipFile]:
-    """The wheel, built from a copy of what it is built from; the links are copied as links."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    for folder in PACKAGES.values():
-        shutil.copytree(folder, tree / folder.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"]
-    built = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
-    with ZipFile(next((tree / "dist").glob("*.whl"))) as file:
+    """The wheel, built from a copy of what it is built from."""
+    with ZipFile(build_wheel(tmp_path_factory.mktemp("tree"))) as file:
         yield file
 
 
