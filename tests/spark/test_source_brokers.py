@@ -1,13 +1,16 @@
 """The same stream from every broker that keeps messages; and what one of them waits for is counted cheaply."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from brokers.spark import SparkCluster
 from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import CountsWaiting
 from support import spark_chaos
+from support.spark_cluster_runs import run_twice
 from support.spark_streams import Channel, Collected, drain
 from support.waiting import eventually
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
 
     from brokers.kafka import Kafka
 
+CLUSTER = ("rabbitmq", "nats", "redis", "sqlite", "postgres", "sqs", "kafka")
 FIXTURES = {
+    "kafka": "kafka_broker",
     "rabbitmq": "rabbitmq",
     "nats": "nats_server",
     "redis": "redis_server",
@@ -26,6 +31,7 @@ FIXTURES = {
     "servicebus": "servicebus",
     "pubsub": "pubsub_server",
 }
+SHORT_LEASES = {"redis", "sqlite", "postgres", "sqs", "nats"}
 COUNTED = ("rabbitmq", "nats", "redis", "redis+list", "sqlite", "postgres", "sqs")
 
 
@@ -50,6 +56,7 @@ def channel(request: pytest.FixtureRequest, tmp_path: Path) -> Channel:
     ],
     indirect=True,
 )
+@pytest.mark.requirement("S-13")
 def test_a_stream_reads_what_waits_and_leaves_nothing_unacknowledged(spark: "SparkSession", channel: Channel) -> None:
     posted, collected = channel.post(250), Collected()
 
@@ -61,6 +68,7 @@ def test_a_stream_reads_what_waits_and_leaves_nothing_unacknowledged(spark: "Spa
 
 
 @pytest.mark.long
+@pytest.mark.requirement("S-13")
 @pytest.mark.parametrize("point", spark_chaos.POINTS)
 @pytest.mark.parametrize("channel", ["rabbitmq", "nats", "redis+list", "sqlite", "postgres", "sqs"], indirect=True)
 def test_a_worker_that_is_killed_loses_nothing(spark: "SparkSession", channel: Channel, point: str) -> None:
@@ -75,6 +83,25 @@ def test_a_worker_that_is_killed_loses_nothing(spark: "SparkSession", channel: C
     assert sorted(set(ids)) == posted
     assert len(ids) == len(posted) or point == "manifest"
     assert len(ids) <= len(posted) + 100
+
+
+@pytest.mark.long
+@pytest.mark.requirement("S-13")
+@pytest.mark.parametrize("broker", CLUSTER)
+def test_a_cluster_whose_processes_die_reads_every_message(
+    spark_cluster: SparkCluster, request: pytest.FixtureRequest, broker: str, tmp_path: Path
+) -> None:
+    channel = channel_on(broker, request, tmp_path)
+    channel.more = {"messagesPerPartition": "200", "windowSeconds": "2"}
+    if broker in SHORT_LEASES:
+        channel.more = {**channel.more, "leaseSeconds": "3"}
+
+    ran = run_twice(spark_cluster, channel)
+
+    assert (ran.first_end, ran.second_end) == (9, os.EX_OK)
+    assert sorted(ran.died) == sorted(ran.repeated)
+    assert sorted(set(ran.ids)) == ran.posted
+    assert len(ran.ids) == len(ran.posted)
 
 
 @pytest.mark.parametrize("channel", COUNTED, indirect=True)
@@ -142,6 +169,18 @@ def test_a_batch_of_kafka_that_failed_has_the_same_rows_again(spark: "SparkSessi
     assert sorted(collected.replaced[0]) == sorted(collected.batches[0])
     assert set(posted) <= set(collected.ids)
     assert len(collected.ids) == 150
+
+
+def test_a_worker_that_dies_while_it_reads_kafka_loses_nothing(spark: "SparkSession", topic: Channel) -> None:
+    spark_chaos.register(spark)
+    topic.more = {}
+    posted, collected = topic.post(300), Collected()
+    (topic.folder / "die-received").touch()
+
+    drain(spark, topic, collected, "chaos")
+
+    assert not (topic.folder / "die-received").exists()
+    assert collected.ids == posted
 
 
 def test_kafka_is_looked_at_without_a_trace(spark: "SparkSession", topic: Channel) -> None:

@@ -13,6 +13,7 @@ from pyspark.cloudpickle import register_pickle_by_value
 
 from pump.spark.data_source import PumpDataSource
 from pump.spark.sink.writer import MessageWriter
+from pump.spark.source.positions import PositionStreamReader
 from pump.spark.source.reader import StagedStreamReader
 from pump.spark.staging import StagingLog
 
@@ -58,6 +59,13 @@ class DyingReader(StagedStreamReader):
         return rows
 
 
+class DyingPositions(PositionStreamReader):
+    def read(self, partition: Any) -> "Iterator[pa.RecordBatch]":
+        rows = list(super().read(partition))
+        die_at(self.options.staging.parent, "received")
+        return iter(rows)
+
+
 class DyingWriter(MessageWriter):
     folder: Path
 
@@ -85,7 +93,9 @@ class DyingDataSource(PumpDataSource):
         return writer
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
-        return DyingReader(self._reading(schema))
+        options = self._reading(schema)
+        staged = isinstance(super().streamReader(schema), StagedStreamReader)
+        return DyingReader(options) if staged else DyingPositions(options)
 
 
 def register(session: "SparkSession") -> None:
