@@ -85,9 +85,9 @@ class PumpLog:
         self._write(
             logging.WARNING,
             message,
-            f"The event loop was blocked for {message.stood:.1f} s, longer than the message's lease: the message is "
-            f"lost, and attempt {attempts} has failed. Run what blocks in a thread (asyncio.to_thread), or set a "
-            "longer Subscription(lease=…)",
+            f"The event loop was blocked for {message.blocked_seconds:.1f} s, longer than the lease of the message: "
+            f"it is lost, and attempt {attempts} has failed. Run blocking code in a thread (asyncio.to_thread), or set "
+            "a longer Subscription(lease=…)",
         )
 
     def failed_after_settlement(self, message: Message, error: BaseException) -> None:

@@ -252,7 +252,7 @@ class Judge:
         if message.lost and _contains(
             error, asyncio.CancelledError
         ):  # the handler was ended because the message was lost
-            if message.stood:
+            if message.blocked_seconds:
                 self._count_lapse(message)
             else:
                 self.ledger.ignore(message)
@@ -427,7 +427,7 @@ class Judge:
 
     def _forgive(self, message: Message) -> None:
         """Count no attempt for a run that succeeded, unless its handler kept the loop from renewing the lease."""
-        if message.stood:
+        if message.blocked_seconds:
             self._count_lapse(message)
         else:
             self.ledger.forgive(message)

@@ -282,7 +282,7 @@ class ChannelBase(Generic[SomeConsumer]):
             self._log.failed("renewing", error)
 
     def _note_lapse(self, lost: Sequence[Message]) -> None:
-        """Note on messages whose leases have ended how long their loop stood still, if that was the reason.
+        """Note on messages whose leases have ended how long their loop was blocked, if that was the reason.
 
         If a renewal was tried and failed, as in an outage, the handlers are not to blame.
         """
@@ -290,7 +290,7 @@ class ChannelBase(Generic[SomeConsumer]):
         if self._loop_renews and now - self._renews_at > 2 * interval:
             for message in lost:
                 leased_for = now - (message.lease_expires or now) + 3 * interval
-                message.stood = min(now - self._renews_at, leased_for)
+                message.blocked_seconds = min(now - self._renews_at, leased_for)
 
     def _ending_leases(self, ahead: float) -> Sequence[Message]:
         now = self._clock.monotonic()
