@@ -159,12 +159,20 @@ def _letters(
 ) -> Iterator[tuple[OutgoingMessage, str]]:
     """Dead letters, each smaller than the one before it."""
 
-    def write(header: Header, body: bytes, *, minimal: bool = False) -> OutgoingMessage:  # noqa: ARG001 - the kit's form
+    def write(header: Header, body: bytes) -> OutgoingMessage:
         return OutgoingMessage(subject, body, to_nats(header, token), message.id)
 
     as_it_came = write(message.header, message.body)._replace(headers=sendable(message.raw_headers))
     fits = as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest
-    return letters_that_fit(message, rejection, write, largest - RESERVE, as_it_came=as_it_came if fits else None)
+    return letters_that_fit(
+        message,
+        rejection,
+        write=write,
+        write_least=write,
+        size=OutgoingMessage.weigh,
+        largest=largest - RESERVE,
+        as_it_came=as_it_came if fits else None,
+    )
 
 
 def _is_too_large(error: PumpError) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pump.dead_letter import Rejection
 from pump.errors import PumpError
-from pump.message import Header, Message
+from pump.message import Message
 from pump.subscription import Subscription
 from pump.transport_kit.dead_letters import LetterTries, letters_that_fit
 from pump.transport_kit.destinations import Destinations
@@ -72,16 +72,14 @@ class SqsDeadLetters:
     ) -> Iterator[tuple[Parcel, str]]:
         """Dead letters, each smaller than the one before it."""
         carried, largest = Carried(topic=message.header.topic), self._transport.largest_message
-
-        def write(header: Header, body: bytes, *, minimal: bool) -> Parcel:
-            return pack(header, body, carried, None if minimal else attributes)
-
         as_it_came = pack(message.header, message.body, received=attributes)
         return letters_that_fit(
             message,
             rejection,
-            write,
-            largest,
+            write=lambda header, body: pack(header, body, carried, attributes),
+            write_least=lambda header, body: pack(header, body, carried),
+            size=lambda parcel: parcel.size,
+            largest=largest,
             as_it_came=as_it_came if as_it_came.size <= largest else None,
             body_share=0.75,  # as base64 a body is larger by a third
         )
