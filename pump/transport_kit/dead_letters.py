@@ -59,20 +59,22 @@ def letters_that_fit(
     write_least: Callable[[Header, bytes], Letter],
     size: Callable[[Letter], int],
     largest: int,
-    as_it_came: Letter | None,
+    as_it_came: Callable[[], Letter | None],
     body_share: float = 1.0,
 ) -> Iterator[tuple[Letter, str]]:
     """A dead letter of at most `largest` bytes and what is left out of it; then smaller and smaller ones.
 
-    `write_least` is for letters with a minimal header. `as_it_came` is the message with only its sender's headers, None
-    if that is too large. Only after it is the body cut, to this share of the room beside a minimal header.
+    `write_least` is for letters with a minimal header. `as_it_came` makes the message with only its own headers, or
+    None if that is too large. Only after it is the body cut, to this share of the room beside a minimal header.
     """
-    *headers, minimal = dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT))
-    for letter in (*(write(header, message.body) for header in headers), write_least(minimal, message.body)):
+    *_, minimal = headers = list(dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)))
+    for header in headers:
+        letter = (write_least if header is minimal else write)(header, message.body)
         if size(letter) <= largest:
             yield letter, ""
-    if as_it_came is not None:
-        yield as_it_came, "it is stored without the headers that say why"
+    whole = as_it_came()
+    if whole is not None:
+        yield whole, "it is stored without the headers that say why"
     room = largest - size(write_least(minimal, b""))
     for header, body, left_out in cut_letters(minimal, message.body, int(room * body_share)):
         yield write_least(header, body), left_out

@@ -129,7 +129,7 @@ def letters(rejected: Message, largest: int, as_it_came: Letter | None = None) -
             write_least=lambda header, body: Letter(header, body, minimal=True),
             size=lambda letter: letter.size,
             largest=largest,
-            as_it_came=as_it_came,
+            as_it_came=lambda: as_it_came,
             body_share=0.5,
         )
     )

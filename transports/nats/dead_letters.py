@@ -162,8 +162,10 @@ def _letters(
     def write(header: Header, body: bytes) -> OutgoingMessage:
         return OutgoingMessage(subject, body, to_nats(header, token), message.id)
 
-    as_it_came = write(message.header, message.body)._replace(headers=sendable(message.raw_headers))
-    fits = as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest
+    def as_it_came() -> OutgoingMessage | None:
+        letter = write(message.header, message.body)._replace(headers=sendable(message.raw_headers))
+        return letter if letter.size + (FRAME if letter.headers else 0) <= largest else None
+
     return letters_that_fit(
         message,
         rejection,
@@ -171,7 +173,7 @@ def _letters(
         write_least=write,
         size=OutgoingMessage.weigh,
         largest=largest - RESERVE,
-        as_it_came=as_it_came if fits else None,
+        as_it_came=as_it_came,
     )
 
 

@@ -72,7 +72,11 @@ class SqsDeadLetters:
     ) -> Iterator[tuple[Parcel, str]]:
         """Dead letters, each smaller than the one before it."""
         carried, largest = Carried(topic=message.header.topic), self._transport.largest_message
-        as_it_came = pack(message.header, message.body, received=attributes)
+
+        def as_it_came() -> Parcel | None:
+            parcel = pack(message.header, message.body, received=attributes)
+            return parcel if parcel.size <= largest else None
+
         return letters_that_fit(
             message,
             rejection,
@@ -80,7 +84,7 @@ class SqsDeadLetters:
             write_least=lambda header, body: pack(header, body, carried),
             size=lambda parcel: parcel.size,
             largest=largest,
-            as_it_came=as_it_came if as_it_came.size <= largest else None,
+            as_it_came=as_it_came,
             body_share=0.75,  # as base64 a body is larger by a third
         )
 
