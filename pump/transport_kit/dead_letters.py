@@ -83,7 +83,7 @@ def letters_that_fit(
 class LetterTries(Generic[Letter]):
     """Stores the first of a message's dead letters that the broker takes, in code of any colour.
 
-        for each in LetterTries(log, message, channel, letters, is_too_large):
+        for each in LetterTries(log, message, channel, rejection, letters, is_too_large=is_too_large):
             with each:
                 store(each.letter)
 
@@ -96,7 +96,9 @@ class LetterTries(Generic[Letter]):
         log: logging.Logger,
         message: Message,
         channel: str,
+        rejection: Rejection,
         letters: Iterable[tuple[Letter, str]],
+        *,
         is_too_large: Callable[[PumpError], bool],
     ) -> None:
         self.letter: Letter
@@ -104,6 +106,7 @@ class LetterTries(Generic[Letter]):
         self._log: Final = log
         self._message: Final = message
         self._channel: Final = channel
+        self._reason: Final = rejection.reason
         self._letters: Final = letters
         self._is_too_large: Final = is_too_large
         self._left_out = ""
@@ -129,8 +132,8 @@ class LetterTries(Generic[Letter]):
             return True
         self._stored = error is None
         if self._stored and self._left_out:
-            text = "the dead letter of message %s of %s is too large for the broker: %s"
-            self._log.error(text, self._message.id, self._channel, self._left_out)
+            text = "the dead letter of message %s of %s (%s) is too large for the broker: %s"
+            self._log.error(text, self._message.id, self._channel, self._reason, self._left_out)
         return False
 
 

@@ -221,7 +221,7 @@ def is_too_large(error: PumpError) -> bool:
 
 
 def tries(*letters: tuple[int, str]) -> LetterTries[int]:
-    return LetterTries(log, message(), "shop", letters, is_too_large)
+    return LetterTries(log, message(), "shop", REJECTION, letters, is_too_large=is_too_large)
 
 
 def test_the_first_dead_letter_that_the_broker_takes_is_the_last_one_tried(
@@ -239,7 +239,7 @@ def test_what_is_left_out_of_the_dead_letter_is_logged(storing: Store, caplog: p
     storing(tries((9, ""), (6, "a little"), (5, "a lot")), Broker(5).take)
 
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("ERROR", "the dead letter of message m of shop is too large for the broker: a lot")
+        ("ERROR", "the dead letter of message m of shop (broken) is too large for the broker: a lot")
     ]
 
 

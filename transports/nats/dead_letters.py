@@ -73,7 +73,7 @@ class NatsDeadLetters:
 
         largest = self._connection.client.max_payload
         letters = _letters(subject, message, rejection, token, largest)
-        for each in LetterTries(log, message, message.origin, letters, _is_too_large):
+        for each in LetterTries(log, message, message.origin, rejection, letters, is_too_large=_is_too_large):
             with each:
                 await self._store(each.letter)
 

@@ -189,7 +189,9 @@ class ConsumerBase:
         to = DelayQueues.to_queue(queue)
         header, minimal = dead_letter_headers(message, rejection)
         letters = ((header, message), (minimal, None))  # the minimal one is without the properties that others gave
-        for each in LetterTries(log, message, self._names.channel, ((each, "") for each in letters), _is_final):
+        for each in LetterTries(
+            log, message, self._names.channel, rejection, ((each, "") for each in letters), is_too_large=_is_final
+        ):
             with each:
                 header, original = each.letter
                 properties = write_properties(header, original, topic=header.topic)

@@ -54,7 +54,7 @@ class SqsDeadLetters:
     def store(self, url: str, message: Message, attributes: Mapping[str, Any], rejection: Rejection) -> None:
         """Return when the dead letter is stored; PublishError or another TransportError if it is not."""
         letters = self._letters(message, attributes, rejection)
-        for each in LetterTries(log, message, message.origin, letters, _is_too_large):
+        for each in LetterTries(log, message, message.origin, rejection, letters, is_too_large=_is_too_large):
             with each:
                 self._send(url, each.letter, message)
 
