@@ -221,7 +221,7 @@ def test_a_password_is_not_said_to_a_server_that_does_not_encrypt(
         transport = NatsTransport(
             f"nats://127.0.0.1:{port}", user="me", password=PASSWORD, tls=ssl.create_default_context()
         )
-        with pytest.raises(SetupError, match="does not encrypt") as refused:
+        with pytest.raises(SetupError, match="does not use TLS") as refused:
             await transport.async_prepare([], [])
         assert is_one_clear_error(refused.value)
         server.close()

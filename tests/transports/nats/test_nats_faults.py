@@ -177,7 +177,11 @@ def test_a_pump_goes_on_soon_after_the_network_is_back(
         seen.wait(1)
         TROUBLES[trouble](proxy)
         wire.orders(topic, 2, 3)
-        eventually(lambda: any(topic in text and re.search("is lost|is silent", text) for text in caplog.messages))
+        eventually(
+            lambda: any(
+                topic in text and re.search("is lost|does not answer requests", text) for text in caplog.messages
+            )
+        )
         proxy.heal()
         eventually(lambda: {order.number for order in seen.requests} == {1, 2, 3} and wire.settled(topic, topic), SOON)
 
