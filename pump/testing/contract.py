@@ -350,7 +350,8 @@ class TransportContract(SettlementContract):
         driver.send(*(self.message(channel, body, Header("", type="Sample")) for body in sorted(missing)))
 
         if driver.capabilities.between_processes:
-            with holding(Holding.of(make, colour, subscription, messages=3)):
+            messages = 1 if self.ordered else 3  # in order, the second begins when the first is settled
+            with holding(Holding.of(make, colour, subscription, messages)):
                 pass
         else:
             with holding(Holding.of(make, colour, subscription, messages=0)):
