@@ -297,6 +297,7 @@ class TransportContract(SettlementContract):
     # -- handing back
 
     def test_one_message_goes_back_alone_or_all_of_its_consumer_do(self, driver: TransportDriver) -> None:
+        self.skip_if(self.ordered, "in order, the second may come when the first is settled")
         subscription = self.subscription()
         channel = self.open(driver, subscription)
         self.send(driver, channel, "1", "2")
