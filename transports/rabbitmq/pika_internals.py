@@ -224,12 +224,12 @@ def write_frames(connection: Any, frames: Sequence[bytes]) -> None:  # noqa: ANN
 
 def _send(connection: Any, data: bytes) -> int:  # noqa: ANN401 - pika's insides
     """How many bytes the socket has taken. pika asks its poller before it writes, which takes longer than the write."""
-    transport = getattr(connection, "_transport", None)
+    transport: Any = getattr(connection, "_transport", None)
     try:
-        is_free = not transport._tx_buffers and transport._state == transport._STATE_ACTIVE  # type: ignore[union-attr] # noqa: SLF001
+        is_free = not transport._tx_buffers and transport._state == transport._STATE_ACTIVE  # noqa: SLF001
         if type(transport).__name__ != _PLAIN or not is_free:
             return 0
-        sent = int(transport._sock.send(data))  # type: ignore[union-attr] # noqa: SLF001
+        sent = int(transport._sock.send(data))  # noqa: SLF001
     except (AttributeError, OSError):  # pika is made differently; or it meets the same error when it writes
         return 0
     connection.bytes_sent += sent
