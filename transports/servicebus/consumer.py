@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from pump.clock import Clock
 from pump.dead_letter import TOTAL_LIMIT, Rejection
@@ -31,8 +31,12 @@ from pump.transport_kit.loop_thread import LoopThread
 from pump.transport_kit.protocol import new_generation
 from pump.transports.servicebus.entities import DEAD, Facts, channel_names
 from pump.transports.servicebus.errors import Refused, publish_error
-from pump.transports.servicebus.link import QueueLink, Senders
-from pump.transports.servicebus.messages import LockReceipt, read_message, said_of, write_copy
+from pump.transports.servicebus.link import Link, QueueLink, Senders
+from pump.transports.servicebus.link import pause as _pause
+from pump.transports.servicebus.messages import claim as _claim
+from pump.transports.servicebus.messages import raw_of as _raw
+from pump.transports.servicebus.messages import read_message, said_of, write_copy
+from pump.transports.servicebus.messages import receipt_of as _receipt
 from pump.transports.servicebus.settings import ServiceBusSettings
 
 LONGEST_DELAY: Final = 3650 * 86_400.0
@@ -53,6 +57,9 @@ Result = TypeVar("Result")
 class ServiceBusConsumer:
     """One consumer. Connections that break are made again beneath it: locks outlive them, as does its generation."""
 
+    _link: Link
+    """Made on the loop."""
+
     def __init__(self, settings: ServiceBusSettings, subscription: Subscription, facts: Facts, clock: Clock) -> None:
         self.generation: Final = new_generation()
         self.broker_limit: Final = facts.max_delivery_count
@@ -72,9 +79,12 @@ class ServiceBusConsumer:
         self._broken_since: float | None = None
         self._receives = 0
         self._quieting: asyncio.Task[None] | None = None
-        self._link: Final[QueueLink] = self._run(self._made(lambda: QueueLink(settings, self._channel)))
+        self._link = self._run(self._made(lambda: self._new_link(settings)))
         self._senders: Final[Senders] = self._run(self._made(lambda: Senders(settings)))
         self._flushing: Final[asyncio.Lock] = self._run(self._made(asyncio.Lock))
+
+    def _new_link(self, settings: ServiceBusSettings) -> Link:
+        return QueueLink(settings, self._channel)
 
     @staticmethod
     async def _made(make: Any) -> Any:  # noqa: ANN401 - on the loop, where the client wants to be made
@@ -369,31 +379,3 @@ class ServiceBusConsumer:
         if self._quieting is not None:
             self._quieting.cancel()
         await asyncio.gather(self._link.close(), self._senders.close(), return_exceptions=True)
-
-
-async def _pause(delay: float) -> None:
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(delay, over.set_result, None)
-    try:
-        await over
-    finally:
-        timer.cancel()
-
-
-def _receipt(message: Message) -> LockReceipt:
-    receipt = message.receipt
-    if not isinstance(receipt, LockReceipt):
-        raise LeaseLost(f"message {message.id} did not come from Service Bus")
-    return receipt
-
-
-def _raw(message: Message) -> Any:  # noqa: ANN401 - the client's
-    return cast("LockReceipt", message.receipt).raw
-
-
-def _claim(message: Message) -> None:
-    receipt = _receipt(message)
-    if receipt.settled:
-        raise LeaseLost(f"message {message.id} was settled before")
-    receipt.settled = True

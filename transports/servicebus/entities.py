@@ -37,7 +37,8 @@ class Facts:
     """None where there is no limit: dead letters are never given up again."""
     lock_seconds: float | None = None
     """None where that is not known; each message says until when it is locked."""
-    needs_session: bool = False
+    needs_session: bool | None = None
+    """None where that is not known."""
 
 
 class _WithoutTLS(RequestsTransport):  # type: ignore[misc, unused-ignore]
@@ -51,8 +52,10 @@ class _WithoutTLS(RequestsTransport):  # type: ignore[misc, unused-ignore]
 class Entities:
     """Makes and validates entities. Blocking; used while a dispatcher starts, and when a consumer is opened."""
 
-    def __init__(self, settings: ServiceBusSettings) -> None:
+    def __init__(self, settings: ServiceBusSettings, *, sessions: bool = False) -> None:
         self._settings: Final = settings
+        self._sessions: Final = sessions
+        """Whether queues that are made require sessions."""
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Make or validate what each needs; SetupError names what is missing."""
@@ -70,7 +73,7 @@ class Entities:
         """What is known of the channel's queue; with missing="assume" the namespace need not let us ask."""
         channel = channel_names(subscription).channel
         if channel.lower().endswith(DEAD):
-            return Facts(None)
+            return Facts(None, needs_session=False)
         try:
             with self._admin() as admin, set_up(self._settings, f"to read the queue {channel!r}"):
                 found = _queue(admin, channel)
@@ -156,6 +159,7 @@ class Entities:
                     lock_duration=timedelta(seconds=min(lock, LONGEST_LOCK)),
                     max_delivery_count=settings.max_delivery_count,
                     requires_duplicate_detection=settings.duplicate_detection,
+                    requires_session=self._sessions,
                 )
             except ResourceExistsError:
                 if _queue(admin, name) is None:
@@ -193,6 +197,11 @@ def channel_names(subscription: Subscription) -> Destinations:
             f"Subscription {subscription} consumes dead letters: give it a dead_letter of its own, or None"
         )
     return names
+
+
+def is_dead_letters(name: str) -> bool:
+    """Whether a channel is what Azure keeps as the dead letters of a queue."""
+    return name.lower().endswith(DEAD)
 
 
 def _origin(name: str) -> str:

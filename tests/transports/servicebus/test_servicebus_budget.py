@@ -35,14 +35,14 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 class Shop:
     """One channel, and dispatchers of its orders, one after another."""
 
-    def __init__(self, broker: ServiceBus, kind: Kind) -> None:
-        self._broker, self._kind = broker, kind
+    def __init__(self, broker: ServiceBus, kind: Kind, scheme: str) -> None:
+        self._broker, self._kind, self._scheme = broker, kind, scheme
         self.topic = f"orders-{uuid4().hex[:8]}"
 
     def dispatcher(self, body: Body, url: str = "", **options: Any) -> Dispatcher:
         rules = {**FAST, **self._kind.options, **options}
         return Dispatcher(
-            self._broker.url + url,
+            self._broker.url.replace("servicebus", self._scheme, 1) + url,
             handlers=[self._kind.handler(body)],
             subscriptions=[Subscription(Order, topic=self.topic, channel=self.topic, **rules)],
             publications=[Publication(Order, topic=self.topic)],
@@ -56,9 +56,15 @@ class Shop:
         eventually(lambda: self.holds(1, "/$deadletterqueue") and self.holds(0), PATIENCE)
 
 
+@pytest.fixture(params=["servicebus", "servicebus+sessions"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture
-def shop(servicebus: ServiceBus, kind: Kind, hurried: None) -> Shop:
-    return Shop(servicebus, kind)
+def shop(servicebus: ServiceBus, kind: Kind, scheme: str, hurried: None) -> Shop:
+    return Shop(servicebus, kind, scheme)
 
 
 @pytest.mark.parametrize("url", ["", "&duplicate_detection=true"], ids=["plain", "duplicates"])
@@ -132,10 +138,10 @@ def works(tmp_path: Path) -> Works:
 
 @pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
 def test_one_that_kills_its_process_is_found_out_and_no_other_is(
-    servicebus: ServiceBus, works: Works, tmp_path: Path, *, awaiting: bool
+    servicebus: ServiceBus, works: Works, tmp_path: Path, scheme: str, *, awaiting: bool
 ) -> None:
     options = {"max_attempts": 3, "lease": 3.0, "requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
-    url = f"{servicebus.url}&lease=3"
+    url = f"{servicebus.url.replace('servicebus', scheme, 1)}&lease=3"
     works.post(url, *jobs(20), Job("killer", "kills"), *jobs(20, prefix="later"))
     dead = f"{works.channel}/$deadletterqueue"
 
