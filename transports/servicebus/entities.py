@@ -77,6 +77,10 @@ class Entities:
         try:
             with self._admin() as admin, set_up(self._settings, f"to read the queue {channel!r}"):
                 found = _queue(admin, channel)
+                if found is None and subscription.missing == "create":  # somebody deleted it after it was prepared
+                    log.warning("servicebus: the queue %s is missing, and is made again", channel)
+                    self._prepare_channel(admin, subscription)
+                    found = _queue(admin, channel)
         except PumpError as error:
             if subscription.missing != "assume":
                 raise

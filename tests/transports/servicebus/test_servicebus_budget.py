@@ -7,10 +7,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from azure.servicebus.management import ServiceBusAdministrationClient
 
 from brokers.servicebus import ServiceBus
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction
+from pump.transports.servicebus import ServiceBusTransport
 from support.programs import Program
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
 from support.redis_works import Job, Works, jobs
@@ -50,6 +52,23 @@ class Shop:
 
     def holds(self, number: int, queue: str = "") -> bool:
         return bool(self._broker.command("count", entity=self.topic + queue)["all"] == number)
+
+    def makes(self, *queues: str) -> None:
+        """As somebody else makes queues."""
+        with self._admin() as admin:
+            for name in queues:
+                admin.create_queue(name, requires_session=self._scheme.endswith("sessions"))
+
+    def removes(self, queue: str) -> None:
+        with self._admin() as admin:
+            admin.delete_queue(queue)
+
+    def _admin(self) -> ServiceBusAdministrationClient:
+        return ServiceBusTransport.from_url(self._broker.url)._entities._admin()
+
+    def completed(self) -> int:
+        """How many messages were completed, of any queue."""
+        return int(self._broker.command("seen").get("complete", 0))
 
     def ends(self) -> None:
         """Wait until there is one dead letter, and nothing else."""
@@ -129,6 +148,33 @@ def test_restarts_with_a_full_buffer_charge_nothing(shop: Shop) -> None:
 
     assert shop.holds(5)
     assert shop.holds(0, "/$deadletterqueue")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_run_more_where_a_dead_letter_could_not_be_stored(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    for module in ("pump.transports.servicebus.consumer", "pump.transport_kit.parking"):
+        monkeypatch.setattr(f"{module}.PARKED_SECONDS", 0.5, raising=False)
+    failing, dead = Outcomes(ValueError("no tea")), f"{shop.topic}-dead"
+    rules = {"dead_letter": dead, "missing": "assume"}
+    shop.makes(shop.topic, dead)
+    before = shop.completed()
+
+    with shop.dispatcher(failing, **rules) as dispatcher:
+        shop.removes(dead)
+        dispatcher.post(Order(1))
+        eventually(lambda: failing.runs == 3, PATIENCE)
+        eventually(lambda: shop.completed() - before == 3, PATIENCE)  # two failures, and the parking
+        if not restarted:
+            shop.makes(dead)
+            eventually(lambda: shop.holds(1, "-dead") and shop.holds(0), PATIENCE)
+    if restarted:
+        shop.makes(dead)
+        with shop.dispatcher(failing, **rules):
+            eventually(lambda: shop.holds(1, "-dead") and shop.holds(0), PATIENCE)
+
+    assert failing.runs == 3
 
 
 @pytest.fixture
