@@ -44,6 +44,7 @@ class Message:
     __slots__ = (
         "answered",
         "attempts",
+        "blocked_seconds",
         "body",
         "carried",
         "deliveries",
@@ -64,7 +65,6 @@ class Message:
         "receipt",
         "release",
         "settled",
-        "stood",
         "unexplained",
     )
 
@@ -121,8 +121,8 @@ class Message:
         """Closes what was opened for a handler that settles the message after it returned; async handlers await it."""
         self.lost: bool = False
         """Whether this process is known to have lost the message: nothing may be sent for it."""
-        self.stood: float = 0.0
-        """How many seconds its event loop stood still, if it was lost because the loop could not renew its lease."""
+        self.blocked_seconds: float = 0.0
+        """How long its event loop was blocked, if it was lost because the loop could not renew its lease."""
         self.explicit: bool = False
         """Whether its handler settles it, by a Delivery."""
         self.answered: bool = False

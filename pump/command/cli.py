@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 from pump.command import tables
 from pump.command.loading import in_a_line, load_dispatcher
 from pump.command.process_end import end_by
+from pump.command.spark import add_command as add_spark
 from pump.command.workers import Supervisor, SupervisorLink
 from pump.console_log import LEVELS, log_to_stderr
 from pump.describe import as_text, describe, without_credentials
@@ -182,6 +183,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
     "describe": (_add_describe, "print what a dispatcher is going to do"),
     "demo": (_add_demo, "show a small shop on the in-memory bus, live"),
     "queue": (add_queue, "serve the durable queue over HTTP"),
+    "spark": (add_spark, "the data pipeline on Apache Spark"),
 }
 
 

@@ -451,7 +451,7 @@ def _close(group: PerformerGroup) -> None:
     try:
         group.close()
     except Exception as error:  # keeping the attempts for the next start failed; the rest must be closed anyway
-        log.error("channel %s: what is known of attempts is not kept: %s", group.plan.rules.channel, error)
+        log.error("channel %s: the attempts of messages could not be stored: %s", group.plan.rules.channel, error)
 
 
 class Publishing:

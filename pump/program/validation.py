@@ -105,7 +105,7 @@ def _never_filled(plans: Sequence[Plan], capabilities: Capabilities) -> Iterator
         if rules.topic == rules.channel != channel and rules.channel not in filled:
             yield (
                 f"channel {rules.channel} is named as one of dead letters, and on {capabilities.system} they go to "
-                f"{capabilities.default_dead_letter!r}: say Subscription(…, channel={channel!r}, "
+                f"{capabilities.default_dead_letter!r}: write Subscription(…, channel={channel!r}, "
                 f"dead_letter={rules.channel!r}) where they come from, or give this one a topic="
             )
 

@@ -12,7 +12,7 @@ from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
 from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, RETRY_SECONDS, ChannelBase, as_transport_error
-from pump.transport_kit.dead_letters import PARKED_SECONDS
+from pump.transport_kit.parking import PARKED_SECONDS
 from pump.transport_kit.protocol import Consumer
 from pump.verdict import Judge
 

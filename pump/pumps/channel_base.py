@@ -165,7 +165,7 @@ class ChannelBase(Generic[SomeConsumer]):
     def abandon(self, message: Message) -> None:
         """The message's task died and left it unsettled: it comes again after its lease, or to a new consumer."""
         if message.lease_expires is None:
-            self._broken, self._failure = True, TransportError(f"the task of message {message.id} died")
+            self._broken, self._failure = True, TransportError(f"the task of message {message.id} ended unexpectedly")
         self._mark_lost(message)
 
     def _note_unsettled(self, message: Message) -> None:
@@ -199,7 +199,9 @@ class ChannelBase(Generic[SomeConsumer]):
         consumer = self._consumer
         if consumer is None or message.lost or message.generation != consumer.generation:
             self._mark_lost(message, settling=settling)
-            raise LeaseLost(f"message {message.id} is not ours any more: its consumer is gone, or it was given back")
+            raise LeaseLost(
+                f"message {message.id} no longer belongs to this consumer: its connection is gone, or it was given back"
+            )
         expires = message.lease_expires
         if expires is not None and expires <= self._clock.monotonic():
             self._note_lapse((message,))
@@ -280,7 +282,7 @@ class ChannelBase(Generic[SomeConsumer]):
             self._log.failed("renewing", error)
 
     def _note_lapse(self, lost: Sequence[Message]) -> None:
-        """Note on messages whose leases have ended how long their loop stood still, if that was the reason.
+        """Note on messages whose leases have ended how long their loop was blocked, if that was the reason.
 
         If a renewal was tried and failed, as in an outage, the handlers are not to blame.
         """
@@ -288,7 +290,7 @@ class ChannelBase(Generic[SomeConsumer]):
         if self._loop_renews and now - self._renews_at > 2 * interval:
             for message in lost:
                 leased_for = now - (message.lease_expires or now) + 3 * interval
-                message.stood = min(now - self._renews_at, leased_for)
+                message.blocked_seconds = min(now - self._renews_at, leased_for)
 
     def _ending_leases(self, ahead: float) -> Sequence[Message]:
         now = self._clock.monotonic()
@@ -343,9 +345,9 @@ class ChannelBase(Generic[SomeConsumer]):
         with self._lock:
             in_hand, waiting = self._intake.in_hand, self._intake.waiting
         leases = [each.lease_expires - now for each in (*in_hand, *waiting) if each.lease_expires is not None]
-        here = f"{len(in_hand)} in hand" + f", {len(waiting)} behind" * bool(waiting)
+        here = f"{len(in_hand)} in hand" + f", {len(waiting)} waiting" * bool(waiting)
         later = f", or at most {max(leases):.0f} s later, when the lease ends" if leases else ""
-        return f"what was not settled ({here}) comes again when this process ends{later}"
+        return f"messages that are not settled ({here}) come again when this process ends{later}"
 
     # -- life
 
@@ -415,7 +417,7 @@ def refuse_larger(messages: Sequence[Message], largest: int) -> None:
     """Set a fault on messages that are larger than the transport allows: they are not mapped or handled."""
     for message in messages:
         if len(message.body) > largest and not message.fault:
-            message.fault = f"its body has {len(message.body)} bytes, and at most {largest} are taken"
+            message.fault = f"its body has {len(message.body)} bytes, and at most {largest} are allowed"
 
 
 def as_transport_error(error: Exception, doing: str) -> TransportError:

@@ -44,7 +44,7 @@ CAUSES: Final = (
         ("25006",),
     ),
     Fault(
-        "read_only_file", "the file cannot be written: mend its permissions and those of its folder",
+        "read_only_file", "the file cannot be written: correct its permissions and those of its folder",
         results=(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), numbers=(errno.EROFS, errno.EACCES, errno.EPERM),
     ),
     Fault(
@@ -52,13 +52,13 @@ CAUSES: Final = (
         ("XX001", "XX002"), results=(sqlite3.SQLITE_CORRUPT,),
     ),
     Fault(
-        "foreign", "the file is no SQLite database: give the queue a file of its own", results=(sqlite3.SQLITE_NOTADB,)
+        "foreign", "the file is no SQLite database: give the queue another file", results=(sqlite3.SQLITE_NOTADB,)
     ),
-    Fault("unknown_database", "there is no database of that name: create it, or mend the URL", ("3D000",),
+    Fault("unknown_database", "there is no database of that name: create it, or correct the URL", ("3D000",),
           r'database ".*" does not exist'),
-    Fault("wrong_password", "the password is wrong, or there is none: mend the URL", ("28P01",),
+    Fault("wrong_password", "the password is wrong, or there is none: correct the URL", ("28P01",),
           "password authentication failed|no password supplied|authentication failed"),
-    Fault("unknown_user", "there is no such user: create it, or mend the URL", (), 'role ".*" does not exist'),
+    Fault("unknown_user", "there is no such user: create it, or correct the URL", (), 'role ".*" does not exist'),
     Fault("not_allowed", "this machine or this user is not allowed to connect: see pg_hba.conf", ("28",),
           "pg_hba.conf|permission denied for database|not permitted to log in"),
     Fault("no_right", "the user lacks a right that the queue needs", ("42501",)),
@@ -66,9 +66,9 @@ CAUSES: Final = (
           ("53300",), "too many clients|too many connections|remaining connection slots"),
     Fault("starting", "the server is starting, stopping or recovering: wait for it", ("57P03",),
           "starting up|shutting down|recovery mode|not yet accepting"),
-    Fault("unknown_host", "the host's name is unknown: mend the URL, or the name service", (),
+    Fault("unknown_host", "the host's name is unknown: correct the URL, or the name service", (),
           "could not translate host name|resolve host|Name or service not known|name resolution"),
-    Fault("refused", "nobody listens at that address: start the server, or mend host and port", (),
+    Fault("refused", "nobody listens at that address: start the server, or correct host and port", (),
           "Connection refused|No such file or directory", numbers=(errno.ECONNREFUSED,)),
     Fault("no_answer", "the server does not answer in time: see whether it hangs, and the network",
           (), "timeout expired|timed out|timeout|No route to host|unreachable",

@@ -52,7 +52,7 @@ def holding(request: Holding) -> Iterator[None]:
         try:
             assert process.stdout is not None
             said = process.stdout.readline().strip()
-            assert said == IN_HAND, f"the other process took no {request.messages} messages in hand: {said}"
+            assert said == IN_HAND, f"the other process did not receive {request.messages} messages: {said}"
             yield
         finally:
             process.kill()

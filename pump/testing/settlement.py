@@ -80,7 +80,7 @@ class SettlementContract(ContractBase):
         channel, dead_letters = self.open_both(driver, "1")
 
         first = message = self.expect(channel)
-        # A held message is not delivered anew.
+        # A held message is not delivered again.
         rises = driver.capabilities.counts_deliveries and driver.capabilities.nack == "releases"
         for delivery in range(2, 7):
             channel.nack(message)

@@ -395,7 +395,7 @@ def test_what_cannot_be_a_lifespan_is_refused_when_the_dispatcher_is_made(given:
 
 
 def test_a_function_that_makes_none_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match="returned int, which is no context manager"):
+    with pytest.raises(ConfigurationError, match="returned int, which is not a context manager"):
         living(KINDS[0], lambda: 3, Outcomes(None)).start()
 
 

@@ -28,7 +28,7 @@ CONNECT_SECONDS: Final = 2.0
 OPEN_SECONDS: Final = 3.0
 """How long to wait for any server."""
 ANSWER_SECONDS: Final = 2.0
-"""How long to wait for the answer to a request; after this time the server is taken for unreachable."""
+"""How long to wait for the answer to a request; after this time the server is treated as unreachable."""
 RECONNECT_SECONDS: Final = 0.25
 """The time between two attempts to reconnect."""
 PING_SECONDS: Final = 4
@@ -190,7 +190,7 @@ class NatsConnection:
         if "authorization" in known:
             return SetupError(f"the NATS server at {self.address} refused the login{who}: check user and password")
         if isinstance(error, nats.errors.SecureConnWantedError) or "secure connection not available" in known:
-            return SetupError(f"the NATS server at {self.address} does not encrypt, and TLS was asked for")
+            return SetupError(f"the NATS server at {self.address} does not use TLS, which the URL asks for")
         if "certificate" in known:
             return SetupError(f"the certificate of the NATS server at {self.address} is not trusted: {reason}")
         return TransportError(f"no NATS server answers at {self.address}: {reason}")

@@ -187,7 +187,7 @@ def url_options(url: str) -> dict[str, Any]:
     """The options in `nats://user:password@host:port,host:port/?name=…` or `tls+nats://…`; a user alone is a token."""
     read = read_url(url, "nats://user:password@host:port,host:port/?option=value", OPTIONS, schemes=("nats", ENCRYPTED))
     if read.path:
-        raise read.error("it has a path; streams and consumers are named by subscriptions")
+        raise read.error("it must not have a path: subscriptions name streams and consumers")
     options = dict(read.options)
     ca_file, cert_file, key_file = (options.pop(name, None) for name in FILES)
     if read.scheme == ENCRYPTED:

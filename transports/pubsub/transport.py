@@ -87,7 +87,7 @@ class PubSubTransport:
 
 
 class PubSubProducer:
-    """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
+    """Sends to the topics in the messages' headers, on a connection of its own. Any thread may use it."""
 
     def __init__(self, settings: PubSubSettings, capabilities: Capabilities, clock: Clock) -> None:
         self._connection: Final = PubSubConnection(settings)

@@ -142,7 +142,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self._unread += len(piece)
             super().data_received(piece)
             if self._unread > LARGEST_HEAD_BYTES and not self._refused:
-                self.refuse(431, f"the head of a request has at most {LARGEST_HEAD_BYTES} bytes")
+                self.refuse(431, f"the head of a request may have at most {LARGEST_HEAD_BYTES} bytes")
         self._settle_phase()
 
     # -- from the parser
@@ -241,7 +241,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     def too_slow(self) -> None:
         """The time for the connection's phase is over."""
         if self.phase is Stage.HEAD:
-            self.refuse(408, "the head of a request has to come faster")
+            self.refuse(408, "the head of the request came too slowly")
         else:
             self.end()
 

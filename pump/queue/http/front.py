@@ -98,7 +98,7 @@ class Front:
         if not self._is_full:
             self._is_full = True
             log.warning(
-                "%d connections are being answered, as many as there may be open files: others wait until one ends",
+                "%d connections are open, which is all that the limit of open files allows: others wait until one ends",
                 len(self._at),
             )
 

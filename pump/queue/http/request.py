@@ -35,7 +35,7 @@ BODY_SECONDS: Final = 30.0
 _NO_ROOM: Final = "the server is reading too many large bodies: try again"
 _CLOSE: Final[Mapping[str, str]] = {"Connection": "close"}
 _GO_AWAY: Final[Mapping[str, str]] = {"Connection": "close", "Retry-After": "1"}
-_TOO_LARGE: Final = f"a request carries at most {LARGEST_BODY_BYTES} bytes"
+_TOO_LARGE: Final = f"a request may have at most {LARGEST_BODY_BYTES} bytes"
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - it says what happened
@@ -174,7 +174,7 @@ class QueueRequest:
             if not task.done():
                 if in_time:
                     raise HTTPException(503, _NO_ROOM, _GO_AWAY)
-                raise HTTPException(408, f"the body of a request comes within {BODY_SECONDS:g} seconds", _CLOSE)
+                raise HTTPException(408, f"the body of a request must arrive within {BODY_SECONDS:g} seconds", _CLOSE)
             await task
         finally:
             task.cancel()

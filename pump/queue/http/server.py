@@ -225,12 +225,12 @@ def log_access(scope: Scope, status: int, seconds: float) -> None:
 def _refuse_two_hosts(request: Request) -> None:
     """Refuse a request with two Host headers: a proxy in front of the server may have checked the other one."""
     if len(request.headers.getlist("host")) > 1:
-        raise BadRequest("a request has one Host")
+        raise BadRequest("a request must have exactly one Host")
 
 
 async def _path_refused(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return refusal(str(error), HTTPStatus.BAD_REQUEST)
     known = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
-    text = "this route has another method" if known else "there is no such route"
+    text = "this route takes another method" if known else "there is no such route"
     return refusal(text, error.status_code, error.headers)

@@ -141,9 +141,9 @@ def checkpoint(connection: sqlite3.Connection) -> bool:
     """Move the log of changes into the file. Readers or a long transaction can prevent it; it is tried again later.
 
     SQLite before 3.51.3 has a defect. If a checkpoint begins when the whole log was moved already, and a writer then
-    starts the log anew during the checkpoint, the new changes are taken for moved although they are not, and are lost.
+    starts the log again during the checkpoint, the new changes count as moved although they are not, and are lost.
     So this first writes a change. That change is not moved yet, and only the elected process, which is this one, makes
-    checkpoints: no writer can start the log anew before this checkpoint is done.
+    checkpoints: no writer can start the log again before this checkpoint is done.
     """
     try:
         connection.execute("BEGIN IMMEDIATE")

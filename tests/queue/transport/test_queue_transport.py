@@ -31,9 +31,9 @@ from pump.transport_kit import ack_batch
 from support.programs import DEADLINE, Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
 from support.queue_databases import Database
-from support.redis_works import Job, Works, jobs, names
 from support.tree import ROOT
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 FAST: dict[str, Any] = {
     "max_attempts": 3,

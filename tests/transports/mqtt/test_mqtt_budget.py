@@ -13,8 +13,8 @@ from pump.errors import DontAckAction
 from support.mqtt_works import FAST, Shop, take_all, url
 from support.programs import Program, lives
 from support.pumps import KINDS, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 Running = Callable[[Dispatcher], Dispatcher]
 

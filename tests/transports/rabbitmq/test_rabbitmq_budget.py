@@ -9,12 +9,11 @@ import pytest
 
 from brokers.rabbitmq import RabbitMQ
 from pump import Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+from pump.transport_kit import parking
 from pump.transports.rabbitmq import RabbitMQTransport
-from pump.transports.rabbitmq import consumer as rabbitmq_consumer
-from support.programs import lives
-from support.rabbitmq_worker import Job
-from support.rabbitmq_works import Works
+from support.programs import Program, lives
 from support.waiting import eventually
+from support.works import Job, Works
 
 pytestmark = pytest.mark.requirement("P-04")
 
@@ -185,7 +184,7 @@ class FullGrave:
 @pytest.fixture
 def parked_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(rabbitmq_consumer, "PARKED_SECONDS", 1.0)
+        patch.setattr(parking, "PARKED_SECONDS", 1.0)
         yield
 
 
@@ -246,12 +245,12 @@ def test_a_killer_is_found_out_and_nobody_else_suffers(rabbitmq: RabbitMQ, works
 
     deaths = 0
     while budget.dead == 0:
-        with works.program(rabbitmq.url) as program:
+        with Program(works.command(rabbitmq.url), works.folder) as program:
             eventually(lambda program=program: budget.dead or not lives(program.pid))  # type: ignore[misc]
         deaths += 1
         assert deaths <= 4
 
-    with works.program(rabbitmq.url):
+    with Program(works.command(rabbitmq.url), works.folder):
         eventually(lambda: set(works.runs) == {*(job.name for job in jobs), "killer"})
     assert budget.dead == 1
     assert works.runs.count("killer") == 3

@@ -17,9 +17,9 @@ import pytest
 from brokers.fixtures import ProxyTo
 from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
-from support.rabbitmq_worker import Job
-from support.rabbitmq_works import Works
+from support.programs import Program
 from support.waiting import eventually
+from support.works import Job, Works
 
 pytestmark = pytest.mark.requirement("P-13")
 
@@ -41,7 +41,7 @@ class Line:
 
     def __init__(self, broker: RabbitMQ, url: str, works: Works, names: Sequence[str], colour: str) -> None:
         self._broker, self._url, self._works, self._names = broker, url, works, set(names)
-        self._options = {"colour": colour, "buffer_size": BUFFER, "failure_backoff": (0.2, 2.0)}
+        self._options = {"awaiting": colour == "proactor", "buffer_size": BUFFER, "failure_backoff": (0.2, 2.0)}
         self._programs = ExitStack()
 
     def __enter__(self) -> Self:
@@ -61,7 +61,9 @@ class Line:
 
     def starts(self) -> None:
         """Start the program, and wait until it has found the broker: without a broker it would end."""
-        self._program = self._programs.enter_context(self._works.program(self._url, **self._options))
+        self._program = self._programs.enter_context(
+            Program(self._works.command(self._url, **self._options), self._works.folder)
+        )
         eventually(lambda: self._consumers == 1)
 
     @property

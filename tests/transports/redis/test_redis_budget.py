@@ -13,14 +13,14 @@ import pytest
 from brokers.redis import Redis
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction, PumpError
-from pump.transports.redis import consumer as redis_consumer
+from pump.transport_kit import parking
 from pump.transports.redis import streams as redis_streams
 from pump.transports.redis.consumer import RedisConsumer
 from support.programs import Program, lives
-from support.pumps import KINDS, Body, Kind, Order, Outcomes
+from support.pumps import Body, Kind, Order, Outcomes
 from support.redis_bench import REJECTED, ListBench, RedisBench, StreamBench, dead, left, receive
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 pytestmark = pytest.mark.requirement("P-04")
 
@@ -33,13 +33,6 @@ FAST: dict[str, Any] = {
 }
 
 Running = Callable[[Dispatcher], Dispatcher]
-
-
-@pytest.fixture(params=KINDS, ids=[kind.name for kind in KINDS])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each kind of pump in turn."""
-    found: Kind = request.param
-    return found
 
 
 class Shop:
@@ -126,9 +119,9 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    monkeypatch.setattr(redis_consumer, "PARKED_SECONDS", 0.1)
+    monkeypatch.setattr(parking, "PARKED_SECONDS", 0.1)
     failing = Outcomes(ValueError("no tea"))
-    failures = count_calls(monkeypatch, RedisConsumer, "_park")
+    rejections = count_calls(monkeypatch, RedisConsumer, "reject")
     openings = count_calls(monkeypatch, RedisConsumer, "open")
     with shop.server.client() as client:
 
@@ -139,7 +132,7 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
 
         with shop.dispatcher(handle) as dispatcher:
             dispatcher.post_many([Order(1)])
-            eventually(lambda: failures and len(failures) + len(openings) > 2)  # and the channel has tried again
+            eventually(lambda: rejections and len(rejections) + len(openings) > 2)  # and the channel has tried again
             if not restarted:
                 client.delete(f"{shop.topic}.dead")
                 shop.ends()

@@ -1,6 +1,6 @@
-"""Jobs for the Redis transports' tests, done here or by processes of their own, which may be killed.
+"""Jobs for the tests of any transport, done here or by processes of their own, which may be killed.
 
-As a program it consumes jobs and notes each run in a file, which outlives it: `python redis_works.py SETTINGS`.
+As a program it consumes jobs and notes each run in a file, which outlives it: `python works.py SETTINGS`.
 """
 
 import asyncio
@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,20 @@ class Job(Command):
     """Something to do, and how it goes."""
 
     name: str
+    key: str = ""
     fate: str = "done"
     seconds: float = 0.0
+    delay: float = 1.0
 
 
 class Notes:
-    """A line for each run of each job, written at once and by many processes."""
+    """A line for each beginning and each end of a job's run, written at once and by many processes."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(self, job: Job) -> None:
-        os.write(self._descriptor, f"{job.name}\n".encode())
+    def note(self, what: str, job: Job) -> None:
+        os.write(self._descriptor, f"{what} {job.name}\n".encode())
 
 
 class Worker(RequestHandler[Job]):
@@ -47,9 +50,10 @@ class Worker(RequestHandler[Job]):
         self._notes = notes
 
     def handle(self, job: Job) -> None:
-        self._notes.note(job)
+        self._notes.note("began", job)
         time.sleep(job.seconds)
         meet(job)
+        self._notes.note("done", job)
 
 
 class AsyncWorker(RequestHandler[Job]):
@@ -59,9 +63,10 @@ class AsyncWorker(RequestHandler[Job]):
         self._notes = notes
 
     async def handle(self, job: Job) -> None:
-        self._notes.note(job)
+        self._notes.note("began", job)
         await asyncio.sleep(job.seconds)
         meet(job)
+        self._notes.note("done", job)
 
 
 def meet(job: Job) -> None:
@@ -74,7 +79,9 @@ def meet(job: Job) -> None:
         case "refused":
             raise DontAckAction
         case "deferred":
-            raise DeferMessageAction(1.0)
+            raise DeferMessageAction(job.delay)
+        case "stuck":
+            threading.Event().wait()
         case _:  # nothing befalls it
             pass
 
@@ -88,12 +95,12 @@ def dispatcher(
         state_folder=state_folder,
         handlers=[(AsyncWorker if awaiting else Worker)(Notes(file))],
         subscriptions=[Subscription(Job, topic=channel, channel=channel, **options)],
-        publications=[Publication(Job, topic=channel)],
+        publications=[Publication(Job, topic=channel, key=lambda job: job.key or None)],
     )
 
 
-class Works:
-    """One channel, the jobs posted to it, and their runs in all processes."""
+class Runs:
+    """One channel, and the runs of its jobs in all processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,18 +110,36 @@ class Works:
         self.file = folder / f"{self.channel}.runs"
 
     @property
+    def lines(self) -> Sequence[str]:
+        return self.file.read_text().splitlines() if self.file.exists() else []
+
+    def noted(self, what: str) -> list[str]:
+        """The names of the jobs that "began" or are "done", in order."""
+        return [line.removeprefix(f"{what} ") for line in self.lines if line.startswith(f"{what} ")]
+
+    @property
     def runs(self) -> Sequence[str]:
-        """The names of all jobs that were run, in order."""
-        return self.file.read_text().split() if self.file.exists() else []
+        """The names of all jobs that were run, in order, whether or not they ended."""
+        return self.noted("began")
 
-    def dispatcher(self, url: str, **options: Any) -> Dispatcher:
-        return dispatcher(url, self.channel, self.file, **{"state_folder": self.state_folder, **options})
-
-    def command(self, url: str, **options: Any) -> Sequence[str]:
+    def command_for(self, url: str, options: Mapping[str, Any]) -> Sequence[str]:
         """The command that starts another process, which does the jobs."""
         own = {"channel": self.channel, "file": str(self.file), "state_folder": self.state_folder}
-        settings = {"url": url, **own, **options}
-        return [sys.executable, __file__, json.dumps(settings)]
+        return [sys.executable, __file__, json.dumps({"url": url, **own, **options})]
+
+    def dispatcher_for(self, url: str, options: Mapping[str, Any]) -> Dispatcher:
+        """What does the jobs in this process."""
+        return dispatcher(url, self.channel, self.file, **{"state_folder": self.state_folder, **options})
+
+
+class Works(Runs):
+    """The same, with the jobs posted there, on whatever broker a URL names."""
+
+    def dispatcher(self, url: str, **options: Any) -> Dispatcher:
+        return self.dispatcher_for(url, options)
+
+    def command(self, url: str, **options: Any) -> Sequence[str]:
+        return self.command_for(url, options)
 
     def post(self, url: str, *jobs: Job) -> None:
         posting = self.dispatcher(url)
