@@ -177,11 +177,13 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     assert failing.runs == 3
 
 
+@pytest.mark.parametrize("performers", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
 def test_one_that_kills_its_process_is_found_out_and_no_other_is(
-    servicebus: ServiceBus, works: Works, tmp_path: Path, scheme: str, *, awaiting: bool
+    servicebus: ServiceBus, works: Works, tmp_path: Path, scheme: str, performers: int, *, awaiting: bool
 ) -> None:
-    options = {"max_attempts": 3, "lease": 3.0, "requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
+    options: dict[str, Any] = {"max_attempts": 3, "lease": 3.0, "performers": performers}
+    options |= {"requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
     url = f"{servicebus.url.replace('servicebus', scheme, 1)}&lease=3"
     works.post(url, *jobs(20), Job("killer", fate="kills"), *jobs(20, prefix="later"))
     dead = f"{works.channel}/$deadletterqueue"
