@@ -529,6 +529,8 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def _command_close(self, given: dict[str, Any]) -> int:
         """All connections, with an error."""
+        for link in [*self.consumers, *self.waiting]:
+            self.forget(link)
         for connection in self.connections:
             connection.condition = Condition("amqp:connection:forced", "as commanded", TRACKED)
             connection.close()

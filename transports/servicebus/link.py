@@ -12,7 +12,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from pump.duration import seconds
 from pump.errors import TransportError
 from pump.transport_kit.call_threads import CallThreads
-from pump.transports.servicebus.client_internals import hurry, release, take_back_credit, was_not_sent
+from pump.transports.servicebus.client_internals import connection_of, hurry, release, take_back_credit, was_not_sent
 from pump.transports.servicebus.entities import DEAD
 from pump.transports.servicebus.errors import outages
 from pump.transports.servicebus.settings import ServiceBusSettings
@@ -96,6 +96,11 @@ class Handle:
     def is_closed(self) -> bool:
         """Whether nothing of it is open, or being closed."""
         return self._opened is None and not self._closing
+
+    @property
+    def connection(self) -> object:
+        """What holds its connection."""
+        return connection_of(self._opened)
 
     def _drop(self) -> None:
         opened, self._opened = self._opened, None

@@ -62,6 +62,8 @@ class SessionLink:
         self._kept: deque[Handle | Session] = deque(maxlen=MOST_KEPT)
         """What is not closed yet: Python warns of a connection that is forgotten open."""
         self._closed = False
+        self._held: Sequence[object] = ()
+        """The connections of accepts that a close cuts off, so that they end with the loop."""
         self._start(self._keep(), self._tasks)
 
     def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
@@ -293,6 +295,7 @@ class SessionLink:
     async def close(self) -> None:
         """Give up all sessions, and do not wait for long."""
         self._closed = True
+        self._held = [each.connection for each in self._kept if isinstance(each, Handle)]
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
