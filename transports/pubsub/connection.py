@@ -5,7 +5,7 @@ so that each can be waited for, cancelled and tried again as the pump decides.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -90,10 +90,12 @@ PUBSUB: Final = {
         "PubsubMessage",
         "PullRequest",
         "RetryPolicy",
+        "StreamingPullRequest",
         "Subscription",
         "Topic",
     )
 }
+STREAM: Final = "StreamingPull"
 _PUBLISHER: Final = "/google.pubsub.v1.Publisher/"
 _SUBSCRIBER: Final = "/google.pubsub.v1.Subscriber/"
 _METHODS: Final = {
@@ -107,6 +109,7 @@ _METHODS: Final = {
     "Acknowledge": (_SUBSCRIBER, "", "subscription"),
     "ModifyAckDeadline": (_SUBSCRIBER, "", "subscription"),
     "Pull": (_SUBSCRIBER, "PullResponse", "subscription"),
+    STREAM: (_SUBSCRIBER, "StreamingPullResponse", "subscription"),
 }
 
 
@@ -138,6 +141,14 @@ class PubSubConnection:
             return callee.future(
                 request, timeout=self.timeout if timeout is None else timeout, metadata=_place(method, request)
             )
+        except Exception as error:  # the channel was closed meanwhile
+            raise self.error_of(error) from error
+
+    def stream(self, name: str, requests: Iterator[Request]) -> Call:
+        """A streaming pull from a subscription. What it brings is iterated over; `error_of` says how it ended."""
+        callee = self._method(STREAM)
+        try:
+            return callee(requests, metadata=_found_by("subscription", name))
         except Exception as error:  # the channel was closed meanwhile
             raise self.error_of(error) from error
 
@@ -193,7 +204,8 @@ def deadline_request(name: str, ids: Sequence[str], deadline: int) -> Request:
 def _callee(channel: Any, name: str) -> Any:  # noqa: ANN401 - as grpc has it
     service, answer, _ = _METHODS[name]
     read: Any = message_type(answer) if answer else None
-    return channel.unary_unary(
+    make = channel.stream_stream if name == STREAM else channel.unary_unary
+    return make(
         service + name,
         request_serializer=lambda request: request.SerializeToString(),
         response_deserializer=read.FromString if read else bytes,
@@ -202,7 +214,11 @@ def _callee(channel: Any, name: str) -> Any:  # noqa: ANN401 - as grpc has it
 
 def _place(method: str, request: Request) -> Sequence[tuple[str, str]]:
     field = _METHODS[method][2]
-    return (("x-goog-request-params", f"{field}={quote(getattr(request, field), safe='')}"),)
+    return _found_by(field, getattr(request, field))
+
+
+def _found_by(field: str, name: str) -> Sequence[tuple[str, str]]:
+    return (("x-goog-request-params", f"{field}={quote(name, safe='')}"),)
 
 
 def _open(settings: PubSubSettings) -> Any:  # noqa: ANN401 - as grpc has it

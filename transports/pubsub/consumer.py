@@ -1,7 +1,8 @@
 """A consumer of one subscription, and of a second one for the channel's deferred messages.
 
 It pulls, so Pub/Sub sends only as many messages as the channel has room for. A pull that is under way when a receive
-ends goes on: its messages are for the next receive, or go back.
+ends goes on: its messages are for the next receive, or go back. With `streaming` Pub/Sub sends the channel's messages
+as they come, as long as there are permits. Copies are always pulled: those that are not due yet would use up permits.
 """
 
 import heapq
@@ -54,6 +55,7 @@ from pump.transports.pubsub.names import PubSubNames, destinations_of, topic_nam
 from pump.transports.pubsub.publisher import LARGEST_REQUEST, ROOM, PubSubPublisher, encode, encode_copy
 from pump.transports.pubsub.renewals import PubSubRenewals
 from pump.transports.pubsub.settings import PubSubSettings
+from pump.transports.pubsub.stream import PubSubStream
 from pump.transports.pubsub.topology import ChannelFacts, PubSubTopology
 
 PULL_SECONDS: Final = 60.0
@@ -76,6 +78,10 @@ PURGE_SECONDS: Final = 1.0
 HAND_BACK_SECONDS: Final = 1.5
 CLOSE_SECONDS: Final = 1.0
 """How long a stop waits for a server that does not answer."""
+STREAMED: Final = 40
+"""A stream has this many permits, or twice as many as the channel holds, if that is more."""
+STREAM_ENDS_SECONDS: Final = 0.3
+"""How long a close waits for the last messages of a stream, to give them back."""
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 1.0
 
@@ -100,6 +106,8 @@ class _Arrived(NamedTuple):
     received: Any
     sent: float
     """The earliest time at which Pub/Sub may have sent it: its lease is counted from then."""
+    delivery: PubSubDelivery | None
+    """Of a message that came by a stream: it may wait here for longer, and is renewed meanwhile."""
 
 
 class PubSubConsumer:
@@ -132,6 +140,7 @@ class PubSubConsumer:
             self._connection, self._deliveries, self._lock, clock, channel=self._channel, lease=self._lease
         )
         self._acks: Final = PubSubAcks(self._connection, self._channel, clock)
+        self._stream: Final = self._new_stream() if settings.streaming and subscription.renew_lease else None
         self._unawaited: Final[set[Call]] = set()
         """Requests whose answers nobody waits for, kept here because grpc cancels a call without a reference to it."""
         self._changed: Final = Signal()
@@ -217,13 +226,16 @@ class PubSubConsumer:
             log.info("pubsub: messages of channel %s are pulled again", self._channel)
 
     def _ask(self, limit: int) -> None:
-        """Begin a pull on each subscription that has none."""
+        """Begin a pull on each subscription that has none; or keep a stream open on the channel's own."""
         for source in self._sources:
-            self._pull(source, limit)
+            if self._stream is None or source.retry:
+                self._pull(source, limit)
+            elif self._clock.monotonic() >= source.again_at:
+                self._stream.keep()
 
     def _ask_ahead(self, rest: int) -> None:
         """Pull more messages for the free room while a fast pump handles those that it gets now."""
-        if rest >= MANY // 2 and not self._arrived:
+        if rest >= MANY // 2 and not self._arrived and self._stream is None:
             self._pull(self._sources[0], rest)
 
     def _pull(self, source: _Source, limit: int) -> None:
@@ -257,9 +269,53 @@ class PubSubConsumer:
         self._note_answer()
         with self._lock:
             sent = max(began, now - min(LONGEST_WAY_SECONDS, self._deadline_of(source) / 10))
-            self._arrived.extend(_Arrived(source, each, sent) for each in received)
+            self._arrived.extend(_Arrived(source, each, sent, None) for each in received)
         self._changed.set()
-        if received and not self._receiving and not self._closed:
+        if received:
+            self._look_later()
+
+    # -- streaming
+
+    def _new_stream(self) -> PubSubStream:
+        source, rules = self._sources[0], self._subscription
+        return PubSubStream(
+            self._connection,
+            source.name,
+            most=max(STREAMED, 2 * rules.buffer_size, 2 * rules.in_flight),
+            deadline=lambda: self._facts.deadline,
+            here=self._streamed_here,
+            came=self._streamed,
+            ended=self._stream_ended,
+            clock=self._clock,
+        )
+
+    def _streamed_here(self) -> int:
+        with self._lock:
+            return self._deliveries.count_of(self._names.channel, self._clock.monotonic())
+
+    def _streamed(self, received: Sequence[Any]) -> None:
+        """Messages have come. They are renewed from now on, with those in hand. On a thread of the stream's."""
+        source, now = self._sources[0], self._clock.monotonic()
+        sent = now - min(LONGEST_WAY_SECONDS, self._facts.deadline / 10)
+        with self._lock:
+            for each in received:
+                delivery = self._delivery(source, each, sent)
+                self._deliveries.add(delivery)
+                self._arrived.append(_Arrived(source, each, sent, delivery))
+        source.wait, source.again_at = FIRST_WAIT, 0.0
+        self._note_answer()
+        self._changed.set()
+        self._look_later()
+
+    def _stream_ended(self, error: PumpError | None) -> None:
+        source = self._sources[0]
+        if error is not None and not self._closed:
+            source.failure, source.again_at = error, self._clock.monotonic() + source.wait
+            source.wait = min(2 * source.wait, LONGEST_WAIT)
+        self._changed.set()
+
+    def _look_later(self) -> None:
+        if not self._receiving and not self._closed:
             seen = self._receives
             self._clock.alarm(LATE_SECONDS, lambda: self._hand_back_late(seen))
 
@@ -277,15 +333,9 @@ class PubSubConsumer:
 
     def _sort_in(self, arrived: _Arrived, taken: list[Message], now: float, wall: float) -> None:
         """Sort a message into those to hand out, or those that wait until they are due; the lock is held."""
-        delivery = PubSubDelivery(
-            arrived.received.ack_id,
-            arrived.sent,
-            self._deadline_of(arrived.source),
-            longest=self._longest,
-            name=arrived.source.name,
-            retry=arrived.source.retry,
-        )
-        if delivery.expires <= now:
+        delivery = arrived.delivery or self._delivery(arrived.source, arrived.received, arrived.sent)
+        if delivery.lost or delivery.expires <= now:
+            self._deliveries.remove(delivery)
             return  # nobody took it in time: it comes again
         message, due = self._message(arrived.received, delivery)
         left = due - wall
@@ -298,6 +348,16 @@ class PubSubConsumer:
             heapq.heappush(self._due, (now + left, next(self._numbers), message))
         else:
             taken.append(message)
+
+    def _delivery(self, source: _Source, received: Any, sent: float) -> PubSubDelivery:  # noqa: ANN401 - as protobuf has it
+        return PubSubDelivery(
+            received.ack_id,
+            sent,
+            self._deadline_of(source),
+            longest=self._longest,
+            name=source.name,
+            retry=source.retry,
+        )
 
     def _deadline_of(self, source: _Source) -> float:
         return self._facts.retry_deadline if source.retry else self._facts.deadline
@@ -361,14 +421,27 @@ class PubSubConsumer:
         """Give back what has arrived if nobody has received since, so that other consumers get it."""
         if self._receives != seen or self._receiving or self._closed:
             return
+        if self._stream is not None:
+            if self._has_work():  # a handler is slow: what waits for it is renewed together with what it has
+                self._look_later()
+                return
+            self._stream.stop()  # else they would come at once
+            if self._stream.is_open:
+                self._look_later()
         self._return_arrived()
+
+    def _has_work(self) -> bool:
+        with self._lock:
+            waiting = sum(each.delivery is not None for each in self._arrived) + len(self._due)
+            return len(self._deliveries) > waiting
 
     def _return_arrived(self) -> Sequence[Call]:
         """Give back the messages that no receive has returned."""
         ids: dict[str, list[str]] = {}
         with self._lock:
             for each in self._arrived:
-                ids.setdefault(each.source.name, []).append(each.received.ack_id)
+                if each.delivery is None or self._deliveries.remove(each.delivery):
+                    ids.setdefault(each.source.name, []).append(each.received.ack_id)
             self._arrived.clear()
             for _, _, message in sorted(self._due, key=lambda each: each[:2]):
                 delivery: Any = message.receipt
@@ -549,6 +622,9 @@ class PubSubConsumer:
             with self._lock:  # the messages of an earlier pull
                 found: Sequence[Any] = [each.received for each in self._arrived if each.source is source]
                 others = [each for each in self._arrived if each.source is not source]
+                for each in self._arrived:
+                    if each.source is source and each.delivery is not None:
+                        self._deliveries.remove(each.delivery)
                 self._arrived.clear()
                 self._arrived.extend(others)
             if not found:
@@ -582,6 +658,8 @@ class PubSubConsumer:
             pull = source.call
             if pull is not None:
                 pull.cancel()
+        if self._stream is not None:
+            self._stream.close(STREAM_ENDS_SECONDS)
         try:
             returning = self._return_arrived()
             self._acks.finish(CLOSE_SECONDS)

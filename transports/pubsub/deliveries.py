@@ -43,6 +43,12 @@ class PubSubDeliveries:
     def __len__(self) -> int:
         return len(self._all)
 
+    def count_of(self, name: str, now: float) -> int:
+        """How many came by this subscription and are ours; those whose lease has ended are lost from now on."""
+        for each in [each for each in self._all.values() if each.expires <= now]:
+            self.lose(each, "its lease has ended")
+        return sum(each.name == name for each in self._all.values())
+
     def add(self, delivery: PubSubDelivery) -> None:
         """Add a delivery that has arrived."""
         self._all[delivery.ack_id] = delivery

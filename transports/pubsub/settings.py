@@ -29,7 +29,7 @@ def _pair(text: str) -> tuple[float, float]:
 OPTIONS: Final[Options] = {
     **dict.fromkeys(("endpoint", "ca_file", "credentials_file"), str),
     **dict.fromkeys(("lease", "longest_lease", "timeout", "keepalive"), float),
-    **dict.fromkeys(("plaintext", "release_on_nack", "exactly_once"), yes_or_no),
+    **dict.fromkeys(("plaintext", "release_on_nack", "exactly_once", "streaming"), yes_or_no),
     "delivery_limit": int,
     "retry_policy": _pair,
 }
@@ -58,6 +58,8 @@ class PubSubSettings:
     """Whether a nacked message goes back to Pub/Sub at once (which counts a delivery), instead of being held here."""
     exactly_once: bool = False
     """Whether subscriptions are created with exactly-once delivery: each acknowledgement is then waited for."""
+    streaming: bool = False
+    """Whether messages are sent here as they come, up to twice as many as the buffer holds, instead of being pulled."""
     delivery_limit: int | None = MOST_DELIVERIES
     """For the dead-letter policy of subscriptions that are created: after this many deliveries Pub/Sub itself makes a
     message a dead letter. Pub/Sub counts deliveries only with such a policy. None: no policy."""

@@ -46,6 +46,11 @@ async def release(receiver: ServiceBusReceiver, raw: ServiceBusReceivedMessage) 
     return True
 
 
+def connection_of(receiver: object) -> object:
+    """What holds a receiver's connection. The client forgets it open if it is cut off while it connects."""
+    return getattr(receiver, "_handler", None)
+
+
 def was_not_sent(error: Exception) -> bool:
     """Whether the client reports that a frame was not sent, as on a connection that broke while it was idle."""
     return isinstance(error, ServiceBusConnectionError) and "not send frame" in str(error)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from pump.clock import Clock
 from pump.dead_letter import TOTAL_LIMIT, Rejection
@@ -30,8 +30,8 @@ from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.servicebus.entities import DEAD, Facts, channel_names
 from pump.transports.servicebus.errors import Refused, publish_error
-from pump.transports.servicebus.link import QueueLink, Senders
-from pump.transports.servicebus.messages import LockReceipt, read_message, said_of, write_copy
+from pump.transports.servicebus.link import Link, QueueLink, Senders, pause
+from pump.transports.servicebus.messages import claim, raw_of, read_message, receipt_of, said_of, write_copy
 from pump.transports.servicebus.settings import ServiceBusSettings
 
 LONGEST_DELAY: Final = 3650 * 86_400.0
@@ -52,6 +52,9 @@ Result = TypeVar("Result")
 class ServiceBusConsumer:
     """One consumer. It makes broken connections again: locks outlive a connection, and so does its generation."""
 
+    _link: Link
+    """Made on the loop."""
+
     def __init__(self, settings: ServiceBusSettings, subscription: Subscription, facts: Facts, clock: Clock) -> None:
         self.generation: Final = new_generation()
         self.broker_limit: Final = facts.max_delivery_count
@@ -71,9 +74,12 @@ class ServiceBusConsumer:
         self._broken_since: float | None = None
         self._receives = 0
         self._quieting: asyncio.Task[None] | None = None
-        self._link: Final[QueueLink] = self._run(self._made(lambda: QueueLink(settings, self._channel)))
+        self._link = self._run(self._made(lambda: self._new_link(settings)))
         self._senders: Final[Senders] = self._run(self._made(lambda: Senders(settings)))
         self._flushing: Final[asyncio.Lock] = self._run(self._made(asyncio.Lock))
+
+    def _new_link(self, settings: ServiceBusSettings) -> Link:
+        return QueueLink(settings, self._channel)
 
     @staticmethod
     async def _made(make: Any) -> Any:  # noqa: ANN401 - on the loop, where the client wants to be made
@@ -135,7 +141,7 @@ class ServiceBusConsumer:
         with suppress(TransportError, LeaseLost):
             if self._receives == receives:
                 await self._link.ask_no_more()
-            await _pause(QUIET_SECONDS)
+            await pause(QUIET_SECONDS)
             if self._receives == receives and not self._closed:
                 await self._link.quiet()
 
@@ -148,7 +154,7 @@ class ServiceBusConsumer:
             log.warning("servicebus: the connection of %s is lost; connecting again: %s", self._channel, error)
         elif now - self._broken_since > self._patience:
             raise error
-        await _pause(min(RETRY_SECONDS, max(0.0, deadline - now)))
+        await pause(min(RETRY_SECONDS, max(0.0, deadline - now)))
 
     def _note_recovery(self) -> None:
         if self._broken_since is not None:
@@ -166,7 +172,7 @@ class ServiceBusConsumer:
         """As `acknowledge`, without waiting; False if too many wait to be sent."""
         if len(self._acks) >= UNSENT:
             return False
-        _claim(message)
+        claim(message)
         self._acks.append(message)
         if not self._sending:
             self._sending = True
@@ -195,7 +201,7 @@ class ServiceBusConsumer:
             while self._acks:
                 message = self._acks[0]
                 try:
-                    await self._link.complete(_raw(message))
+                    await self._link.complete(raw_of(message))
                 except LeaseLost as error:
                     log.warning("servicebus: message %s of %s comes again: %s", message.id, self._channel, error)
                 self._acks.popleft()
@@ -204,14 +210,14 @@ class ServiceBusConsumer:
 
     def nack(self, message: Message) -> None:
         """Give it back, for any consumer at once, in its old place. Azure counts the delivery."""
-        self._run(self._settled(message, self._link.abandon(_raw(message))))
+        self._run(self._settled(message, self._link.abandon(raw_of(message))))
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Send a copy to the channel's own queue, scheduled; once that is stored, the original is completed."""
         self._run(self._settled(message, self._requeue(message, delay, attempts)))
 
     async def _requeue(self, message: Message, delay: float, attempts: int) -> None:
-        receipt = _receipt(message)
+        receipt = receipt_of(message)
         if receipt.copied != self._own_queue:
             now = self._clock.wall()
             headers = {**message.header.headers, **copy_headers(message, attempts, now)}
@@ -242,14 +248,14 @@ class ServiceBusConsumer:
     async def _reject(self, message: Message, rejection: Rejection) -> None:
         queue = self._destinations.for_rejected(rejection.kind)
         if queue is None:
-            await self._link.complete(_raw(message))
+            await self._link.complete(raw_of(message))
             report_gone(log, message, self._channel, rejection)
             return
         if queue.lower() == f"{self._channel}{DEAD}".lower():
             header = next(iter(dead_letter_headers(message, rejection)))
-            await self._link.dead_letter(_raw(message), *said_of(header.headers, rejection.reason))
+            await self._link.dead_letter(raw_of(message), *said_of(header.headers, rejection.reason))
             return
-        receipt = _receipt(message)
+        receipt = receipt_of(message)
         if receipt.copied != queue:
             try:
                 await self._store_dead_letter(queue, message, rejection)
@@ -271,7 +277,7 @@ class ServiceBusConsumer:
 
     async def _settled(self, message: Message, work: Coroutine[Any, Any, None]) -> None:
         """Carry out a verdict once, after all earlier acknowledgements."""
-        receipt = _receipt(message)
+        receipt = receipt_of(message)
         if receipt.settled:
             work.close()
             raise LeaseLost(f"message {message.id} of {self._channel} was already settled")
@@ -296,16 +302,16 @@ class ServiceBusConsumer:
         while True:
             began = self._clock.monotonic()
             expires = message.lease_expires
-            if _receipt(message).settled or (expires is not None and began >= expires):
+            if receipt_of(message).settled or (expires is not None and began >= expires):
                 raise LeaseLost(f"the lock on message {message.id} has ended")
             try:
-                await self._link.renew(_raw(message), max(0.05, until - began))
+                await self._link.renew(raw_of(message), max(0.05, until - began))
             except TransportError:
                 if self._clock.monotonic() + RETRY_SECONDS >= until:
                     raise
-                await _pause(RETRY_SECONDS)
+                await pause(RETRY_SECONDS)
                 continue
-            left = (_raw(message).locked_until_utc - datetime.now(UTC)).total_seconds()
+            left = (raw_of(message).locked_until_utc - datetime.now(UTC)).total_seconds()
             lock = self._facts.lock_seconds
             message.lease_expires = began + (left if lock is None else lock)
             return
@@ -315,15 +321,15 @@ class ServiceBusConsumer:
         self._run(self._hand_back(messages))
 
     async def _hand_back(self, messages: Sequence[Message]) -> None:
-        ours = [each for each in messages if not _receipt(each).settled]
+        ours = [each for each in messages if not receipt_of(each).settled]
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._flush()
-                await self._link.release([_raw(each) for each in ours])
+                await self._link.release([raw_of(each) for each in ours])
         except TimeoutError as error:
             raise TransportError(f"handing back to {self._channel} failed: no answer came in time") from error
         for each in ours:
-            _receipt(each).settled = True
+            receipt_of(each).settled = True
 
     def purge(self) -> int:
         """Remove all messages that wait, except scheduled ones and those that other consumers have."""
@@ -358,33 +364,5 @@ class ServiceBusConsumer:
         await asyncio.gather(self._link.close(), self._senders.close(), return_exceptions=True)
 
 
-async def _pause(delay: float) -> None:
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(delay, over.set_result, None)
-    try:
-        await over
-    finally:
-        timer.cancel()
-
-
 def _is_final(error: PumpError) -> bool:
     return isinstance(error, PublishError) and not error.retriable
-
-
-def _receipt(message: Message) -> LockReceipt:
-    receipt = message.receipt
-    if not isinstance(receipt, LockReceipt):
-        raise LeaseLost(f"message {message.id} did not come from Service Bus")
-    return receipt
-
-
-def _raw(message: Message) -> Any:  # noqa: ANN401 - the client's
-    return cast("LockReceipt", message.receipt).raw
-
-
-def _claim(message: Message) -> None:
-    receipt = _receipt(message)
-    if receipt.settled:
-        raise LeaseLost(f"message {message.id} was already settled")
-    receipt.settled = True

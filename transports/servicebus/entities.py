@@ -37,7 +37,8 @@ class Facts:
     """None for dead letters: they have no limit, and are never given up again."""
     lock_seconds: float | None = None
     """None if unknown; each message says until when it is locked."""
-    needs_session: bool = False
+    needs_session: bool | None = None
+    """None if unknown."""
 
 
 class _WithoutTLS(RequestsTransport):  # type: ignore[misc, unused-ignore]
@@ -51,8 +52,10 @@ class _WithoutTLS(RequestsTransport):  # type: ignore[misc, unused-ignore]
 class Entities:
     """Creates and validates entities, blocking: while a dispatcher starts, and when a consumer is opened."""
 
-    def __init__(self, settings: ServiceBusSettings) -> None:
+    def __init__(self, settings: ServiceBusSettings, *, sessions: bool = False) -> None:
         self._settings: Final = settings
+        self._sessions: Final = sessions
+        """Whether queues that are made require sessions."""
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what each needs; SetupError names what is missing."""
@@ -70,10 +73,14 @@ class Entities:
         """What is known about the channel's queue; with missing="assume", no permission to read it is needed."""
         channel = channel_names(subscription).channel
         if channel.lower().endswith(DEAD):
-            return Facts(None)
+            return Facts(None, needs_session=False)
         try:
             with self._admin() as admin, set_up(self._settings, f"reading the queue {channel!r}"):
                 found = _queue(admin, channel)
+                if found is None and subscription.missing == "create":  # somebody deleted it after it was prepared
+                    log.warning("servicebus: the queue %s is missing, and is made again", channel)
+                    self._prepare_channel(admin, subscription)
+                    found = _queue(admin, channel)
         except PumpError as error:
             if subscription.missing != "assume":
                 raise
@@ -165,6 +172,7 @@ class Entities:
                     lock_duration=timedelta(seconds=min(lock, LONGEST_LOCK)),
                     max_delivery_count=settings.max_delivery_count,
                     requires_duplicate_detection=settings.duplicate_detection,
+                    requires_session=self._sessions,
                 )
             except ResourceExistsError:
                 if _queue(admin, name) is None:
@@ -206,6 +214,11 @@ def channel_names(subscription: Subscription) -> Destinations:
             f"Subscription {subscription} consumes dead letters: give it a dead_letter of its own, or None"
         )
     return names
+
+
+def is_dead_letters(name: str) -> bool:
+    """Whether a channel is what Azure keeps as the dead letters of a queue."""
+    return name.lower().endswith(DEAD)
 
 
 def _origin(name: str) -> str:

@@ -30,6 +30,11 @@ def error_text(error: BaseException) -> str:
     return bounded_text(" ".join(text_of(error).split()) or type(error).__name__, 300)
 
 
+def passes(error: BaseException) -> bool:
+    """Whether Azure said no to one call only: a link, and with it the lock of a session, is as good as before."""
+    return isinstance(error.__cause__, (vendor.ServiceBusServerBusyError, vendor.MessageAlreadySettled))
+
+
 @contextmanager
 def outages(doing: str) -> Iterator[None]:
     """Raise a TransportError, LeaseLost or Refused for any error of the client in the block."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiveMode, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
@@ -12,7 +12,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from pump.duration import seconds
 from pump.errors import TransportError
 from pump.transport_kit.call_threads import CallThreads
-from pump.transports.servicebus.client_internals import hurry, release, take_back_credit, was_not_sent
+from pump.transports.servicebus.client_internals import connection_of, hurry, release, take_back_credit, was_not_sent
 from pump.transports.servicebus.entities import DEAD
 from pump.transports.servicebus.errors import outages
 from pump.transports.servicebus.settings import ServiceBusSettings
@@ -92,6 +92,16 @@ class Handle:
         """Have the next call use a new connection."""
         self._drop()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing of it is open, or being closed."""
+        return self._opened is None and not self._closing
+
+    @property
+    def connection(self) -> object:
+        """What holds its connection."""
+        return connection_of(self._opened)
+
     def _drop(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -109,6 +119,33 @@ class Handle:
         self._drop()
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
+
+
+async def pause(delay: float) -> None:
+    """Wait for so many seconds."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(delay, over.set_result, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
+class Link(Protocol):
+    """What a consumer needs of the connections to its queue."""
+
+    async def receive(self, limit: int, wait: float) -> Sequence[ServiceBusReceivedMessage]: ...  # noqa: D102 - as QueueLink's
+    async def ask_no_more(self) -> None: ...  # noqa: D102 - as QueueLink's
+    async def quiet(self) -> None: ...  # noqa: D102 - as QueueLink's
+    async def complete(self, raw: ServiceBusReceivedMessage) -> None: ...  # noqa: D102 - as QueueLink's
+    async def abandon(self, raw: ServiceBusReceivedMessage) -> None: ...  # noqa: D102 - as QueueLink's
+    async def release(self, raws: Sequence[ServiceBusReceivedMessage]) -> None: ...  # noqa: D102 - as QueueLink's
+    async def dead_letter(self, raw: ServiceBusReceivedMessage, reason: str, description: str) -> None: ...  # noqa: D102 - as QueueLink's
+    async def renew(self, raw: ServiceBusReceivedMessage, timeout: float) -> None: ...  # noqa: D102 - as QueueLink's
+    async def purge(self) -> int: ...  # noqa: D102 - as QueueLink's
+    def reconnect(self) -> None: ...  # noqa: D102 - as QueueLink's
+    async def close(self) -> None: ...  # noqa: D102 - as QueueLink's
 
 
 class QueueLink:

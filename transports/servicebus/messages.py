@@ -5,11 +5,12 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageHeader, AmqpMessageProperties
 
+from pump.errors import LeaseLost
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
 from pump.transport_kit.header_texts import count_of, kind_of, time_of
 from pump.transports.servicebus.client_internals import sendable_number
@@ -32,6 +33,8 @@ DESCRIPTION: Final = "DeadLetterErrorDescription"
 LONGEST_SAID: Final = 4096
 """The most characters of a dead letter's reason, and of its description."""
 LONGEST_ID: Final = 128
+KEYLESS: Final = "pump-no-key-"
+"""How the session of a message without a key begins."""
 SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
 PARTITION_KEY: Final = b"x-opt-partition-key"
 
@@ -62,9 +65,15 @@ class Said(NamedTuple):
 
 
 def read_message(
-    raw: ServiceBusReceivedMessage, *, queue: str, topic: str, generation: int, lease_expires: float | None
+    raw: ServiceBusReceivedMessage,
+    *,
+    queue: str,
+    topic: str,
+    generation: int,
+    lease_expires: float | None,
+    session: str | None = None,
 ) -> Message:
-    """The message of a delivery. If it cannot be read, its fault says why."""
+    """The message of a delivery. If it cannot be read, its fault says why. `session` is the one it was received in."""
     annotated = raw.raw_amqp_message
     headers, ours, others = _split(annotated.application_properties or {})
     body, fault = _body(annotated)
@@ -72,6 +81,8 @@ def read_message(
     said = _said(headers)
     if said is not None and queue.lower().endswith(DEAD):
         deliveries = 1  # Azure's count goes on from that of the queue
+    if session is not None:
+        deliveries = 1  # Azure does not count the deliveries of a session that was closed or cut off
     if said is not None:
         headers = {**{name: text for name, text in headers.items() if name not in {REASON, DESCRIPTION}}, **said}
     identity = ours.get(IDENTITY) or f"{queue}/{raw.sequence_number}"
@@ -82,6 +93,8 @@ def read_message(
         attempts = count_of(ATTEMPTS_HEADER, ours.get(ATTEMPTS_HEADER, "0"))
     except ValueError as error:
         fault = fault or str(error)
+    if "key" not in fields:
+        fields["key"] = key_of(_text(raw.session_id))
     header = Header(
         ours.get(ID) or _text(raw.message_id) or "",
         topic,
@@ -101,6 +114,7 @@ def read_message(
         deliveries=deliveries,
         attempts=attempts,
         lease_expires=lease_expires,
+        partition=session,
         position=raw.sequence_number or "",
         raw_headers=others or NO_RAW_HEADERS,
         fault=fault,
@@ -146,6 +160,27 @@ def _fields(ours: Mapping[str, str]) -> dict[str, Any]:
     return fields
 
 
+def receipt_of(message: Message) -> LockReceipt:
+    """The handle on this delivery; LeaseLost for a message of another transport."""
+    receipt = message.receipt
+    if not isinstance(receipt, LockReceipt):
+        raise LeaseLost(f"message {message.id} did not come from Service Bus")
+    return receipt
+
+
+def raw_of(message: Message) -> Any:  # noqa: ANN401 - the client's
+    """The client's own message."""
+    return cast("LockReceipt", message.receipt).raw
+
+
+def claim(message: Message) -> None:
+    """Settle it here, as far as this process goes; LeaseLost if somebody did that before."""
+    receipt = receipt_of(message)
+    if receipt.settled:
+        raise LeaseLost(f"message {message.id} was already settled")
+    receipt.settled = True
+
+
 def _body(annotated: AmqpAnnotatedMessage) -> tuple[bytes, str]:
     """The body and its fault."""
     body = annotated.body
@@ -176,8 +211,26 @@ def _said(headers: Mapping[str, str]) -> Mapping[str, str] | None:
 # -- writing
 
 
-def write_message(header: Header, body: bytes, *, due: float = 0.0) -> ServiceBusMessage:
-    """The message to send, at once or to be enqueued at `due`, in seconds since the epoch."""
+def session_of(key: str | None) -> str:
+    """The session of a key; a message without a key has a session of its own, and waits for no other.
+
+    A key that is too long for that, or that is taken for a session without a key, is replaced by a digest of it.
+    """
+    if key is None:
+        return f"{KEYLESS}{uuid4().hex}"
+    return key if 0 < len(key) <= LONGEST_ID and not key.startswith(KEYLESS) else _digest(key)
+
+
+def key_of(session: str | None) -> str | None:
+    """The key that a session stands for, where the sender did not say it otherwise."""
+    return None if not session or session.startswith(KEYLESS) else session
+
+
+def write_message(header: Header, body: bytes, *, due: float = 0.0, sessions: bool = False) -> ServiceBusMessage:
+    """The message to send, at once or to be enqueued at `due`, in seconds since the epoch.
+
+    Its key is its session. With `sessions` one without a key has a session too, as the queue demands.
+    """
     properties: dict[str | bytes, Any] = {_escaped(name): text for name, text in header.headers.items()}
     ours = (
         (VERSION, header.version, ""),
@@ -198,6 +251,7 @@ def write_message(header: Header, body: bytes, *, due: float = 0.0) -> ServiceBu
         correlation_id=header.correlation_id,
         reply_to=header.reply_to,
         subject=header.type or None,
+        session_id=session_of(header.key) if sessions or header.key is not None else None,
     )
     if due:
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)

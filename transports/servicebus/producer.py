@@ -28,7 +28,11 @@ HEAVIEST: Final = 200 * 1024
 class ServiceBusProducer:
     """Sends to the topics in the messages' headers, on one connection for each. Any thread may use it."""
 
-    def __init__(self, settings: ServiceBusSettings, capabilities: Capabilities, clock: Clock) -> None:
+    def __init__(
+        self, settings: ServiceBusSettings, capabilities: Capabilities, clock: Clock, *, sessions: bool = False
+    ) -> None:
+        self._sessions: Final = sessions
+        """Whether every message has a session."""
         self._capabilities: Final = capabilities
         self._clock: Final = clock
         self._thread: Final = LoopThread("pump-servicebus", ends_connections=True)
@@ -65,7 +69,8 @@ class ServiceBusProducer:
 
     async def _send_portion(self, topic: str, messages: Sequence[Message], due: float) -> PublishError | None:
         try:
-            await self._senders.send(topic, [write_message(each.header, each.body, due=due) for each in messages])
+            written = [write_message(each.header, each.body, due=due, sessions=self._sessions) for each in messages]
+            await self._senders.send(topic, written)
         except ConfigurationError as error:
             return not_sent(str(error))
         except PumpError as error:

@@ -16,7 +16,7 @@ SHORTEST_LOCK: Final = 0.2
 LONGEST_LOCK: Final = 300.0
 
 _OPTIONS: Final[Options] = {
-    **dict.fromkeys(("lease", "timeout"), float),
+    **dict.fromkeys(("lease", "timeout", "session_idle"), float),
     **dict.fromkeys(("max_delivery_count", "largest_body", "management_port"), int),
     **dict.fromkeys(("emulator", "duplicate_detection"), yes_or_no),
 }
@@ -41,6 +41,8 @@ class ServiceBusSettings:
     """Whether queues and topics that are created drop messages whose id they have seen."""
     largest_body: int = LARGEST_BODY
     """In bytes. With the Premium tier it may be larger."""
+    session_idle: Duration = 1.0
+    """For how many seconds a session without messages is kept, in case that more comes. Only for sessions."""
     timeout: Duration = 10.0
     """How many seconds to wait for an answer."""
     emulator: bool = False
@@ -57,7 +59,8 @@ class ServiceBusSettings:
             raise ConfigurationError("servicebus: give key_name and key, or a credential")
         if self.credential is not None and not callable(getattr(self.credential, "get_token", None)):
             raise ConfigurationError("servicebus: a credential must have a method get_token")
-        finite_seconds("servicebus", "timeout", self.timeout)
+        for name in ("timeout", "session_idle"):
+            finite_seconds("servicebus", name, getattr(self, name))
         if not SHORTEST_LOCK <= seconds(self.lease) <= LONGEST_LOCK:
             raise ConfigurationError(f"servicebus: lease must be at most {LONGEST_LOCK:g} s, not {self.lease}")
         at_least("servicebus", "max_delivery_count", self.max_delivery_count, 1)
@@ -65,9 +68,9 @@ class ServiceBusSettings:
         at_least("servicebus", "management_port", self.management_port, 1)
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
-        """The settings of a servicebus:// URL; a ConfigurationError never shows the URL."""
-        parts = read_url(url, FORM, _OPTIONS, schemes=("servicebus",))
+    def from_url(cls, url: str, scheme: str = "servicebus") -> Self:
+        """The settings of a URL of this scheme; a ConfigurationError never shows the URL."""
+        parts = read_url(url, FORM, _OPTIONS, schemes=(scheme,))
         if parts.path:
             raise parts.error("it must not have a path")
         if not parts.host:

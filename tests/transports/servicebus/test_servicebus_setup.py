@@ -86,7 +86,7 @@ def test_a_queue_that_needs_sessions_is_refused(servicebus: ServiceBus) -> None:
     with transport._entities._admin() as admin:
         admin.create_queue(name, requires_session=True)
 
-    with pytest.raises(SetupError, match="needs sessions"):
+    with pytest.raises(SetupError, match=r"requires sessions: use servicebus\+sessions://"):
         transport.consumer(reading(name))
 
 
