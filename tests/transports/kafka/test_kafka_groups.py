@@ -2,11 +2,13 @@
 
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from brokers.kafka import Kafka
@@ -16,6 +18,10 @@ from support.programs import Program
 from support.waiting import eventually
 
 PARTITIONS = 4
+REBALANCES = 3
+"""A member comes, one goes, another comes."""
+UNSETTLED = 2 * 40
+"""What two members have in hand or wait to be handled when partitions change hands."""
 PATIENCE = 60.0
 
 Running = Callable[[Dispatcher], Dispatcher]
@@ -59,6 +65,30 @@ def auditing(broker: Kafka, works: Works) -> Iterator[Auditor]:
         auditor.close()
 
 
+@contextmanager
+def looking_for_gaps(auditor: Auditor, works: Works, names: Mapping[int, list[str]]) -> Iterator[None]:
+    """Meanwhile nothing is committed before everything up to it is done."""
+    gaps: list[str] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            committed = auditor.committed()
+            done = set(works.noted("done"))
+            gaps.extend(
+                name for number, offset in committed.items() for name in names[number][:offset] if name not in done
+            )
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+    assert gaps == []
+
+
 def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_and_go(
     works: Works, kafka_broker: Kafka, running: Running
 ) -> None:
@@ -68,20 +98,7 @@ def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_
 
     with auditing(kafka_broker, works) as auditor:
         names = auditor.stored(len(jobs))
-        gaps: list[str] = []
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(0.05):
-                committed = auditor.committed()
-                done = set(works.noted("done"))
-                gaps.extend(
-                    name for number, offset in committed.items() for name in names[number][:offset] if name not in done
-                )
-
-        looking = threading.Thread(target=look)
-        looking.start()
-        try:
+        with looking_for_gaps(auditor, works, names):
             first = works.dispatcher(**options)
             with first:
                 eventually(lambda: len(works.noted("done")) > 200, PATIENCE)
@@ -90,12 +107,35 @@ def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_
             running(works.dispatcher(**options))
             eventually(lambda: len(set(works.noted("done"))) == len(jobs), PATIENCE)
             eventually(lambda: auditor.committed() == {number: len(names[number]) for number in range(4)}, PATIENCE)
-        finally:
-            over.set()
-            looking.join()
 
-    assert gaps == []
     assert_in_order(works.noted("began"))
+    began = works.noted("began")
+    assert len(began) - len(set(began)) <= REBALANCES * UNSETTLED, "more was run again than was in hand"
+
+
+@pytest.mark.requirement("P-10")
+def test_fifty_at_once_are_ten_times_as_fast_as_one_and_neither_order_nor_commits_suffer(
+    works: Works, kafka_broker: Kafka, running: Running
+) -> None:
+    keys = [f"k{number}" for number in range(100)]
+    alone = Works(works.folder, works.url)
+    alone.post(*(Job(f"{key}-0", key, seconds=0.01) for key in keys))
+    works.post(*(Job(f"{key}-{number}", key, seconds=0.01) for number in range(20) for key in keys))
+
+    slow = seconds_for(alone, running(alone.dispatcher(awaiting=True)), len(keys))
+    with auditing(kafka_broker, works) as auditor, looking_for_gaps(auditor, works, auditor.stored(2000)):
+        fast = seconds_for(works, running(works.dispatcher(awaiting=True, in_flight=50)), 2000)
+
+    assert_in_order(works.noted("began"))
+    assert 2000 / fast >= 10 * len(keys) / slow
+
+
+def seconds_for(works: Works, _consuming: Dispatcher, count: int) -> float:
+    """From the first that is done to the last."""
+    eventually(lambda: works.noted("done"), PATIENCE)
+    began = time.monotonic()
+    eventually(lambda: len(works.noted("done")) == count, PATIENCE)
+    return time.monotonic() - began
 
 
 def assert_in_order(names: list[str]) -> None:

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import pytest
 from brokers.fixtures import ProxyTo
 from brokers.mosquitto import Mosquitto
 from pump import Dispatcher
+from pump.errors import PublishError
+from support.mqtt import remove_session
 from support.mqtt_works import url
 from support.programs import Program
-from support.redis_works import Works, jobs, names
+from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
 
 RECOVERY = 60.0
@@ -62,6 +64,7 @@ def test_nothing_is_lost_when_the_broker_dies_under_load(
     everything_was_done(works, 300, at_most_twice=300 if how == "kill" else IN_HAND)
 
 
+@pytest.mark.requirement("P-12")
 def test_consumers_work_again_soon_after_an_outage(
     mosquitto: Mosquitto, proxy_to: ProxyTo, tmp_path: Path, running: Running
 ) -> None:
@@ -81,6 +84,30 @@ def test_consumers_work_again_soon_after_an_outage(
 
     for works, _, _ in everywhere:
         eventually(lambda works=works: set(works.runs) >= set(names(3)), back + 5.0 + LOADED - time.monotonic())  # type: ignore[misc]
+
+
+@pytest.mark.requirement("P-12")
+def test_a_session_that_was_removed_is_made_again(
+    mosquitto: Mosquitto, works: Works, running: Running, awaiting: bool
+) -> None:
+    dispatcher = running(works.dispatcher(url(mosquitto), awaiting=awaiting, **FAST))
+    dispatcher.post_many(jobs(1, prefix="before"))
+    eventually(lambda: works.runs == names(1, "before"))
+
+    remove_session(mosquitto, f"pump-{works.channel}-0")
+    back = time.monotonic()
+    eventually(lambda: posted(dispatcher, jobs(3)))
+
+    eventually(lambda: set(works.runs) >= set(names(3)), back + 5.0 + LOADED - time.monotonic())
+
+
+def posted(dispatcher: Dispatcher, some: Sequence[Job]) -> bool:
+    """Whether they could be posted: not while nobody subscribes."""
+    try:
+        dispatcher.post_many(some)
+    except PublishError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
