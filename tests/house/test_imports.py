@@ -16,13 +16,13 @@ LAYERS: tuple[str, ...] = (
     "checks duration errors text wire_name",
     "capabilities clock console_log dead_letter error_log message process_signals request subscription telemetry",
     "colour conversation in_hand ledger pump_log settling unacceptable",
-    "context observers verdict",
+    "context journal observers verdict",
     "attribute mapping transport_kit",
     "pumps queue",
     "handling",
     "program",
     "__init__ describe",
-    "testing",
+    "spark testing",
     "pytest_plugin",
     "command",
     "__main__",
@@ -46,8 +46,18 @@ QUEUE_LAYERS: tuple[str, ...] = (
 )
 """The same for pump/queue/. Folders of one layer are walls to each other: neither imports the other."""
 
+SPARK_LAYERS: tuple[str, ...] = (
+    "columns given session staging",
+    "sink source",
+    "data_source posted",
+    "commands",
+    "cluster dead_letters journal lake recover registered",
+)
+"""The same for pump/spark/."""
+
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.split()}
 QUEUE_RANK = {name: rank for rank, layer in enumerate(QUEUE_LAYERS) for name in layer.split()}
+SPARK_RANK = {name: rank for rank, layer in enumerate(SPARK_LAYERS) for name in layer.split()}
 
 ENGINES = ("pump.queue.sqlite", "pump.queue.postgres")
 LOADERS = {"__import__", "import_module", "find_spec", "resolve_name"}
@@ -60,6 +70,7 @@ class Imported(NamedTuple):
     """Loaded by a string, not imported by a statement."""
 
 
+@cache
 def imports(source: str) -> list[Imported]:
     """All that a module imports, anywhere in it; `from a import b` is `a.b`, and so is a name it loads."""
     tree = ast.parse(source)
@@ -106,6 +117,11 @@ def queue_modules() -> list[str]:
     return [name for name in pump_modules() if name.startswith("pump.queue.")]
 
 
+def spark_modules() -> list[str]:
+    """What stands in pump/spark/, itself left out."""
+    return [name for name in pump_modules() if name.startswith("pump.spark.")]
+
+
 def module_of(name: str, known: dict[str, str]) -> str:
     """The module that an imported name of pump stands in."""
     while name not in known:
@@ -146,6 +162,14 @@ def test_a_module_of_the_queue_has_its_layer(module: str) -> None:
     name = name_in("pump.queue", module)
 
     assert name in QUEUE_RANK, f"say in QUEUE_LAYERS (tests/house/test_imports.py) where {module} belongs"
+
+
+@pytest.mark.parametrize("module", spark_modules())
+def test_a_module_of_the_pipeline_has_its_layer(module: str) -> None:
+    name = name_in("pump.spark", module)
+
+    assert name in SPARK_RANK, f"say in SPARK_LAYERS (tests/house/test_imports.py) where {module} belongs"
+    assert beyond_own_layer("pump.spark", module, SPARK_RANK) == set(), f"{module} imports from a layer above its own"
 
 
 @pytest.mark.parametrize("module", pump_modules())
@@ -191,7 +215,7 @@ def test_only_the_program_chooses_an_engine_for_the_server() -> None:
     assert users == {"pump.queue.http.command", "pump.queue.http.operating"}
 
 
-@pytest.mark.parametrize(("package", "rank"), [("pump", RANK), ("pump.queue", QUEUE_RANK)], ids=["pump", "queue"])
+@pytest.mark.parametrize(("package", "rank"), [("pump", RANK), ("pump.queue", QUEUE_RANK), ("pump.spark", SPARK_RANK)])
 def test_no_two_folders_import_each_other(package: str, rank: Mapping[str, int]) -> None:
     graph: dict[str, set[str]] = {name: set() for name in rank}
     for module in pump_modules():
@@ -282,7 +306,7 @@ def test_the_check_tells_an_import_for_types_from_others() -> None:
     }
 
 
-@pytest.mark.parametrize(("layers", "rank"), [(LAYERS, RANK), (QUEUE_LAYERS, QUEUE_RANK)], ids=["pump", "queue"])
+@pytest.mark.parametrize(("layers", "rank"), [(LAYERS, RANK), (QUEUE_LAYERS, QUEUE_RANK), (SPARK_LAYERS, SPARK_RANK)])
 def test_each_name_has_one_place_and_a_layer_is_in_order(layers: tuple[str, ...], rank: Mapping[str, int]) -> None:
     names = [layer.split() for layer in layers]
 

@@ -1,4 +1,4 @@
-"""What one consumer has of one partition. Pure: it is told what happens, and never waits."""
+"""The state of one partition in one consumer. It does no input or output, and never waits."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ class AssignedPartition:
         self.name: Final = f"{topic}/{number}/"
         """How the places of its messages begin, for people to read."""
         self.leaving = False
-        """Whether it is another consumer's by now, or about to be: nothing of it is begun here any more."""
+        """Whether another consumer has it, or will have it soon: none of its messages begins here any more."""
         self.paused = False
         """Whether the client was told to fetch nothing from it."""
         self.held: KafkaMessage | None = None
-        """What was held here last, until it is settled."""
+        """The message that was held here last, until it is settled."""
         self.waiting: Final[deque[KafkaMessage]] = deque()
-        """What is not due yet, in its order."""
+        """Messages that are not due yet, in order."""
         self._unsettled: Final[deque[KafkaMessage]] = deque()
         """What was read, from the first one that was not settled when there was a commit last."""
         self._last = -1
         self._settled_to: int | None = None
         """The offset of the first message that was not settled then."""
         self._committing: int | None = None
-        """What the broker was told of that."""
+        """The offset that the broker was last told to commit."""
 
     def read(self, message: KafkaMessage) -> bool:
-        """A message was read. False if the topic was made anew meanwhile, as an offset that goes back says.
+        """Note a message. False if its offset went back: the topic was deleted and created again meanwhile.
 
         Then what was read before is lost, and counting begins again.
         """
@@ -63,11 +63,11 @@ class AssignedPartition:
         return self._settled_to
 
     def was_not_committed(self) -> None:
-        """Committing failed: it is to be tried again."""
+        """Note that committing failed, so that it is tried again."""
         self._committing = None
 
     def lose(self) -> None:
-        """Nothing that was read is this consumer's any more."""
+        """Note that the partition is lost: no delivery of it belongs to this consumer any more."""
         for message in self.unsettled:
             message.lost = True
         self._unsettled.clear()
@@ -85,7 +85,7 @@ class AssignedPartition:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something may soon be committed: more is unsettled than what waits."""
+        """Whether something may soon be committed, because more messages are unsettled than only those that wait."""
         return len(self._unsettled) > len(self.waiting) or self._settled_to != self._committing
 
     def due(self, now: float) -> Sequence[KafkaMessage]:
@@ -97,5 +97,5 @@ class AssignedPartition:
 
     @property
     def next_due(self) -> float | None:
-        """When the first one that waits is due, on the wall's clock."""
+        """When the first message that waits is due, on the wall clock."""
         return self.waiting[0].wait if self.waiting else None

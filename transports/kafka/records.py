@@ -1,4 +1,4 @@
-"""How messages are written as Kafka records and read back. Whatever bytes are read, they make a message.
+"""How messages are written as Kafka records and read back. Any bytes can be read as a message.
 
 The key of a message is the record's key. What else is known of it travels in headers whose names begin with `pump-`;
 the sender's own headers keep their names. A copy has the headers of the original as they are, whatever they are.
@@ -6,12 +6,12 @@ the sender's own headers keep their names. A copy has the headers of the origina
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pump.dead_letter import PROVENANCE, Rejection, provenance
 from pump.message import ATTEMPTS_HEADER, NO_RAW_HEADERS, Header, Message
 from pump.transport_kit.dead_letters import MINIMAL, copy_headers, cut_letters
+from pump.transport_kit.header_texts import is_count, kind_of, time_of
 
 if TYPE_CHECKING:
     from pump.transports.kafka.partitions import AssignedPartition
@@ -27,28 +27,26 @@ DUE: Final = "pump-due"
 WAIT: Final = "pump-wait-until"
 """… and until when it stays in its retry topic, which may be earlier."""
 ESCAPE: Final = "header:"
-"""Before the name of a header that would be taken for something else."""
-LONGEST_COUNT: Final = 9
+"""Stands before the name of a header that would otherwise be read as something else."""
 
 _HEADER_NAMES: Final = {
     f"pump-{attribute.replace('_', '-')}": attribute
     for attribute in Header._fields
     if attribute not in {"key", "timestamp", "headers"}
 }
-"""The headers that are attributes of a Header, and how they are called there."""
+"""The headers that are attributes of a Header, with the attributes' names."""
 _TIME: Final = "pump-time"
 _KIND: Final = "pump-kind"
 _COPIES: Final = frozenset({IDENTITY, DUE, WAIT, ATTEMPTS_HEADER})
 _RESERVED: Final = frozenset({*_HEADER_NAMES, _TIME, *_COPIES})
-_KINDS: Final = frozenset({"command", "event", "document"})
 _FIELDS: Final[list[Any]] = list(Header(""))
 _ID_PLACE, _TOPIC_PLACE, _KIND_PLACE, _KEY_PLACE, _TIME_PLACE, _HEADERS_PLACE = (
     Header._fields.index(name) for name in ("id", "topic", "kind", "key", "timestamp", "headers")
 )
 _PLACES: Final = {name: Header._fields.index(field) for name, field in _HEADER_NAMES.items() if name != _KIND}
-"""Where in a Header the texts are that may be any."""
+"""The place in a Header of each of its texts that may be any text."""
 _CREATED: Final = 1
-"""The type of a record's timestamp that its sender gave."""
+"""The timestamp type of a record whose sender set the timestamp."""
 
 
 class KafkaRecord(NamedTuple):
@@ -76,9 +74,9 @@ class KafkaMessage(Message):
     begun: bool | None
     """Whether a handler was given it since it was refused here last; None if it never was refused."""
     due: float
-    """When it may be handled, in seconds since the epoch; 0 for what is no copy …"""
+    """When it may be handled, in seconds since the epoch; 0 if it is not a copy."""
     wait: float
-    """… and until when it stays where it is, which may be earlier."""
+    """Until when it stays in its retry topic."""
 
     @property
     def first(self) -> "KafkaMessage":
@@ -96,7 +94,7 @@ class KafkaMessage(Message):
         return not (self.done or self.lost)
 
     def bounded(self, now: float, longest: float) -> "KafkaMessage":
-        """Have it wait no longer than its topic allows, whoever wrote its headers; not at all where that is 0."""
+        """The same message, waiting no longer than its topic allows, whatever its headers say; 0 means not at all."""
         if not longest:
             self.due = self.wait = 0.0
         elif self.wait > now + longest:
@@ -123,7 +121,7 @@ class HeldMessage(KafkaMessage):
 
     @property
     def lost(self) -> bool:
-        """Whether it is known not to be ours any more."""
+        """Whether it is known that the message is lost to this consumer."""
         return self.first.lost
 
     @lost.setter
@@ -173,10 +171,10 @@ def _senders_headers(header: Header) -> list[tuple[str, bytes]]:
 
 
 def _name(name: str) -> str:
-    """How a sender's header is called in a record; ValueError if it cannot be written."""
+    """The name of a sender's header in a record; ValueError if it cannot be written."""
     if "\0" in name:
         raise ValueError(f"a header cannot be named {name!r}")
-    name.encode()  # the client ends the process where it cannot
+    name.encode()  # with a name that it cannot write, the client would end the process
     return ESCAPE + name if name in _RESERVED or name.startswith(ESCAPE) else name
 
 
@@ -198,7 +196,7 @@ def dead_letter_records(
     """The record of a dead letter, then smaller ones, for when the broker cannot take the last one.
 
     The first has all headers of the sender, the second has none. The others have a body that is cut to `room` bytes, to
-    half of that, and so on; with each come the words that say so.
+    half of that, and so on; each comes with a text that says so.
     """
     texts = provenance(message, rejection)
     own = {TOPIC: message.header.topic, ID: message.id or message.identity}
@@ -246,7 +244,7 @@ class _OtherHeaders:
         """Those of the message's Header."""
         self.headers: Final[dict[str, str]] = {}
         self.raw: Final[dict[str, object]] = {}
-        """Headers that are no text."""
+        """Headers that are not text."""
         self.attempts = 0
         self.identity = ""
         self.due = self.wait = 0.0
@@ -258,7 +256,7 @@ class _OtherHeaders:
         except UnicodeDecodeError:
             self.raw[name] = value
             if name in _RESERVED:
-                self.fault = f"its header {name} is no text"
+                self.fault = f"its header {name} is not text"
             return
         if value is None:
             self.raw[name] = None
@@ -272,16 +270,16 @@ class _OtherHeaders:
             self.headers[name.removeprefix(ESCAPE)] = text
 
     def _add_kind(self, text: str) -> None:
-        if text in _KINDS:
-            self.fields[_KIND_PLACE] = text
-        else:
-            self.fault = f"its header {_KIND} is none of {', '.join(sorted(_KINDS))}"
+        try:
+            self.fields[_KIND_PLACE] = kind_of(_KIND, text)
+        except ValueError as error:
+            self.fault = str(error)
 
     def _add_of_copy(self, name: str, text: str) -> None:
         if name == IDENTITY:
             self.identity = text
         elif name == ATTEMPTS_HEADER:
-            if text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT:
+            if is_count(text):
                 self.attempts = int(text)
         elif name == DUE:
             self.due = _seconds(text)
@@ -290,10 +288,9 @@ class _OtherHeaders:
 
 
 def _seconds(text: str) -> float:
-    """What somebody else may have written: anything but a finite number is 0."""
+    """The number in a header, which anybody may have written: 0 if it is not a finite number."""
     with suppress(ValueError):
-        time = float(text)
-        return time if isfinite(time) else 0.0
+        return time_of(DUE, text)
     return 0.0
 
 
@@ -310,10 +307,10 @@ def _read_headers(headers: RawHeaders, fields: list[Any]) -> _OtherHeaders | Non
                 if place is not None:
                     fields[place] = value.decode()
                     continue
-                if name == _TIME and isfinite(time := float(value)):
-                    fields[_TIME_PLACE] = time
+                if name == _TIME:
+                    fields[_TIME_PLACE] = time_of(name, value.decode())
                     continue
-            except ValueError:  # no text, or no number: reported with the others
+            except ValueError:  # not text, or not a number: kept with the others
                 pass
         if others is None:
             others = _OtherHeaders(fields)
@@ -324,7 +321,7 @@ def _read_headers(headers: RawHeaders, fields: list[Any]) -> _OtherHeaders | Non
 
 
 def read_message(record: Any, assigned: "AssignedPartition", generation: int) -> KafkaMessage:  # noqa: ANN401 - vendor's
-    """The message of a record; where it cannot be read, its fault says why."""
+    """The message of a record. If it cannot be read, its fault says why."""
     fields, headers, fault = _FIELDS.copy(), _raw_headers(record), ""
     if isinstance(headers, str):
         fault, headers = headers, ()
@@ -339,7 +336,7 @@ def read_message(record: Any, assigned: "AssignedPartition", generation: int) ->
     message = KafkaMessage(
         Header._make(fields),
         record.value() or b"",
-        # With its time: a topic that is deleted and made anew begins with the same offsets.
+        # The time is included, since a topic that is deleted and created again begins with the same offsets.
         identity=f"{position}@{milliseconds}",
         receipt=record,
         generation=generation,

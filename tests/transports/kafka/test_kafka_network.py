@@ -13,9 +13,10 @@ from brokers.fixtures import ProxyTo
 from brokers.kafka import Kafka
 from brokers.proxy import Proxy
 from pump import Dispatcher
-from support.kafka_works import Job, Works
+from support.kafka_works import Works
 from support.programs import Program
 from support.waiting import eventually
+from support.works import Job
 
 PATIENCE = 60.0
 LOADED = 3.0

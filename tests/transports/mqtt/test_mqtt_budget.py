@@ -1,5 +1,6 @@
 """How often a message may fail, with either version, over restarts and deaths of its consumer."""
 
+import signal
 from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
@@ -14,9 +15,9 @@ from support.mqtt import listening
 from support.mqtt_works import FAST, Shop, take_all, url
 from support.programs import Program, lives
 from support.pumps import KINDS, Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
 from support.wilful import Wilful
+from support.works import Job, Works, jobs, names
 
 Running = Callable[[Dispatcher], Dispatcher]
 
@@ -107,12 +108,8 @@ def test_of_two_performers_the_one_with_the_innocent_message_does_not_suffer(
     works.post(address, *innocent[:6], Job("killer", fate="kills", seconds=0.1), *innocent[6:])
     command = works.command(address, max_attempts=2, performers=2, failure_backoff=FAST["failure_backoff"])
     with listening(mosquitto, f"{works.channel}.dead") as heard:
-        for _ in range(8):
-            with Program(command, works.folder) as program:
-                eventually(lambda program=program: not lives(program.pid) or heard)  # type: ignore[misc]
-                if heard:
-                    eventually(lambda: set(works.runs) == {"killer", *(job.name for job in innocent)})
-                    break
+        everyone = {"killer", *(job.name for job in innocent)}
+        works.until(command, lambda: len(heard) > 0 and set(works.runs) == everyone, 8)
 
     (dead,) = take_all(mosquitto, f"{works.channel}.dead", 1)
     assert b"killer" in dead
@@ -127,8 +124,10 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     command = works.command(address, max_attempts=1, failure_backoff=FAST["failure_backoff"])
     with Program(command, works.folder) as program:
         eventually(lambda: not lives(program.pid))
-    with Program(command, works.folder):
+    with Program(command, works.folder) as program:
         eventually(lambda: set(works.runs) >= everything)
+        program.send(signal.SIGTERM)  # what it has not acknowledged yet would be left
+        assert program.ends() == 0
 
     (dead,) = take_all(mosquitto, f"{works.channel}.dead", 1)
     assert b"killer" in dead

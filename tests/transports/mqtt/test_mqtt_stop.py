@@ -11,8 +11,8 @@ from support.key_order import assert_many_keys_are_handled_at_once_and_each_in_o
 from support.mqtt_works import Shop, take_all, url
 from support.programs import Program
 from support.pumps import PROACTOR, REACTOR, Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 LOADED = 1.0
 """What a machine that does other things may take longer."""
