@@ -172,10 +172,13 @@ def test_a_member_that_is_killed_loses_nothing_and_repeats_nothing_that_was_comm
 def test_a_message_that_is_refused_holds_up_its_partition_and_no_other(
     works: Works, running: Running, *, awaiting: bool
 ) -> None:
+    """Although it is the first message that comes at all."""
     keys = [f"k{number}" for number in range(12)]
-    works.post(Job("refused", keys[0], "refused"), *(Job(f"{key}-after", key) for key in keys))
-
+    works.post(Job("refused", keys[0], "refused"))
     running(works.dispatcher(awaiting=awaiting, dont_ack_delay=0.1, may_block=True))
+    eventually(lambda: works.noted("began").count("refused") >= 2, PATIENCE)
+
+    works.post(*(Job(f"{key}-after", key) for key in keys))
 
     eventually(lambda: works.noted("began").count("refused") >= 5, PATIENCE)
     eventually(lambda: len(works.noted("done")) >= 4, PATIENCE)
