@@ -357,6 +357,8 @@ class GroupMember:
             message.lost = not message.has_begun or self.closing.is_set()
         if not self.closing.is_set():
             self._drain(messages)
+        for partition in leaving:  # whatever becomes of commits that are under way
+            partition.was_not_committed()
         self._commit(leaving, asynchronous=False)
         self._forget(leaving, messages)
 
