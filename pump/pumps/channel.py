@@ -11,7 +11,14 @@ from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
-from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, RETRY_SECONDS, ChannelBase, as_transport_error
+from pump.pumps.channel_base import (
+    OTHERS_SECONDS,
+    RETRY_FIRST,
+    RETRY_LONGEST,
+    RETRY_SECONDS,
+    ChannelBase,
+    as_transport_error,
+)
 from pump.transport_kit.parking import PARKED_SECONDS
 from pump.transport_kit.protocol import Consumer
 from pump.verdict import Judge
@@ -114,7 +121,7 @@ class Channel(ChannelBase[Consumer]):
         due = self._clock.monotonic() + delay
         consumer = self._owner(message)
         if self._nack_holds(message, consumer):
-            self._hold(message, due)
+            self._hold(message, due + OTHERS_SECONDS)
             return
         with self._lock:
             successors = self._intake.release(message, due)

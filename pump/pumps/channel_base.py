@@ -23,6 +23,9 @@ RETRY_FIRST: Final = 0.05
 RETRY_LONGEST: Final = 2.0
 RETRY_SECONDS: Final = 10.0
 """How long a verdict is tried again: messages behind its message must not wait for longer."""
+OTHERS_SECONDS: Final = 0.004
+"""How long after the pump's pause a refused message that is held here comes due: without this time it would always be
+the next one, and no message of another domain would be received or handled."""
 GATE_SECONDS: Final = 0.05
 """How often a channel asks the gate, in seconds: whether it may go on, or handle a suspect alone."""
 FAILING_FOR: Final = 120.0

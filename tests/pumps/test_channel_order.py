@@ -36,7 +36,7 @@ def test_where_it_holds_nothing_is_sent_and_the_message_is_shown_again_when_due(
 
     assert (line.receive(1.0), line.script.done()) == (None, [])
     assert line.receive_one().receipt == received.receipt
-    assert line.clock.monotonic() - began == pytest.approx(5.0)
+    assert line.clock.monotonic() - began == pytest.approx(5.0, abs=0.01)  # a moment later: others come first
     line.acknowledge(line.channel.in_hand[0])
     assert line.script.done() == ["acknowledge 1"]
 

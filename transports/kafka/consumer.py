@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pump.clock import Signal
 from pump.dead_letter import Rejection
-from pump.errors import PublishError, PumpError, SetupError
+from pump.errors import LeaseLost, PublishError, PumpError, SetupError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
@@ -16,7 +16,7 @@ from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.kafka.client import is_too_large
 from pump.transports.kafka.member import GroupMember
-from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord, copy_record, dead_letter_records
+from pump.transports.kafka.records import KafkaMessage, copy_record, dead_letter_records
 
 if TYPE_CHECKING:
     from pump.transports.kafka.transport import KafkaTransport
@@ -77,6 +77,10 @@ class KafkaConsumer:
                 return messages
             self._clock.wait(self._arrived, left)
 
+    def receive_soon(self, limit: int) -> Sequence[Message]:
+        """As `receive`, without waiting."""
+        return self._take(limit)
+
     def _take(self, limit: int) -> Sequence[Message]:
         for member in self._members:
             if member.failure is not None:
@@ -91,12 +95,6 @@ class KafkaConsumer:
 
     # -- settling
 
-    def _member_of(self, message: Message) -> GroupMember:
-        receipt = message.receipt
-        if isinstance(receipt, KafkaReceipt) and receipt.partition.topic in self._retry.names:
-            return self._retrying
-        return self._consuming
-
     def acknowledge_soon(self, message: Message) -> bool:
         """The same as `acknowledge`, which never waits."""
         self.acknowledge(message)
@@ -104,14 +102,24 @@ class KafkaConsumer:
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; it is committed soon, if everything before it is done."""
-        self._member_of(message).settle(message)
+        first = self._ours(message)
+        first.done = True
+        if first.assigned.held is first:
+            first.assigned.held = None
+            self._arrived.set()
+
+    def _ours(self, message: Message) -> KafkaMessage:
+        """The message as it was received; LeaseLost if it is settled, or not this consumer's any more."""
+        if isinstance(message, KafkaMessage) and not self._closed and message.first.is_ours:
+            return message.first
+        raise LeaseLost(f"message {message.id} of {self._channel} no longer belongs to this consumer")
 
     def nack(self, message: Message) -> None:
         """Nothing is sent: what is not settled is not committed. The channel holds the message."""
 
     def extend(self, message: Message) -> None:
         """There is no lease to extend: a delivery is this consumer's for as long as it has the partition."""
-        self._member_of(message).check(message)
+        self._ours(message)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Store a copy that comes to this channel after the delay; then settle the original."""
@@ -122,18 +130,18 @@ class KafkaConsumer:
         self._store.store_and_wait([copy_record(message, topic, attempts, now, due=now + delay, wait=now + wait)])
         self.acknowledge(message)
 
-    def _forward(self, read: ReadRecord) -> None:
+    def _forward(self, message: KafkaMessage) -> None:
         """Store a copy once more, since it has waited as long as its retry topic allows and is still not due."""
-        message, now = read.message, self._clock.wall()
-        topic, wait = self._retry.place(read.due - now)
-        record = copy_record(message, topic, message.attempts, now, due=read.due, wait=now + wait)
+        now = self._clock.wall()
+        topic, wait = self._retry.place(message.due - now)
+        record = copy_record(message, topic, message.attempts, now, due=message.due, wait=now + wait)
 
         def done(failures: object) -> None:
             if failures:
-                self._clock.alarm(FORWARD_AGAIN_SECONDS, lambda: self._forward(read))
+                self._clock.alarm(FORWARD_AGAIN_SECONDS, lambda: self._forward(message))
                 return
             with suppress(PumpError):  # another consumer has it now, and stores it once more as well
-                self._retrying.settle(message)
+                self.acknowledge(message)
 
         if not message.lost and not self._closed:
             self._store.store([record], done)
@@ -162,8 +170,9 @@ class KafkaConsumer:
     def hand_back(self, messages: Sequence[Message]) -> None:
         """Take back messages that no handler has begun: they come next here, or elsewhere when this consumer closes."""
         ours = [each for each in messages if isinstance(each, KafkaMessage)]
-        for member in self._members:
-            member.put_back([each for each in ours if self._member_of(each) is member])
+        copied = self._retry.names
+        self._retrying.put_back([each for each in ours if each.assigned.topic in copied])
+        self._consuming.put_back([each for each in ours if each.assigned.topic not in copied])
 
     def purge(self) -> int:
         """Remove nothing: on Kafka only an operator can do that, and for all groups at once."""

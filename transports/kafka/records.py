@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pump.dead_letter import PROVENANCE, Rejection, provenance
-from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.message import ATTEMPTS_HEADER, NO_RAW_HEADERS, Header, Message
 from pump.transport_kit.dead_letters import MINIMAL, copy_headers, cut_letters
 from pump.transport_kit.header_texts import is_count, kind_of, time_of
 
@@ -36,8 +36,15 @@ _HEADER_NAMES: Final = {
 }
 """The headers that are attributes of a Header, with the attributes' names."""
 _TIME: Final = "pump-time"
+_KIND: Final = "pump-kind"
 _COPIES: Final = frozenset({IDENTITY, DUE, WAIT, ATTEMPTS_HEADER})
 _RESERVED: Final = frozenset({*_HEADER_NAMES, _TIME, *_COPIES})
+_FIELDS: Final[list[Any]] = list(Header(""))
+_ID_PLACE, _TOPIC_PLACE, _KIND_PLACE, _KEY_PLACE, _TIME_PLACE, _HEADERS_PLACE = (
+    Header._fields.index(name) for name in ("id", "topic", "kind", "key", "timestamp", "headers")
+)
+_PLACES: Final = {name: Header._fields.index(field) for name, field in _HEADER_NAMES.items() if name != _KIND}
+"""The place in a Header of each of its texts that may be any text."""
 _CREATED: Final = 1
 """The timestamp type of a record whose sender set the timestamp."""
 
@@ -51,65 +58,88 @@ class KafkaRecord(NamedTuple):
     headers: RawHeaders
 
 
-class KafkaReceipt:
-    """The transport's data about one delivery. All copies of the message share it."""
-
-    __slots__ = ("begun", "headers", "interrupt", "key", "lost", "offset", "partition")
-
-    def __init__(
-        self, partition: "AssignedPartition", offset: int, key: bytes | None = None, headers: RawHeaders = ()
-    ) -> None:
-        self.partition: Final = partition
-        self.offset: Final = offset
-        self.key: Final = key
-        self.headers: Final = headers
-        """As they were read."""
-        self.lost = False
-        """Whether another consumer has the partition now."""
-        self.begun = False
-        """Whether a handler was given the message, and has not refused it since."""
-        self.interrupt: Callable[[], None] | None = None
-        """Tells the handler that runs for it to end; None while none runs."""
-
-
 class KafkaMessage(Message):
-    """A message that shares its loss with all of its copies: a held message is a copy of the received one."""
+    """A record that was received. Its receipt is the client's own record, which has key and headers as they were sent.
 
-    __slots__ = ()
+    What becomes of the delivery is noted here, so that to settle it takes no lock and no search.
+    """
 
-    def __copy__(self) -> "KafkaMessage":
+    __slots__ = ("assigned", "begun", "done", "due", "offset", "wait")
+
+    assigned: "AssignedPartition"
+    """The partition that it came from."""
+    offset: int
+    done: bool
+    """Whether it is settled."""
+    begun: bool | None
+    """Whether a handler was given it since it was refused here last; None if it never was refused."""
+    due: float
+    """When it may be handled, in seconds since the epoch; 0 if it is not a copy."""
+    wait: float
+    """Until when it stays in its retry topic."""
+
+    @property
+    def first(self) -> "KafkaMessage":
+        """The message as it was received: its copies are the same delivery."""
+        return self
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a handler was given it, and has not refused it since."""
+        return bool(self.handler) if self.begun is None else self.begun
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the delivery is not settled, and still this consumer's."""
+        return not (self.done or self.lost)
+
+    def bounded(self, now: float, longest: float) -> "KafkaMessage":
+        """The same message, waiting no longer than its topic allows, whatever its headers say; 0 means not at all."""
+        if not longest:
+            self.due = self.wait = 0.0
+        elif self.wait > now + longest:
+            self.wait = now + longest
+        return self
+
+    def __copy__(self) -> "HeldMessage":
         """The same delivery, to be handled once more."""
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        other = KafkaMessage.__new__(KafkaMessage)
-        other.receipt = receipt  # first, since others are kept there
-        for name in Message.__slots__:
+        first = self.first
+        other = HeldMessage.__new__(HeldMessage)
+        other.first = first
+        for name in _COPIED:
             setattr(other, name, getattr(self, name))
-        receipt.begun = False
-        receipt.partition.held = receipt
+        first.begun, first.assigned.held = False, first
         return other
+
+
+class HeldMessage(KafkaMessage):
+    """A copy of a message, to be handled once more: whether it is lost, or runs, is known of the first one too."""
+
+    __slots__ = ("first",)
+
+    first: KafkaMessage
 
     @property
     def lost(self) -> bool:
         """Whether it is known that the message is lost to this consumer."""
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        return receipt.lost
+        return self.first.lost
 
     @lost.setter
     def lost(self, lost: bool) -> None:
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        receipt.lost = receipt.lost or lost
+        self.first.lost = self.first.lost or lost
 
     @property
     def interrupt(self) -> Callable[[], None] | None:
         """Tells the handler that runs for it to end; None while none runs."""
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        return receipt.interrupt
+        return self.first.interrupt
 
     @interrupt.setter
     def interrupt(self, interrupt: Callable[[], None] | None) -> None:
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        receipt.interrupt = interrupt
-        receipt.begun = receipt.begun or interrupt is not None
+        self.first.interrupt = interrupt
+        self.first.begun = self.first.begun or interrupt is not None
+
+
+_COPIED: Final = (*(name for name in Message.__slots__ if name not in {"lost", "interrupt"}), "assigned", "offset")
 
 
 # -- writing
@@ -150,7 +180,6 @@ def _name(name: str) -> str:
 
 def copy_record(message: Message, topic: str, attempts: int, now: float, *, due: float, wait: float) -> KafkaRecord:
     """A copy that comes again to its channel: with its attempts, and when it is due."""
-    receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
     added = {
         **copy_headers(message, attempts, now),
         IDENTITY: message.identity,
@@ -158,7 +187,7 @@ def copy_record(message: Message, topic: str, attempts: int, now: float, *, due:
         DUE: repr(due),
         WAIT: repr(wait),
     }
-    return KafkaRecord(topic, receipt.key, message.body, _changed(receipt.headers, added))
+    return KafkaRecord(topic, _key(message), message.body, _changed(_headers(message), added))
 
 
 def dead_letter_records(
@@ -169,19 +198,30 @@ def dead_letter_records(
     The first has all headers of the sender, the second has none. The others have a body that is cut to `room` bytes, to
     half of that, and so on; each comes with a text that says so.
     """
-    receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
     texts = provenance(message, rejection)
     own = {TOPIC: message.header.topic, ID: message.id or message.identity}
-    whole = _changed(receipt.headers, {**texts, **own}, removed={*_COPIES, *PROVENANCE, *own})
-    yield KafkaRecord(topic, receipt.key, message.body, whole), ""
+    whole = _changed(_headers(message), {**texts, **own}, removed={*_COPIES, *PROVENANCE, *own})
+    yield KafkaRecord(topic, _key(message), message.body, whole), ""
     short = {**{name: text for name, text in texts.items() if name in MINIMAL}, **own}
-    yield KafkaRecord(topic, receipt.key, message.body, _encoded(short)), ""
+    yield KafkaRecord(topic, _key(message), message.body, _encoded(short)), ""
     for header, body, saying in cut_letters(Header("", headers=short), message.body, room):
         yield KafkaRecord(topic, None, body, _encoded(header.headers)), saying
 
 
 def _encoded(texts: Mapping[str, str]) -> list[tuple[str, bytes]]:
     return [(name, text.encode()) for name, text in texts.items()]
+
+
+def _key(message: Message) -> bytes | None:
+    record: Any = message.receipt
+    key: bytes | None = record.key()
+    return key
+
+
+def _headers(message: Message) -> RawHeaders:
+    """As they were read; none where they cannot be."""
+    headers = _raw_headers(message.receipt)
+    return () if isinstance(headers, str) else headers
 
 
 def _changed(
@@ -194,13 +234,14 @@ def _changed(
 # -- reading
 
 
-class _ParsedHeaders:
-    """The headers of a record, parsed."""
+class _OtherHeaders:
+    """The headers of a record that are none of the common ones, parsed."""
 
-    __slots__ = ("attempts", "attributes", "due", "fault", "headers", "identity", "raw", "wait")
+    __slots__ = ("attempts", "due", "fault", "fields", "headers", "identity", "raw", "wait")
 
-    def __init__(self) -> None:
-        self.attributes: Final[dict[str, Any]] = {}
+    def __init__(self, fields: list[Any]) -> None:
+        self.fields: Final = fields
+        """Those of the message's Header."""
         self.headers: Final[dict[str, str]] = {}
         self.raw: Final[dict[str, object]] = {}
         """Headers that are not text."""
@@ -219,16 +260,18 @@ class _ParsedHeaders:
             return
         if value is None:
             self.raw[name] = None
-        if name in _HEADER_NAMES:
-            self._add_attribute(name, text)
+        if name in _PLACES:
+            self.fields[_PLACES[name]] = text
+        elif name == _KIND:
+            self._add_kind(text)
         elif name in _COPIES:
             self._add_of_copy(name, text)
-        elif name != _TIME or not self._add_time(text):
+        else:
             self.headers[name.removeprefix(ESCAPE)] = text
 
-    def _add_attribute(self, name: str, text: str) -> None:
+    def _add_kind(self, text: str) -> None:
         try:
-            self.attributes[_HEADER_NAMES[name]] = kind_of(name, text) if name == "pump-kind" else text
+            self.fields[_KIND_PLACE] = kind_of(_KIND, text)
         except ValueError as error:
             self.fault = str(error)
 
@@ -243,12 +286,6 @@ class _ParsedHeaders:
         else:
             self.wait = _seconds(text)
 
-    def _add_time(self, text: str) -> bool:
-        with suppress(ValueError):
-            self.attributes["timestamp"] = time_of(_TIME, text)
-            return True
-        return False
-
 
 def _seconds(text: str) -> float:
     """The number in a header, which anybody may have written: 0 if it is not a finite number."""
@@ -257,58 +294,69 @@ def _seconds(text: str) -> float:
     return 0.0
 
 
-class ReadRecord(NamedTuple):
-    """A message that was read, and when it may be handled."""
+def _read_headers(headers: RawHeaders, fields: list[Any]) -> _OtherHeaders | None:
+    """Set the fields of a Header from the headers of a record; returns what else they say, None if that is nothing.
 
-    message: KafkaMessage
-    due: float
-    """In seconds since the epoch; 0 if it is not a copy."""
-    wait: float
-    """Until when it stays in its retry topic."""
+    Every message passes here: the headers that each of ours has are read without an object for them.
+    """
+    others: _OtherHeaders | None = None
+    for name, value in headers:
+        place = _PLACES.get(name)
+        if value is not None:
+            try:
+                if place is not None:
+                    fields[place] = value.decode()
+                    continue
+                if name == _TIME:
+                    fields[_TIME_PLACE] = time_of(name, value.decode())
+                    continue
+            except ValueError:  # not text, or not a number: kept with the others
+                pass
+        if others is None:
+            others = _OtherHeaders(fields)
+        others.add(name, value)
+    if others is not None and others.headers:
+        fields[_HEADERS_PLACE] = others.headers
+    return others
 
-    def bounded(self, now: float, longest: float) -> "ReadRecord":
-        """The same, but waiting no longer than its topic allows, whatever its headers say; 0 means not at all."""
-        if not (self.due or self.wait):
-            return self
-        if not longest:
-            return self._replace(due=0.0, wait=0.0)
-        return self._replace(wait=min(self.wait, now + longest))
 
-
-def read_record(record: Any, partition: "AssignedPartition", generation: int) -> ReadRecord:  # noqa: ANN401 - vendor's
+def read_message(record: Any, assigned: "AssignedPartition", generation: int) -> KafkaMessage:  # noqa: ANN401 - vendor's
     """The message of a record. If it cannot be read, its fault says why."""
-    parsed, raw_headers = _ParsedHeaders(), _raw_headers(record)
-    if isinstance(raw_headers, str):
-        parsed.fault, raw_headers = raw_headers, ()
-    for name, value in raw_headers:
-        parsed.add(name, value)
-    offset, key, (kind, milliseconds) = record.offset(), record.key(), record.timestamp()
-    attributes = parsed.attributes
-    if "id" not in attributes and kind == _CREATED:
-        attributes["timestamp"] = milliseconds / 1000
-    header = Header(
-        **{
-            "id": "",
-            "topic": partition.topic,
-            "key": None if key is None else key.decode("utf-8", "backslashreplace"),
-            "headers": parsed.headers or NO_HEADERS,
-            **attributes,
-        }
-    )
+    fields, headers, fault = _FIELDS.copy(), _raw_headers(record), ""
+    if isinstance(headers, str):
+        fault, headers = headers, ()
+    fields[_TOPIC_PLACE] = assigned.topic
+    key, offset, (kind, milliseconds) = record.key(), record.offset(), record.timestamp()
+    if key is not None:
+        fields[_KEY_PLACE] = key.decode("utf-8", "backslashreplace")
+    others = _read_headers(headers, fields)
+    if kind == _CREATED and not fields[_ID_PLACE]:
+        fields[_TIME_PLACE] = milliseconds / 1000
+    position = f"{assigned.name}{offset}"
     message = KafkaMessage(
-        header,
+        Header._make(fields),
         record.value() or b"",
         # The time is included, since a topic that is deleted and created again begins with the same offsets.
-        identity=parsed.identity or f"{partition.topic}/{partition.number}/{offset}@{milliseconds}",
-        receipt=KafkaReceipt(partition, offset, key, raw_headers),
+        identity=f"{position}@{milliseconds}",
+        receipt=record,
         generation=generation,
-        attempts=parsed.attempts,
-        partition=partition.domain,
-        position=f"{partition.topic}/{partition.number}/{offset}",
-        raw_headers=parsed.raw or NO_RAW_HEADERS,
-        fault=parsed.fault,
+        partition=assigned.domain,
+        position=position,
+        fault=fault,
     )
-    return ReadRecord(message, parsed.due, parsed.wait)
+    message.assigned, message.offset, message.done, message.begun = assigned, offset, False, None
+    message.due = message.wait = 0.0
+    if others is not None:
+        _add_others(message, others)
+    return message
+
+
+def _add_others(message: KafkaMessage, others: _OtherHeaders) -> None:
+    message.identity = others.identity or message.identity
+    message.attempts = message.carried = others.attempts
+    message.raw_headers = others.raw or NO_RAW_HEADERS
+    message.fault = message.fault or others.fault
+    message.due, message.wait = others.due, others.wait
 
 
 def _raw_headers(record: Any) -> RawHeaders | str:  # noqa: ANN401 - the vendor's

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ import pytest
 from brokers.fixtures import ProxyTo
 from brokers.mosquitto import Mosquitto
 from pump import Dispatcher
+from pump.errors import PublishError
+from support.mqtt import remove_session
 from support.mqtt_works import url
 from support.programs import Program
 from support.recovery import everything_was_run
 from support.waiting import eventually
-from support.works import Works, jobs, names
+from support.works import Job, Works, jobs, names
 
 LOADED = 3.0
 """What a machine that does other things may take longer."""
@@ -55,6 +57,7 @@ def test_nothing_is_lost_when_the_broker_dies_under_load(
     everything_was_run(works, 300, at_most_twice=300 if how == "kill" else IN_HAND)
 
 
+@pytest.mark.requirement("P-12")
 def test_consumers_work_again_soon_after_an_outage(
     mosquitto: Mosquitto, proxy_to: ProxyTo, tmp_path: Path, running: Running
 ) -> None:
@@ -74,6 +77,30 @@ def test_consumers_work_again_soon_after_an_outage(
 
     for works, _, _ in everywhere:
         eventually(lambda works=works: set(works.runs) >= set(names(3)), back + 5.0 + LOADED - time.monotonic())  # type: ignore[misc]
+
+
+@pytest.mark.requirement("P-12")
+def test_a_session_that_was_removed_is_made_again(
+    mosquitto: Mosquitto, works: Works, running: Running, awaiting: bool
+) -> None:
+    dispatcher = running(works.dispatcher(url(mosquitto), awaiting=awaiting, **FAST))
+    dispatcher.post_many(jobs(1, prefix="before"))
+    eventually(lambda: works.runs == names(1, "before"))
+
+    remove_session(mosquitto, f"pump-{works.channel}-0")
+    back = time.monotonic()
+    eventually(lambda: posted(dispatcher, jobs(3)))
+
+    eventually(lambda: set(works.runs) >= set(names(3)), back + 5.0 + LOADED - time.monotonic())
+
+
+def posted(dispatcher: Dispatcher, some: Sequence[Job]) -> bool:
+    """Whether they could be posted: not while nobody subscribes."""
+    try:
+        dispatcher.post_many(some)
+    except PublishError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
