@@ -1,6 +1,7 @@
 """The journal of a program's pumps: `Dispatcher(…, listeners=[Journal("journal")])`."""
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - pyarrow loads it late, and at exit that is not possible any more
 import logging
 import os
 import threading
@@ -217,7 +218,7 @@ class Journal:
             if not self._failing:
                 self._failing = True
                 text = "journal %s: %s; events are not written until this is mended, and the pumps go on"
-                log.error(text, self.folder, text_of(error) or type(error).__name__)
+                log.error(text, self.folder, text_of(error) or type(error).__name__)  # noqa: TRY400 - it is a disk's
         else:
             self._sequence += len(table)
             if self._failing:

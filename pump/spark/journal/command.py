@@ -188,7 +188,9 @@ def _late(out: Path, kind: Any) -> str:  # noqa: ANN401 - one of the choices of 
 
     table = kept_windows(out, kind)
     late = 0 if table is None else sum(table["late"].to_pylist())
-    return f"{0 if table is None else len(table):,} windows are kept in {out}; {late:,} events came late and are in them"
+    return (
+        f"{0 if table is None else len(table):,} windows are kept in {out}; {late:,} events came late and are in them"
+    )
 
 
 # -- what they share
@@ -203,12 +205,22 @@ def _need_pyarrow() -> None:
 
 @contextmanager
 def _session(name: str, options: argparse.Namespace) -> "Iterator[SparkSession]":
-    """A session for one command. What it is about is checked before: a session takes seconds to begin."""
-    spark = open_session(name, options.master, _SETTINGS)
+    """A session for one command; one that ran before is used, and goes on."""
+    running = _running_session()
+    spark = running or open_session(name, options.master, _SETTINGS)
     try:
         yield spark
     finally:
-        spark.stop()
+        if running is None:
+            spark.stop()
+
+
+def _running_session() -> "SparkSession | None":
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - only commands that use Spark load it
+    except ImportError:
+        return None  # what to install is said when one is opened
+    return SparkSession.getActiveSession()
 
 
 def _counted(spark: "SparkSession", files: Sequence[Path]) -> "Summary":
