@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from pump.errors import ConfigurationError
@@ -47,6 +48,29 @@ def test_replaced_files_are_removed_when_they_were_kept_for_long_enough(tmp_path
     assert third.removed == 11  # ten, and the file that the first compaction made of five
     assert [each.name for each in tmp_path.glob("*.parquet")] == []
     assert names_of(tmp_path) == sorted([*before, *((f"p{n}", s) for n in range(5, 10) for s in (0, 1))])
+
+
+def test_hourly_compactions_remove_what_the_first_has_replaced_a_day_ago(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    compact(tmp_path, older=0)
+    (merged,) = (tmp_path / "compacted").glob("*.parquet")
+    yesterday = time.time() - 25 * 3600
+    os.utime(merged, (yesterday, yesterday))
+    fill(tmp_path, 1, first=3)
+
+    compact(tmp_path, older=0, keep=1e9)  # names the same files again
+    removed = compact(tmp_path, older=0).removed
+
+    assert removed == 3
+    assert len(names_of(tmp_path)) == 8
+
+
+def test_a_merged_file_has_few_parts(tmp_path: Path) -> None:
+    fill(tmp_path)
+
+    compact(tmp_path, older=0)
+
+    assert [pq.read_metadata(file).num_row_groups for file in live(tmp_path).merged] == [1]
 
 
 def test_young_files_and_those_that_are_written_are_left_alone(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # much is counted: it pays to compile it well
 }
+
 _ANALYSES: Final = ("windows", "latencies", "outcomes", "acknowledgements", "errors", "dead_letters", "posts")
 
 
@@ -194,6 +195,11 @@ def _late(out: Path, kind: Any) -> str:  # noqa: ANN401 - one of the choices of 
 
 
 # -- what they share
+
+
+def session_settings() -> Mapping[str, str]:
+    """The settings of a session that counts a journal."""
+    return _SETTINGS
 
 
 def _need_pyarrow() -> None:
