@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from bench.alone import alone
 from bench.table import Row
 from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
@@ -27,8 +25,6 @@ COUNT = 100_000
 ROUNDS = 7
 FLUSH = 0.2
 """Shorter than anybody needs: so that what is written is written while it is measured."""
-
-pytestmark = pytest.mark.requirement("S-11")
 
 
 @dataclass(frozen=True)

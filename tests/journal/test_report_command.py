@@ -18,8 +18,10 @@ sys.exit(status)
 """
 
 
+@pytest.mark.requirement("S-15")
 def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
-    write(tmp_path / "journal", [event() for _ in range(10)])
+    rows = [event(after=60 * n, handling_seconds=0.1) for n in range(9)]
+    write(tmp_path / "journal", [*rows, event(verdict="reject", cause="KeyError: order 7", reason="unknown")])
     page = tmp_path / "page.html"
     arguments = ["report", str(tmp_path / "journal"), "--out", str(page), "--title", "Shop & Co"]
 
@@ -29,7 +31,18 @@ def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{page}: 10 events, counted by this process, 0 alerts\n"
-    assert "<title>Shop &amp; Co</title>" in page.read_text()
+    html = page.read_text()
+    assert "<title>Shop &amp; Co</title>" in html
+    titles = (
+        "Received a minute",
+        "Acknowledged a minute",
+        "Verdicts by handler",
+        "orders: handling",
+        "Dead letters by",
+    )
+    for title in titles:  # each is followed by its plot
+        assert "<svg viewBox" in html.partition(f"<figcaption>{title}")[2].partition("</figure>")[0]
+    assert "KeyError: order &lt;n&gt;" in html
 
 
 def test_the_compaction_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,6 @@ def test_errors_are_grouped_by_the_text_before_the_colon(spark: "SparkSession", 
     assert on_spark.errors == here.errors == [("timeout", 3), ("denied", 1), ("plain", 1)]
 
 
-@pytest.mark.requirement("Q-52")
 def test_acknowledging_is_counted_with_success_and_time(spark: "SparkSession", tmp_path: Path) -> None:
     rows = [event(settling_seconds=0.1 * n) for n in range(1, 10)]
     rows += [event(), event("settle_failed", channel="orders", verdict="acknowledge")]

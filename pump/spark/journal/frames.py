@@ -115,7 +115,7 @@ def latencies(frame: "DataFrame") -> "DataFrame":
 
 
 def outcomes(frame: "DataFrame") -> "DataFrame":
-    """The fields of `Outcome`."""
+    """The fields of `HandlerOutcome`."""
     return (
         frame.where(_is("delivery"))
         .groupBy("channel", F.coalesce("handler", F.lit("")).alias("handler"), "verdict")
@@ -156,7 +156,7 @@ def dead_letters(frame: "DataFrame") -> "DataFrame":
             F.count("*").alias("count"),
             F.min("time").alias("first"),
             F.max("time").alias("last"),
-            F.max("message_id").alias("example_id"),
+            F.coalesce(F.max("message_id"), F.lit("")).alias("example_id"),
         )
     )
 
