@@ -45,6 +45,7 @@ class Message:
         "answered",
         "attempts",
         "begun_at",
+        "blocked_seconds",
         "body",
         "carried",
         "deliveries",
@@ -66,7 +67,6 @@ class Message:
         "receipt",
         "release",
         "settled",
-        "stood",
         "unexplained",
     )
 
@@ -127,8 +127,8 @@ class Message:
         """When they had ended."""
         self.lost: bool = False
         """Whether this process is known to have lost the message: nothing may be sent for it."""
-        self.stood: float = 0.0
-        """How many seconds its event loop stood still, if it was lost because the loop could not renew its lease."""
+        self.blocked_seconds: float = 0.0
+        """How long its event loop was blocked, if it was lost because the loop could not renew its lease."""
         self.explicit: bool = False
         """Whether its handler settles it, by a Delivery."""
         self.answered: bool = False

@@ -202,12 +202,15 @@ class Judge:
         if runs.attempts >= limit and self.ledger.died(message):
             reason, text = (
                 PROCESS_DIED,
-                f"{runs.attempts} runs of it did not go well, and the last ended with its process",
+                f"it was run {runs.attempts} times without success, and in the last run its process died",
             )
         elif runs.attempts >= limit:
             reason, text = EXHAUSTED, ""
         elif not self._may_block and runs.unexplained >= 3 * limit:
-            reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
+            reason, text = (
+                PROCESS_DIED,
+                f"delivered {message.deliveries} times, and no run ended with a verdict: each may have crashed",
+            )
         else:
             return None
         self._count.add()
@@ -263,7 +266,7 @@ class Judge:
         if message.lost and _contains(
             error, asyncio.CancelledError
         ):  # the handler was ended because the message was lost
-            if message.stood:
+            if message.blocked_seconds:
                 self._count_lapse(message)
             else:
                 self.ledger.ignore(message)
@@ -401,7 +404,7 @@ class Judge:
             self.ledger.first_failure(message),
             self.clock.wall(),
         )
-        self.ledger.count(message, attempts, rejection)
+        self.ledger.count(message, attempts, rejection, ran=runs > 0)
         self.log.rejected(message, None if isinstance(cause, MessageAction) else cause, reason)
         return Reject(rejection)
 
@@ -444,7 +447,7 @@ class Judge:
 
     def _forgive(self, message: Message) -> None:
         """Count no attempt for a run that succeeded, unless its handler kept the loop from renewing the lease."""
-        if message.stood:
+        if message.blocked_seconds:
             self._count_lapse(message)
         else:
             self.ledger.forgive(message)

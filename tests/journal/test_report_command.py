@@ -40,7 +40,7 @@ def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
         "orders: handling",
         "Dead letters by",
     )
-    for title in titles:  # each is followed by its plot
+    for title in (*titles, "Dead letters by signature"):  # each is followed by its plot
         assert "<svg viewBox" in html.partition(f"<figcaption>{title}")[2].partition("</figure>")[0]
     assert "KeyError: order &lt;n&gt;" in html
 
@@ -49,12 +49,12 @@ def test_the_compaction_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureF
     for number in range(5):
         write(tmp_path, [event()], process=f"p{number}")
 
-    assert main(["spark", "compact", str(tmp_path), "--older", "0"]) == 0
+    assert main(["spark", "compact-journal", str(tmp_path), "--older", "0"]) == 0
 
     assert capsys.readouterr().out == "5 files are 1 now; 0 that were merged before are removed\n"
 
 
-@pytest.mark.parametrize("command", [["report"], ["spark", "summary"], ["spark", "compact"]])
+@pytest.mark.parametrize("command", [["report"], ["spark", "summary"], ["spark", "compact-journal"]])
 def test_a_journal_that_is_not_there_is_named(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

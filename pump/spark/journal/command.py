@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pump.clock import Signal
 from pump.errors import ConfigurationError
 from pump.process_signals import handling
-from pump.spark.session import open_session
+from pump.spark.commands import add_master, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def add_summary(parser: argparse.ArgumentParser) -> None:
     _add_journal(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write each analysis as a table into this folder")
     _add_format(parser)
-    _add_master(parser)
+    add_master(parser)
     parser.set_defaults(act=_summary)
 
 
@@ -49,12 +49,12 @@ def add_alerts(parser: argparse.ArgumentParser) -> None:
     about = "how often new files are looked for (default: 30)"
     parser.add_argument("--every", type=_positive, default=30.0, metavar="SECONDS", help=about)
     _add_format(parser)
-    _add_master(parser)
+    add_master(parser)
     parser.set_defaults(act=_alerts)
 
 
 def add_compact(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `pump spark compact`."""
+    """Add the arguments of `pump spark compact-journal`."""
     _add_journal(parser)
     about = "merge files that were written so long ago (default: 60)"
     parser.add_argument("--older", type=_not_negative, default=60.0, metavar="SECONDS", help=about)
@@ -72,7 +72,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", metavar="TEXT", help="the page's title")
     about = f"what counts: this process up to {MOST_ROWS_HERE:,} events, Spark above (default: auto)"
     parser.add_argument("--by", choices=("auto", "process", "spark"), default="auto", help=about)
-    _add_master(parser)
+    add_master(parser)
     parser.set_defaults(act=_report)
 
 
@@ -83,10 +83,6 @@ def _add_journal(parser: argparse.ArgumentParser) -> None:
 def _add_format(parser: argparse.ArgumentParser) -> None:
     about = "delta needs the package deltalake (default: parquet)"
     parser.add_argument("--format", choices=("parquet", "delta"), default="parquet", help=about)
-
-
-def _add_master(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--master", metavar="URL", help="local[…], spark://… or sc://… (default: two cores here)")
 
 
 def _not_negative(text: str) -> float:
@@ -213,7 +209,7 @@ def _need_pyarrow() -> None:
 def _session(name: str, options: argparse.Namespace) -> "Iterator[SparkSession]":
     """A session for one command; one that ran before is used, and goes on."""
     running = _running_session()
-    spark = running or open_session(name, options.master, _SETTINGS)
+    spark = running or opened(name, options.on, _SETTINGS)
     try:
         yield spark
     finally:
