@@ -14,7 +14,8 @@ _MOST_ROWS: Final = 20
 _MOST_POINTS: Final = 400
 _OTHERS: Final = "all others"
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_VERDICTS: Final = ("acknowledge", "requeue", "nack", "reject", "hand back", "unsettled")
+_VERDICTS: Final = {"acknowledge": 2, "requeue": 4, "nack": 1, "reject": 3, "hand back": 5, "unsettled": 0}
+"""In this order, each with the number of its colour."""
 
 _STYLE: Final = (
     """
@@ -131,8 +132,10 @@ def _alerts(summary: Summary) -> str:
     rows = [
         (_time(each.since), each.rule, each.channel, each.kind, f"{each.value:,}", each.text) for each in summary.alerts
     ]
-    latest = rows[::-1]
-    return "<h2>Alerts</h2>" + _table(("since", "rule", "channel or subject", "kind", "#counted", "it means"), latest)
+    latest = rows[: -_MOST_ROWS - 1 : -1]
+    more = f"<p class=none>and {len(rows) - len(latest):,} before</p>" if len(rows) > len(latest) else ""
+    head = ("since", "rule", "channel or subject", "kind", "#counted", "it means")
+    return "<h2>Alerts</h2>" + _table(head, latest) + more
 
 
 # -- over time
@@ -264,7 +267,9 @@ def _verdicts(summary: Summary) -> str:
         rows[f"{handler} ({each.channel})" if several else handler][each.verdict] += each.count
     ordered = sorted(rows.items(), key=lambda item: -item[1].total())[:_MOST_ROWS]
     known = [kind for kind in _VERDICTS if any(kind in parts for _, parts in ordered)]
-    return bars("Verdicts by handler", [(name, {kind: parts[kind] for kind in known}) for name, parts in ordered])
+    return bars(
+        "Verdicts by handler", [(name, {kind: parts[kind] for kind in known}) for name, parts in ordered], _VERDICTS
+    )
 
 
 def _acknowledging(summary: Summary) -> str:
@@ -287,9 +292,11 @@ def _failures(summary: Summary) -> Iterable[str]:
     for each in summary.dead_letters:
         letters[each.signature or each.reason or "no reason"] += each.count
     top = letters.most_common(_MOST_ROWS)
-    yield bars("Dead letters by signature", [(name, {"dead letters": count}) for name, count in top])
+    yield bars(
+        "Dead letters by signature", [(name, {"dead letters": count}) for name, count in top], {"dead letters": 3}
+    )
     errors = [(each.group, {"failed deliveries": each.count}) for each in summary.errors[:_MOST_ROWS]]
-    yield bars("Failed deliveries by error", errors)
+    yield bars("Failed deliveries by error", errors, {"failed deliveries": 1})
 
 
 def _dead_letters(summary: Summary) -> str:

@@ -68,11 +68,11 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, *, logar
     parts = [*_y_axis(scale, unit), *_x_axis(first, last)]
     for number, (name, points) in enumerate(shown.items()):
         parts.append(_line(number, name, points, _Axes(first, last, scale, unit)))
-    return _figure(title, "".join(parts), _HEIGHT, _legend(list(shown)))
+    return _figure(title, "".join(parts), _HEIGHT, _legend(list(shown), range(len(shown))))
 
 
-def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    """A plot with a bar for each row, made of the parts that it names."""
+def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], colours: Mapping[str, int]) -> str:
+    """A plot with a bar for each row, made of the parts that it names; each kind of parts has its colour."""
     total = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if not total:
         return _nothing(title)
@@ -88,14 +88,14 @@ def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
         )
         for kind, value in parts.items():
             length = width * value / total
-            colour = kinds.index(kind) % COLOURS
+            colour = colours[kind]
             drawn.append(
                 f'<rect class="f{colour}" x="{x:.1f}" y="{y}" width="{max(length, 0.5 * bool(value)):.1f}" height="18">'
                 f"<title>{escape(f'{name}: {value:,.0f} {kind}')}</title></rect>"
             )
             x += length
         drawn.append(f'<text x="{x + 6:.1f}" y="{y + 14}">{sum(parts.values()):,.0f}</text>')
-    legend = _legend(kinds) if len(kinds) > 1 else ""
+    legend = _legend(kinds, [colours[kind] for kind in kinds]) if len(kinds) > 1 else ""
     return _figure(title, "".join(drawn), 8 + _BAR * len(rows), legend)
 
 
@@ -129,11 +129,11 @@ def _nothing(title: str) -> str:
     return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">nothing was recorded</p></figure>'
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(names: Sequence[str], places: Sequence[int]) -> str:
     items = "".join(
         f'<li><svg class="key" viewBox="0 0 22 8"><line class="l{place % COLOURS}" x1="0" x2="22" y1="4" y2="4"'
         f"{_dash(place)}/></svg>{escape(name)}</li>"
-        for place, name in enumerate(names)
+        for place, name in zip(places, names, strict=True)
     )
     return f'<ul class="legend">{items}</ul>'
 

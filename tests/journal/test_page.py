@@ -141,7 +141,7 @@ def test_any_single_value_can_be_drawn(value: float, *, logarithmic: bool) -> No
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    drawn = bars("t", [("a", {"x": 30, "y": 10}), ("b", {"x": 20, "y": 0})])
+    drawn = bars("t", [("a", {"x": 30, "y": 10}), ("b", {"x": 20, "y": 0})], {"x": 0, "y": 1})
 
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
     assert widths == pytest.approx([345.0, 115.0, 230.0, 0.0], rel=0.01)

@@ -11,6 +11,7 @@ from pump.journal.signature import LONGEST, PARTS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+
 def error_text() -> "Column":
     """The error of a dead letter: its text, or else the description, the reason, or why it could not be read."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
