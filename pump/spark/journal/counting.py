@@ -1,6 +1,7 @@
 """A journal summarised on Spark: the same tuples as one process gives, counted by many."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ from pump.journal.summary import (
     Posts,
     Summary,
     Window,
+    summarise,
 )
 from pump.spark.journal import frames
 
@@ -33,6 +35,8 @@ def collected(frame: "DataFrame", make: Callable[..., Item]) -> Sequence[Item]:
 
 def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     """Count everything in these files of a journal."""
+    if not files:
+        return replace(summarise(()), counted_by="Spark")
     events = frames.events(spark, files)
     ((total, lost),) = collected(frames.lost(events), lambda **row: (row["events"], row["lost"]))
     return Summary(
