@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
-from pump.journal.files import COMPACTED, REPLACES, live, new_name, parquet_writer, replaces
+from pump.journal.files import COMPACTED, REPLACES, gathered, live, new_name, parquet_writer, replaces
 from pump.journal.open_file import recover
 
 _LOCK: Final = ".compaction"
@@ -64,7 +65,9 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigurationError(f"{folder} is being compacted by another process: wait until it is done") from error
+            raise ConfigurationError(
+                f"{folder} is being compacted by another process: wait until it is done"
+            ) from error
         yield
     finally:
         os.close(number)
@@ -87,9 +90,8 @@ def _merge(folder: Path, files: Sequence[Path]) -> None:
     kept = sorted(name for name in names if any((place / name).exists() for place in (folder, folder / COMPACTED)))
     schema = source.schema.with_metadata({REPLACES: json.dumps(kept).encode()})
     with parquet_writer(merged, schema) as writer:
-        for batch in source.to_batches(batch_size=131_072, batch_readahead=2, fragment_readahead=2):
-            if len(batch):
-                writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+        for batch in gathered(source.to_batches(batch_readahead=2, fragment_readahead=2)):
+            writer.write_table(pa.Table.from_batches([batch]).cast(schema))
 
 
 def _replaced(file: Path) -> Sequence[str]:
@@ -99,9 +101,10 @@ def _replaced(file: Path) -> Sequence[str]:
 def _remove(files: Sequence[Path], folder: Path, keep: float) -> int:
     """Remove what was replaced before the time to keep it began, and what killed writers have left."""
     removed = 0
-    replaced_at = {
-        name: file.stat().st_mtime for file in sorted((folder / COMPACTED).glob("*.parquet")) for name in replaces(file)
-    }
+    replaced_at: dict[str, float] = {}
+    for file in (folder / COMPACTED).glob("[!.]*.parquet"):  # a later one names it again: the first time counts
+        for name in replaces(file):
+            replaced_at[name] = min(file.stat().st_mtime, replaced_at.get(name, inf))
     for each in files:
         if time.time() - replaced_at[each.name] >= keep:
             each.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +28,7 @@ OPEN: Final = "open"
 COMPACTED: Final = "compacted"
 REPLACES: Final = b"pump.replaces"
 """The key in the footer of a merged file: a JSON list of names."""
+_PART_ROWS: Final = 131_072
 _WITHOUT_DICTIONARY: Final = {"time", "message_id", "posted", "handling_seconds", "settling_seconds", "sequence"}
 
 
@@ -57,6 +58,22 @@ def write_table(table: pa.Table, file: Path) -> None:
     """Write a table as one file that appears as a whole."""
     with parquet_writer(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches: each becomes a part of a file, and many small parts are slow to read."""
+    small: list[pa.RecordBatch] = []
+    for batch in batches:
+        small.append(batch)
+        if sum(map(len, small)) >= _PART_ROWS:
+            yield from _merged(small)
+            small = []
+    yield from _merged(small)
+
+
+def _merged(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    whole = pa.Table.from_batches(batches).combine_chunks() if batches else None
+    return whole.to_batches() if whole else []
 
 
 def _sync(path: Path) -> None:

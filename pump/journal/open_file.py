@@ -5,6 +5,7 @@ process dies before, whoever next opens or compacts the journal makes the Parque
 """
 
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from pump.journal.events import SCHEMA
-from pump.journal.files import OPEN, live, new_name, parquet_writer
+from pump.journal.files import OPEN, gathered, live, new_name, parquet_writer
 
 _SUFFIX: Final = ".arrows"
 
@@ -97,12 +98,11 @@ def _convert(folder: Path, path: Path) -> None:
     """Write the Parquet file and remove the stream, unless a process that died here had written it before."""
     file = folder / f"{path.stem}.parquet"
     if not file.exists() and not any(each.name == file.name for each in live(folder).replaced):
-        batches = _batches(path)
+        batches = gathered(_batches(path))
         first = next(batches, None)
         if first is not None:
             with parquet_writer(file, SCHEMA) as writer:
-                writer.write_batch(first)
-                for batch in batches:
+                for batch in itertools.chain([first], batches):
                     writer.write_batch(batch)
     with suppress(FileNotFoundError):
         path.unlink()
@@ -117,23 +117,9 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             reader = pa.ipc.open_stream(source)
         except pa.ArrowException:
             return
-        gathered: list[pa.RecordBatch] = []
         while True:
             try:
-                gathered.append(reader.read_next_batch())
+                batch = reader.read_next_batch()
             except (StopIteration, pa.ArrowException, OSError):
-                break
-            if sum(map(len, gathered)) >= _ROW_GROUP:
-                yield _merged(gathered)
-                gathered = []
-        if gathered:
-            yield _merged(gathered)
-
-
-_ROW_GROUP: Final = 131_072
-
-
-def _merged(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Many small batches as one, so that the file has few row groups."""
-    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return batch
+                return
+            yield batch

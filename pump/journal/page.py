@@ -14,9 +14,11 @@ _MOST_ROWS: Final = 20
 _MOST_POINTS: Final = 400
 _OTHERS: Final = "all others"
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_VERDICTS: Final = ("acknowledge", "requeue", "nack", "reject", "hand back", "unsettled")
+_VERDICTS: Final = {"acknowledge": 2, "requeue": 4, "nack": 1, "reject": 3, "hand back": 5, "unsettled": 0}
+"""In this order, each with the number of its colour."""
 
-_STYLE: Final = """
+_STYLE: Final = (
+    """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #5c6670; --rule: #d9dee3; --card: #f5f7f9;
   --bad: #b3261e; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0559b; --c4: #8a6d00; --c5: #56697f; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171a; --ink: #e7ebef; --soft: #9aa5b0; --rule: #333b43;
@@ -45,13 +47,16 @@ th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var
 td { overflow-wrap: anywhere; } th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; } .none { color: var(--soft); }
 code { font: 13px ui-monospace, monospace; }
-""" + "".join(f".l{n} {{ stroke: var(--c{n}); }} .f{n} {{ fill: var(--c{n}); }}\n" for n in range(6)) + """
+"""
+    + "".join(f".l{n} {{ stroke: var(--c{n}); }} .f{n} {{ fill: var(--c{n}); }}\n" for n in range(6))
+    + """
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --rule: #bbb; --card: #fff; --bad: #900;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0559b; --c4: #8a6d00; --c5: #56697f; }
   body { max-width: none; padding: 0; font-size: 12px; } .tile { border: 1px solid var(--rule); }
   .tiles { grid-template-columns: repeat(5, 1fr); } .plots { grid-template-columns: 1fr 1fr; }
   h2 { break-after: avoid; } tr { break-inside: avoid; } }
 """
+)
 
 
 def page(title: str, summary: Summary, made: datetime) -> str:
@@ -127,8 +132,10 @@ def _alerts(summary: Summary) -> str:
     rows = [
         (_time(each.since), each.rule, each.channel, each.kind, f"{each.value:,}", each.text) for each in summary.alerts
     ]
-    latest = rows[::-1]
-    return "<h2>Alerts</h2>" + _table(("since", "rule", "channel or subject", "kind", "#counted", "it means"), latest)
+    latest = rows[: -_MOST_ROWS - 1 : -1]
+    more = f"<p class=none>and {len(rows) - len(latest):,} before</p>" if len(rows) > len(latest) else ""
+    head = ("since", "rule", "channel or subject", "kind", "#counted", "it means")
+    return "<h2>Alerts</h2>" + _table(head, latest) + more
 
 
 # -- over time
@@ -257,10 +264,12 @@ def _verdicts(summary: Summary) -> str:
     several = len({each.channel for each in summary.outcomes}) > 1
     for each in summary.outcomes:
         handler = each.handler or "no handler"
-        rows[f"{handler} ({each.channel})" if several else handler][each.verdict] += each.count
+        rows[f"{handler} ({each.channel})" if several else handler][each.verdict] += each.number
     ordered = sorted(rows.items(), key=lambda item: -item[1].total())[:_MOST_ROWS]
     known = [kind for kind in _VERDICTS if any(kind in parts for _, parts in ordered)]
-    return bars("Verdicts by handler", [(name, {kind: parts[kind] for kind in known}) for name, parts in ordered])
+    return bars(
+        "Verdicts by handler", [(name, {kind: parts[kind] for kind in known}) for name, parts in ordered], _VERDICTS
+    )
 
 
 def _acknowledging(summary: Summary) -> str:
@@ -281,11 +290,13 @@ def _acknowledging(summary: Summary) -> str:
 def _failures(summary: Summary) -> Iterable[str]:
     letters = Counter[str]()
     for each in summary.dead_letters:
-        letters[each.signature or each.reason or "no reason"] += each.count
+        letters[each.signature or each.reason or "no reason"] += each.number
     top = letters.most_common(_MOST_ROWS)
-    yield bars("Dead letters by signature", [(name, {"dead letters": count}) for name, count in top])
-    errors = [(each.group, {"failed deliveries": each.count}) for each in summary.errors[:_MOST_ROWS]]
-    yield bars("Failed deliveries by error", errors)
+    yield bars(
+        "Dead letters by signature", [(name, {"dead letters": count}) for name, count in top], {"dead letters": 3}
+    )
+    errors = [(each.group, {"failed deliveries": each.number}) for each in summary.errors[:_MOST_ROWS]]
+    yield bars("Failed deliveries by error", errors, {"failed deliveries": 1})
 
 
 def _dead_letters(summary: Summary) -> str:
@@ -294,7 +305,7 @@ def _dead_letters(summary: Summary) -> str:
             each.channel,
             each.signature,
             each.reason,
-            f"{each.count:,}",
+            f"{each.number:,}",
             _time(each.first),
             _time(each.last),
             each.example_id,

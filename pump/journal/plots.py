@@ -47,6 +47,15 @@ class _Scale(NamedTuple):
         return _HEIGHT - _BOTTOM - part * (_HEIGHT - _BOTTOM - _TOP)
 
 
+class _Axes(NamedTuple):
+    """From when to when a plot is, and how its values are drawn."""
+
+    first: datetime
+    last: datetime
+    scale: _Scale
+    unit: str
+
+
 def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, *, logarithmic: bool = False) -> str:
     """A plot with a line for each series. Without any value it says so."""
     shown = {name: points for name, points in series.items() if any(value is not None for _, value in points)}
@@ -58,12 +67,12 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, *, logar
     first, last = min(times), max(times)
     parts = [*_y_axis(scale, unit), *_x_axis(first, last)]
     for number, (name, points) in enumerate(shown.items()):
-        parts.append(_line(number, name, points, (first, last), scale, unit))
-    return _figure(title, "".join(parts), _HEIGHT, _legend(list(shown)))
+        parts.append(_line(number, name, points, _Axes(first, last, scale, unit)))
+    return _figure(title, "".join(parts), _HEIGHT, _legend(list(shown), range(len(shown))))
 
 
-def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    """A plot with a bar for each row, made of the parts that it names."""
+def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], colours: Mapping[str, int]) -> str:
+    """A plot with a bar for each row, made of the parts that it names; each kind of parts has its colour."""
     total = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if not total:
         return _nothing(title)
@@ -79,14 +88,14 @@ def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
         )
         for kind, value in parts.items():
             length = width * value / total
-            colour = kinds.index(kind) % COLOURS
+            colour = colours[kind]
             drawn.append(
                 f'<rect class="f{colour}" x="{x:.1f}" y="{y}" width="{max(length, 0.5 * bool(value)):.1f}" height="18">'
                 f"<title>{escape(f'{name}: {value:,.0f} {kind}')}</title></rect>"
             )
             x += length
         drawn.append(f'<text x="{x + 6:.1f}" y="{y + 14}">{sum(parts.values()):,.0f}</text>')
-    legend = _legend(kinds) if len(kinds) > 1 else ""
+    legend = _legend(kinds, [colours[kind] for kind in kinds]) if len(kinds) > 1 else ""
     return _figure(title, "".join(drawn), 8 + _BAR * len(rows), legend)
 
 
@@ -120,11 +129,11 @@ def _nothing(title: str) -> str:
     return f'<figure><figcaption>{escape(title)}</figcaption><p class="none">nothing was recorded</p></figure>'
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(names: Sequence[str], places: Sequence[int]) -> str:
     items = "".join(
         f'<li><svg class="key" viewBox="0 0 22 8"><line class="l{place % COLOURS}" x1="0" x2="22" y1="4" y2="4"'
         f"{_dash(place)}/></svg>{escape(name)}</li>"
-        for place, name in enumerate(names)
+        for place, name in zip(places, names, strict=True)
     )
     return f'<ul class="legend">{items}</ul>'
 
@@ -134,20 +143,19 @@ def _dash(place: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _line(
-    place: int, name: str, points: Sequence[Point], times: tuple[datetime, datetime], scale: _Scale, unit: str
-) -> str:
+def _line(place: int, name: str, points: Sequence[Point], axes: _Axes) -> str:
     drawn = []
     for present, run in groupby(sorted(points), key=lambda each: each[1] is not None):
         if not present:
             continue
-        ends = [(_x(time, times), scale.at(value), time, value) for time, value in run if value is not None]
+        times = (axes.first, axes.last)
+        ends = [(_x(time, times), axes.scale.at(value), time, value) for time, value in run if value is not None]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in ends)
         drawn.append(f'<polyline class="l{place % COLOURS}" points="{path}"{_dash(place)}/>')
         if len(points) <= _FEW_POINTS or len(ends) == 1:
             drawn += [
                 f'<circle class="f{place % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">'
-                f"<title>{escape(f'{name}, {time:%d %b %H:%M}: {_value(value, unit)}')}</title></circle>"
+                f"<title>{escape(f'{name}, {time:%d %b %H:%M}: {_value(value, axes.unit)}')}</title></circle>"
                 for x, y, time, value in ends
             ]
     return "".join(drawn)

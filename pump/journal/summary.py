@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from pump.journal.events import SCHEMA
@@ -24,7 +27,12 @@ FAILED: Final = ("nack", "requeue", "reject")
 """The verdicts on a delivery that failed; one that is handed back, or left unsettled, has not."""
 QUANTILES: Final = (0.5, 0.95, 0.99)
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_MINUTE: Final = timedelta(minutes=1)
+_MINUTE_MICROS: Final = 60_000_000
+_WINDOW_MICROS: Final = 5 * _MINUTE_MICROS
+_COLUMNS: Final = [
+    *("event", "time", "channel", "subject", "handler", "message_id", "count", "redelivered", "verdict", "reason"),
+    *("error", "cause", "signature", "exhausted", "posted", "handling_seconds", "settling_seconds"),
+]
 
 
 class Window(NamedTuple):
@@ -82,13 +90,17 @@ class Latency(NamedTuple):
     p99: float
 
 
+<<<<<<< HEAD
+class HandlerOutcome(NamedTuple):
+=======
 class OutcomeCount(NamedTuple):
+>>>>>>> main
     """How many deliveries of a handler had a verdict."""
 
     channel: str
     handler: str
     verdict: str
-    count: int
+    number: int
 
 
 class Acknowledgements(NamedTuple):
@@ -110,7 +122,7 @@ class ErrorGroup(NamedTuple):
     """How often deliveries failed with errors of one group: what stands before the first colon of their text."""
 
     group: str
-    count: int
+    number: int
 
 
 class DeadLetterGroup(NamedTuple):
@@ -119,7 +131,7 @@ class DeadLetterGroup(NamedTuple):
     channel: str
     signature: str
     reason: str
-    count: int
+    number: int
     first: datetime
     last: datetime
     example_id: str
@@ -141,7 +153,11 @@ class Summary:
 
     windows: Sequence[Window]
     latencies: Sequence[Latency]
+<<<<<<< HEAD
+    outcomes: Sequence[HandlerOutcome]
+=======
     outcomes: Sequence[OutcomeCount]
+>>>>>>> main
     acknowledgements: Sequence[Acknowledgements]
     errors: Sequence[ErrorGroup]
     dead_letters: Sequence[DeadLetterGroup]
@@ -175,10 +191,20 @@ def summarise(files: Sequence[Path]) -> Summary:
     """Count everything in this process."""
     count = _Count()
     if files:
-        for batch in _dataset(files).to_batches():
-            for row in batch.to_pylist():
+        for batch in _dataset(files).to_batches(columns=_COLUMNS):
+            for row in _rows(batch):
                 count.add(row)
     return count.summary()
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
+    """The rows, with times in microseconds: a datetime for each would take most of the time."""
+    columns = [
+        (pc.cast(column, pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        for column in batch.columns
+    ]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(_COLUMNS, values, strict=True))
 
 
 def _dataset(files: Sequence[Path]) -> ds.Dataset:
@@ -187,9 +213,9 @@ def _dataset(files: Sequence[Path]) -> ds.Dataset:
 
 @dataclass(slots=True)
 class _Count:
-    windows: dict[tuple[datetime, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    lags: dict[tuple[datetime, str], dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    latencies: dict[tuple[datetime, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    windows: dict[tuple[int, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    lags: dict[tuple[int, str], dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    latencies: dict[tuple[int, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     outcomes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     acknowledgements: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     acknowledging: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -204,24 +230,23 @@ class _Count:
         self.events += 1
         act = _ACTS.get(row["event"])
         if act is not None:
-            window = row["time"] - (row["time"] - _EPOCH) % WINDOW
-            act(self, row, (window, row["channel"] or ""))
+            act(self, row, (row["time"] - row["time"] % _WINDOW_MICROS, row["channel"] or ""))
         for rule, channel, kind in _rules(row):
-            self.minutes[rule, channel, kind, (row["time"] - _EPOCH) // _MINUTE] += row["count"]
+            self.minutes[rule, channel, kind, row["time"] // _MINUTE_MICROS] += row["count"]
 
-    def received(self, row: Mapping[str, Any], key: tuple[datetime, str]) -> None:
+    def received(self, row: Mapping[str, Any], key: tuple[int, str]) -> None:
         self.windows[key]["received"] += row["count"]
         if row["posted"] is not None:
-            self._lag(key, "lag_seconds", (row["time"] - row["posted"]).total_seconds())
+            self._lag(key, "lag_seconds", (row["time"] - row["posted"]) / 1e6)
 
-    def lag(self, row: Mapping[str, Any], key: tuple[datetime, str]) -> None:
+    def lag(self, row: Mapping[str, Any], key: tuple[int, str]) -> None:
         self.windows[key]["received"] += 0
         self._lag(key, "waiting", row["count"])
 
-    def _lag(self, key: tuple[datetime, str], name: str, value: float) -> None:
+    def _lag(self, key: tuple[int, str], name: str, value: float) -> None:
         self.lags[key][name] = max(value, self.lags[key].get(name, value))
 
-    def delivery(self, row: Mapping[str, Any], key: tuple[datetime, str]) -> None:
+    def delivery(self, row: Mapping[str, Any], key: tuple[int, str]) -> None:
         verdict, channel = row["verdict"], key[1]
         counts = self.windows[key]
         counts["deliveries"] += 1
@@ -238,10 +263,10 @@ class _Count:
             self.dead_letters[channel, row["signature"] or ""].append(row)
         self._took(key, "handling", row["handling_seconds"])
         if row["posted"] is not None:
-            self._took(key, "age", (row["time"] - row["posted"]).total_seconds())
+            self._took(key, "age", (row["time"] - row["posted"]) / 1e6)
         self.settled(row, key)
 
-    def settled(self, row: Mapping[str, Any], key: tuple[datetime, str]) -> None:
+    def settled(self, row: Mapping[str, Any], key: tuple[int, str]) -> None:
         took = row["settling_seconds"]
         if took is not None:
             self.windows[key]["settled"] += 1
@@ -250,7 +275,7 @@ class _Count:
             if row["verdict"] == "acknowledge":
                 self.acknowledgements[key[1]].append(took)
 
-    def settle_failed(self, row: Mapping[str, Any], key: tuple[datetime, str]) -> None:
+    def settle_failed(self, row: Mapping[str, Any], key: tuple[int, str]) -> None:
         self.windows[key]["settle_failed"] += 1
         if row["verdict"] == "acknowledge":
             self.windows[key]["acknowledged"] -= 1
@@ -264,7 +289,7 @@ class _Count:
     def loses(self, row: Mapping[str, Any], _: object) -> None:
         self.lost += row["count"]
 
-    def _took(self, key: tuple[datetime, str], measure: str, took: float | None) -> None:
+    def _took(self, key: tuple[int, str], measure: str, took: float | None) -> None:
         if took is not None:
             self.latencies[*key, measure].append(took)
 
@@ -272,17 +297,21 @@ class _Count:
         counted = (MinuteCount(*key, number) for key, number in self.minutes.items())
         return Summary(
             windows=[
-                Window(*key, **counts, **self.lags.get(key, {}))  # type: ignore[arg-type] # numbers, by name
+                Window(_time(key[0]), key[1], **counts, **self.lags.get(key, {}))  # type: ignore[arg-type] # by name
                 for key, counts in sorted(self.windows.items())
             ],
             latencies=[
-                Latency(*key, *(_quantile(times, each) for each in QUANTILES))
+                Latency(_time(key[0]), *key[1:], *_quantiles(times, *QUANTILES))
                 for key, times in sorted(self.latencies.items())
             ],
+<<<<<<< HEAD
+            outcomes=[HandlerOutcome(*key, number) for key, number in sorted(self.outcomes.items())],
+=======
             outcomes=[OutcomeCount(*key, number) for key, number in sorted(self.outcomes.items())],
+>>>>>>> main
             acknowledgements=[self._of_channel(each) for each in sorted({name for name, _ in self.acknowledging})],
-            errors=sorted((ErrorGroup(*each) for each in self.errors.items()), key=lambda each: (-each.count, each)),
-            dead_letters=sorted(self._dead_letters(), key=lambda each: (-each.count, each)),
+            errors=sorted((ErrorGroup(*each) for each in self.errors.items()), key=lambda each: (-each.number, each)),
+            dead_letters=sorted(self._dead_letters(), key=lambda each: (-each.number, each)),
             posts=[
                 Posts(name, each["published"], each["publish_failed"], each["publish_retry"], each["exhausted"])
                 for name, each in sorted(self.posts.items())
@@ -297,16 +326,16 @@ class _Count:
         times = self.acknowledgements[channel]
         total, failed = self.acknowledging[channel, "total"], self.acknowledging[channel, "failed"]
         mean = share(sum(times), len(times))
-        return Acknowledgements(channel, total, failed, mean, _quantile(times, 0.95) if times else None)
+        return Acknowledgements(channel, total, failed, mean, _quantiles(times, 0.95)[0] if times else None)
 
     def _dead_letters(self) -> Iterator[DeadLetterGroup]:
         for (channel, signature), rows in self.dead_letters.items():
             times = [each["time"] for each in rows]
             reason, example = (max(each[name] or "" for each in rows) for name in ("reason", "message_id"))
-            yield DeadLetterGroup(channel, signature, reason, len(rows), min(times), max(times), example)
+            yield DeadLetterGroup(channel, signature, reason, len(rows), _time(min(times)), _time(max(times)), example)
 
 
-_ACTS: Final[Mapping[str, Callable[[_Count, Mapping[str, Any], tuple[datetime, str]], None]]] = {
+_ACTS: Final[Mapping[str, Callable[[_Count, Mapping[str, Any], tuple[int, str]], None]]] = {
     "received": _Count.received,
     "lag": _Count.lag,
     "delivery": _Count.delivery,
@@ -332,6 +361,11 @@ def _rules(row: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
         yield "dead letters", where, ""
 
 
-def _quantile(values: Sequence[float], part: float) -> float:
-    """The smallest value that so large a part of the values does not exceed."""
-    return sorted(values)[max(0, -int(-part * len(values) // 1) - 1)]
+def _quantiles(values: Sequence[float], *parts: float) -> Sequence[float]:
+    """For each part the smallest value that so large a part of the values does not exceed."""
+    ordered = sorted(values)
+    return [ordered[max(0, ceil(part * len(ordered)) - 1)] for part in parts]
+
+
+def _time(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)

@@ -1,6 +1,7 @@
 """The journal of a program's pumps: `Dispatcher(…, listeners=[Journal("journal")])`."""
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - pyarrow loads it late, and at exit that is not possible any more
 import logging
 import os
 import threading
@@ -217,7 +218,7 @@ class Journal:
             if not self._failing:
                 self._failing = True
                 text = "journal %s: %s; events are not written until this is mended, and the pumps go on"
-                log.error(text, self.folder, text_of(error) or type(error).__name__)
+                log.error(text, self.folder, text_of(error) or type(error).__name__)  # noqa: TRY400 - it is a disk's
         else:
             self._sequence += len(table)
             if self._failing:
@@ -275,14 +276,14 @@ class _Recorder:
         self._lose: Final = lose
         self._before: Final = before
         self._taking = threading.Lock()
-        self._received: Final[list[tuple[int, float]]] = []
+        self._received: Final[list[tuple[int, Any, float]]] = []
         self._decided_rows: Final[list[DeliveryRow]] = []
         self._failed: Final[list[Mapping[str, object]]] = []
         self.decided: Final = None if before is None else self._decided
         self._note: Final = self._received.append
 
     def received(self, messages: Sequence[Message]) -> None:
-        self._note((len(messages), messages[0].header.timestamp))
+        self._note((len(messages), messages[0].header.timestamp, self._clock.wall()))
         if len(self.flat) > MOST_WAITING * FIELDS:  # looked at here, once for many messages
             self._drop()
         self._begin()
@@ -334,10 +335,7 @@ class _Recorder:
             tables += made(make, len(part) // FIELDS, self._lose)
         others: list[Mapping[str, object]] = [{**each, "time": float(str(each["time"])) + wall} for each in failed]
         if received:
-            counts, posted = zip(*received, strict=True)
-            oldest = min((each for each in posted if each > 0), default=None)
-            number = {"count": sum(counts), "posted": oldest}
-            others.append({"event": "received", "channel": self._channel, "time": self._clock.wall(), **number})
+            others.append({"event": "received", "channel": self._channel, **_summed(received)})
         return [*tables, *made(lambda: other_table(others), len(others), self._lose)]
 
     def _made(self, event: str, rows: Sequence[DeliveryRow], wall: float, *, settled: bool) -> list[pa.Table]:
@@ -369,6 +367,13 @@ def _row(message: Message, verdict: Verdict, now: float) -> DeliveryRow:
         now,
         why,
     )
+
+
+def _summed(received: Sequence[tuple[int, Any, float]]) -> Mapping[str, object]:
+    """One row for many: the number of all messages, and the times of those that came the latest after their posting."""
+    dated = [(now - posted, posted, now) for _, posted, now in received if isinstance(posted, float) and posted > 0]
+    _, posted, now = max(dated, default=(0.0, None, received[-1][2]))
+    return {"count": sum(number for number, _, _ in received), "posted": posted, "time": now}
 
 
 def _take(rows: list[Item]) -> list[Item]:

@@ -12,20 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from bench.alone import alone
 from bench.table import Row
 from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
 from pump.handlers import DontAckOnError
+from pump.journal.files import live
 from pump.journal.writer import Journal
+from pump.spark.journal.command import session_settings
+from support.journals import generate
 
 COUNT = 100_000
 ROUNDS = 7
 FLUSH = 0.2
 """Shorter than anybody needs: so that what is written is written while it is measured."""
-
-pytestmark = pytest.mark.requirement("S-11")
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,32 @@ def compared(name: str, count: int = COUNT, rounds: int = ROUNDS) -> tuple[float
     return statistics.median(first / second for first, second in pairs), count / without, count / with_it
 
 
+def summarised(count: int, files: int) -> tuple[float, float]:
+    """Seconds to start a session and count everything in a journal of so many events; and seconds to start alone."""
+    from pump.spark.journal.counting import summarise_on
+    from pump.spark.session import open_session
+
+    folder = Path(tempfile.mkdtemp(prefix="pump-journal-"))
+    try:
+        generate(folder, count, files)
+        began = time.perf_counter()
+        spark = open_session("bench", settings=session_settings())
+        opened = time.perf_counter() - began
+        summary = summarise_on(spark, live(folder).all)
+        took = time.perf_counter() - began
+        spark.stop()
+    finally:
+        shutil.rmtree(folder)
+    if (summary.events, sum(each.deliveries for each in summary.windows)) != (count, count):
+        raise ValueError(f"of {count} events {summary.events} were counted")
+    return took, opened
+
+
 def rows() -> Iterator[Row]:
     """All figures."""
+    took, opened = alone(summarised, 1_000_000, 8)
+    yield Row("a session begins", opened, "s")
+    yield Row("it begins, and a million events are summarised", took, "s", 15, "at most")
     for name in ("reactor", "proactor"):
         ratio, without, with_it = alone(compared, name)
         yield Row(f"{name} without a journal", without, "msg/s")

@@ -4,22 +4,12 @@ Dead letters with one signature have, as a rule, one cause, and are mended in on
 every run and on every machine, so that it can be written down, and given to a later command.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from pump.journal.signature import LONGEST, PARTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-PARTS: Final = (
-    (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<uuid>"),
-    (r"\b0[xX][0-9a-fA-F]+|\b(?=[a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-    (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "<ip>"),
-    (r"(?<!\w)'[^']*'|\"[^\"]*\"|`[^`]*`", "<text>"),
-    (r"\d+", "<n>"),
-)
-"""What differs, and what stands for it, in this order. Java and Python read these expressions alike."""
-
-LONGEST: Final = 500
-"""How much of an error's text counts: what follows is mostly data."""
 
 
 def error_text() -> "Column":

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pump.clock import Signal
 from pump.errors import ConfigurationError
 from pump.process_signals import handling
-from pump.spark.session import open_session
+from pump.spark.commands import add_master, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from pump.journal.summary import Summary
 
@@ -28,6 +28,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # much is counted: it pays to compile it well
 }
+
 _ANALYSES: Final = ("windows", "latencies", "outcomes", "acknowledgements", "errors", "dead_letters", "posts")
 
 
@@ -36,7 +37,7 @@ def add_summary(parser: argparse.ArgumentParser) -> None:
     _add_journal(parser)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write each analysis as a table into this folder")
     _add_format(parser)
-    _add_master(parser)
+    add_master(parser)
     parser.set_defaults(act=_summary)
 
 
@@ -48,7 +49,7 @@ def add_alerts(parser: argparse.ArgumentParser) -> None:
     about = "how often new files are looked for (default: 30)"
     parser.add_argument("--every", type=_positive, default=30.0, metavar="SECONDS", help=about)
     _add_format(parser)
-    _add_master(parser)
+    add_master(parser)
     parser.set_defaults(act=_alerts)
 
 
@@ -71,7 +72,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", metavar="TEXT", help="the page's title")
     about = f"what counts: this process up to {MOST_ROWS_HERE:,} events, Spark above (default: auto)"
     parser.add_argument("--by", choices=("auto", "process", "spark"), default="auto", help=about)
-    _add_master(parser)
+    add_master(parser)
     parser.set_defaults(act=_report)
 
 
@@ -82,10 +83,6 @@ def _add_journal(parser: argparse.ArgumentParser) -> None:
 def _add_format(parser: argparse.ArgumentParser) -> None:
     about = "delta needs the package deltalake (default: parquet)"
     parser.add_argument("--format", choices=("parquet", "delta"), default="parquet", help=about)
-
-
-def _add_master(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--master", metavar="URL", help="local[…], spark://… or sc://… (default: two cores here)")
 
 
 def _not_negative(text: str) -> float:
@@ -188,10 +185,17 @@ def _late(out: Path, kind: Any) -> str:  # noqa: ANN401 - one of the choices of 
 
     table = kept_windows(out, kind)
     late = 0 if table is None else sum(table["late"].to_pylist())
-    return f"{0 if table is None else len(table):,} windows are kept in {out}; {late:,} events came late and are in them"
+    return (
+        f"{0 if table is None else len(table):,} windows are kept in {out}; {late:,} events came late and are in them"
+    )
 
 
 # -- what they share
+
+
+def session_settings() -> Mapping[str, str]:
+    """The settings of a session that counts a journal."""
+    return _SETTINGS
 
 
 def _need_pyarrow() -> None:
@@ -203,12 +207,22 @@ def _need_pyarrow() -> None:
 
 @contextmanager
 def _session(name: str, options: argparse.Namespace) -> "Iterator[SparkSession]":
-    """A session for one command. What it is about is checked before: a session takes seconds to begin."""
-    spark = open_session(name, options.master, _SETTINGS)
+    """A session for one command; one that ran before is used, and goes on."""
+    running = _running_session()
+    spark = running or opened(name, options.on, _SETTINGS)
     try:
         yield spark
     finally:
-        spark.stop()
+        if running is None:
+            spark.stop()
+
+
+def _running_session() -> "SparkSession | None":
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - only commands that use Spark load it
+    except ImportError:
+        return None  # what to install is said when one is opened
+    return SparkSession.getActiveSession()
 
 
 def _counted(spark: "SparkSession", files: Sequence[Path]) -> "Summary":
@@ -251,9 +265,9 @@ def _shown(summary: "Summary") -> Iterator[str]:
             f"{span(each.mean_seconds)} on average, 95 of 100 within {span(each.p95_seconds)}"
         )
     for outcome in summary.outcomes:
-        yield f"{outcome.channel}, {outcome.handler or 'no handler'}: {outcome.count:,} {outcome.verdict}"
+        yield f"{outcome.channel}, {outcome.handler or 'no handler'}: {outcome.number:,} {outcome.verdict}"
     for error in summary.errors:
-        yield f"{error.count:,} × {error.group}"
+        yield f"{error.number:,} × {error.group}"
     for alert in summary.alerts:
         yield f"{alert.since:%Y-%m-%d %H:%M} {alert.id}: {alert.value:,} ({alert.text})"
 

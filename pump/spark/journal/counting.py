@@ -1,6 +1,7 @@
 """A journal summarised on Spark: the same tuples as one process gives, counted by many."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,11 +10,16 @@ from pump.journal.summary import (
     Acknowledgements,
     DeadLetterGroup,
     ErrorGroup,
+    HandlerOutcome,
     Latency,
+<<<<<<< HEAD
+=======
     OutcomeCount,
+>>>>>>> main
     Posts,
     Summary,
     Window,
+    summarise,
 )
 from pump.spark.journal import frames
 
@@ -33,16 +39,22 @@ def collected(frame: "DataFrame", make: Callable[..., Item]) -> Sequence[Item]:
 
 def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     """Count everything in these files of a journal."""
+    if not files:
+        return replace(summarise(()), counted_by="Spark")
     events = frames.events(spark, files)
     ((total, lost),) = collected(frames.lost(events), lambda **row: (row["events"], row["lost"]))
     return Summary(
         windows=sorted(collected(frames.window_counts(events), Window)),
         latencies=sorted(collected(frames.latencies(events), Latency)),
+<<<<<<< HEAD
+        outcomes=sorted(collected(frames.outcomes(events), HandlerOutcome)),
+=======
         outcomes=sorted(collected(frames.outcomes(events), OutcomeCount)),
+>>>>>>> main
         acknowledgements=sorted(collected(frames.acknowledgements(events), Acknowledgements)),
-        errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.count, each)),
+        errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.number, each)),
         dead_letters=sorted(
-            collected(_largest(frames.dead_letters(events)), DeadLetterGroup), key=lambda each: (-each.count, each)
+            collected(_largest(frames.dead_letters(events)), DeadLetterGroup), key=lambda each: (-each.number, each)
         ),
         posts=sorted(collected(frames.posts(events), Posts)),
         alerts=alerts(collected(frames.minute_counts(events), MinuteCount)),
@@ -52,7 +64,5 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     )
 
 
-
-
 def _largest(frame: "DataFrame") -> "DataFrame":
-    return frame.orderBy("count", ascending=False).limit(MOST_GROUPS)
+    return frame.orderBy("number", ascending=False).limit(MOST_GROUPS)

@@ -109,15 +109,21 @@ def latencies(frame: "DataFrame") -> "DataFrame":
     pairs = [F.struct(F.lit(name).alias("measure"), F.col(name).alias("at")) for name in measures]
     long = wide.select("window_start", "channel", F.explode(F.array(*pairs)).alias("pair")).where("pair.at IS NOT NULL")
     at = F.col("pair.at")
-    return long.select("window_start", "channel", "pair.measure", at[0].alias("p50"), at[1].alias("p95"), at[2].alias("p99"))
+    return long.select(
+        "window_start", "channel", "pair.measure", at[0].alias("p50"), at[1].alias("p95"), at[2].alias("p99")
+    )
 
 
 def outcomes(frame: "DataFrame") -> "DataFrame":
+<<<<<<< HEAD
+    """The fields of `HandlerOutcome`."""
+=======
     """The fields of `OutcomeCount`."""
+>>>>>>> main
     return (
         frame.where(_is("delivery"))
         .groupBy("channel", F.coalesce("handler", F.lit("")).alias("handler"), "verdict")
-        .agg(F.count("*").alias("count"))
+        .agg(F.count("*").alias("number"))
     )
 
 
@@ -141,7 +147,7 @@ def errors(frame: "DataFrame") -> "DataFrame":
     """The fields of `ErrorGroup`: the text before the first colon."""
     group = F.trim(F.substring_index("cause", ":", 1))
     failed = frame.where(_verdict(*FAILED) & (F.col("cause") != ""))
-    return failed.groupBy(group.alias("group")).agg(F.count("*").alias("count"))
+    return failed.groupBy(group.alias("group")).agg(F.count("*").alias("number"))
 
 
 def dead_letters(frame: "DataFrame") -> "DataFrame":
@@ -151,10 +157,10 @@ def dead_letters(frame: "DataFrame") -> "DataFrame":
         .groupBy("channel", F.coalesce("signature", F.lit("")).alias("signature"))
         .agg(
             F.coalesce(F.max("reason"), F.lit("")).alias("reason"),
-            F.count("*").alias("count"),
+            F.count("*").alias("number"),
             F.min("time").alias("first"),
             F.max("time").alias("last"),
-            F.max("message_id").alias("example_id"),
+            F.coalesce(F.max("message_id"), F.lit("")).alias("example_id"),
         )
     )
 
@@ -186,12 +192,16 @@ def minute_counts(frame: "DataFrame") -> "DataFrame":
         ("publish failures", _is("publish_failed"), F.coalesce("error", nothing)),
         ("dead letters", _verdict("reject"), nothing),
     )
-    held = [F.when(condition, F.struct(F.lit(name).alias("rule"), kind.alias("kind"))) for name, condition, kind in rules]
+    held = [
+        F.when(condition, F.struct(F.lit(name).alias("rule"), kind.alias("kind"))) for name, condition, kind in rules
+    ]
     interesting = frame.where(_is("publish_retry", "publish_failed") | _verdict("requeue", "reject"))
     return (
-        interesting.select(F.explode(F.array_compact(F.array(*held))).alias("held"), where.alias("channel"), "time", "count")
+        interesting.select(
+            F.explode(F.array_compact(F.array(*held))).alias("held"), where.alias("channel"), "time", "count"
+        )
         .groupBy("held.rule", "channel", "held.kind", F.floor(F.unix_seconds("time") / 60).alias("minute"))
-        .agg(F.sum("count").alias("count"))
+        .agg(F.sum("count").alias("number"))
     )
 
 
