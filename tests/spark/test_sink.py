@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from pump.errors import ConfigurationError
 from pump.spark.sink.ids import RowIds
+from pump.spark.sink.options import SinkOptions
 from support import spark_chaos
 from support.spark_streams import Channel, read_stream
 
@@ -111,26 +113,39 @@ def test_a_batch_of_a_stream_that_is_repeated_adds_no_id(
 
 
 @pytest.mark.parametrize(
-    ("options", "columns", "what"),
+    ("options", "what"),
     [
-        ({"url": None}, "text", "needs the option url"),
-        ({"url": "memory://"}, "text", "in the memory of one process"),
-        ({"topic": None}, "text", "the option topic says where to post to"),
-        ({"inFlight": "no"}, "text", "inFlight: it must be a whole number"),
-        ({"topics": "x"}, "text", "does not know the option topics; did you mean topic?"),
-        ({}, "text AS value", "needs a column body (binary) or text (string), and there are value"),
-        ({}, "text AS body", "the column body must be of type binary, not string"),
-        ({"missing": "validate"}, "text", "missing='validate' does not make it"),
+        ({"url": None}, "needs the option url"),
+        ({"url": "memory://"}, "in the memory of one process"),
+        ({"inFlight": "no"}, "inFlight: it must be a whole number"),
+        ({"missing": "maybe"}, "missing: it must be one of create, validate, assume"),
+        ({"topics": "x"}, "does not know the option topics; did you mean topic?"),
+    ],
+)
+def test_a_mistake_in_an_option_is_named(redis_channel: Channel, options: dict[str, str | None], what: str) -> None:
+    given = {"url": redis_channel.url, "topic": redis_channel.name, **options}
+
+    with pytest.raises(ConfigurationError, match="pump") as raised:
+        SinkOptions.of({name: text for name, text in given.items() if text is not None})
+
+    assert what in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "what"),
+    [
+        ("text AS body", {}, "the column body must be of type binary, not string"),
+        ("text", {"missing": "validate"}, "missing='validate' does not make it"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_posted(
-    spark: "SparkSession", redis_channel: Channel, options: dict[str, str | None], columns: str, what: str
+    spark: "SparkSession", redis_channel: Channel, columns: str, options: dict[str, str], what: str
 ) -> None:
-    given = {"url": redis_channel.url, "topic": redis_channel.name, **options}
     rows = orders(spark, 3).selectExpr(columns)
+    given = {"url": redis_channel.url, "topic": redis_channel.name, **options}
 
     with pytest.raises(Exception, match="pump") as raised:
-        rows.write.format("pump").mode("append").options(**{key: text for key, text in given.items() if text}).save()
+        rows.write.format("pump").mode("append").options(**given).save()
 
     assert what in str(raised.value)
 

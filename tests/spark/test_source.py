@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pump.errors import ConfigurationError
+from pump.spark.source.options import SourceOptions
 from support import spark_chaos
 from support.spark_streams import Channel, Collected, drain, read_stream
 
@@ -128,7 +130,8 @@ def test_a_batch_read_only_looks(spark: "SparkSession", channel: Channel) -> Non
     taken = channel.take_all()
     assert counts == [30, 30]
     assert sorted(message.id for message in taken) == posted
-    assert {(message.deliveries, message.attempts) for message in taken} == {(1, 0)}
+    assert {(message.attempts, message.unexplained) for message in taken} == {(0, 0)}
+    assert {message.deliveries for message in taken} == {1 if channel.url.startswith("redis") else 3}
 
 
 @pytest.mark.parametrize(
@@ -144,34 +147,26 @@ def test_a_batch_read_only_looks(spark: "SparkSession", channel: Channel) -> Non
         ({"url": "memory://"}, "in the memory of one process"),
     ],
 )
-def test_a_mistake_is_reported_before_anything_is_read(
-    spark: "SparkSession", redis_channel: Channel, options: dict[str, str | None], what: str
-) -> None:
+def test_a_mistake_in_an_option_is_named(redis_channel: Channel, options: dict[str, str | None], what: str) -> None:
     given = {name: text for name, text in {**redis_channel.options, **options}.items() if text is not None}
 
-    with pytest.raises(Exception, match="pump") as raised:
-        spark.readStream.format("pump").options(**given).load()
+    with pytest.raises(ConfigurationError, match=r"pump|no transport") as raised:
+        SourceOptions.of({name.lower(): text for name, text in given.items()})
 
     assert what in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("folder", "what"),
-    [
-        ("", "needs the option stagingDir"),
-        ("staging", "must be an absolute path"),
-        ("s3://bucket/staging", "an object store has no hard links"),
-    ],
-)
-def test_a_stream_needs_a_folder_that_all_share(
-    spark: "SparkSession", redis_channel: Channel, folder: str, what: str
-) -> None:
+def test_a_mistake_is_reported_before_anything_is_read(spark: "SparkSession", redis_channel: Channel) -> None:
+    with pytest.raises(Exception, match="did you mean windowSeconds"):
+        read_stream(spark, redis_channel, windowSecond="3")
+
+
+def test_a_stream_needs_a_folder_that_all_share(spark: "SparkSession", redis_channel: Channel) -> None:
     redis_channel.post(1)
 
-    with pytest.raises(Exception, match="stagingDir") as raised:
-        drain(spark, redis_channel, Collected(), stagingDir=folder)
+    with pytest.raises(Exception, match="needs the option stagingDir"):
+        drain(spark, redis_channel, Collected(), stagingDir="")
 
-    assert what in str(raised.value)
     assert redis_channel.waiting() == 1
 
 
