@@ -17,6 +17,7 @@ from support.programs import Program, pump
 from support.waiting import eventually
 
 LIMIT = 120.0
+LOOPBACK = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
 FATES = {"rejected": 11, "deferred": 13, "refused": 17}
 """Every so many-th job meets this fate."""
 
@@ -28,7 +29,7 @@ def fate_of(number: int) -> str:
 def cluster_run(works: ClusterWorks, cluster: SparkCluster, *options: str) -> Program:
     """The program on the cluster, with two performers."""
     target = f"{works.module}:dispatcher"
-    return pump("run", target, "--on", cluster.url, "--performers", "2", *options, folder=works.folder)
+    return pump("run", target, "--on", cluster.url, "--performers", "2", *LOOPBACK, *options, folder=works.folder)
 
 
 def kill_one(works: ClusterWorks, cluster: SparkCluster, killed: set[int], *, executor: bool) -> None:
@@ -137,10 +138,10 @@ def test_a_program_reaches_executors_as_a_file(
     works = ClusterWorks(apart, redis_server.url, "file_works", f"jobs-{uuid4().hex[:8]}")
     file = (apart / "file_works.py").rename(tmp_path / "file_works.py")
     post(works, [("done-1", "done", 0.0)])
-    command = ("run", "file_works:dispatcher", "--on", spark_cluster.url, "--py-files", str(file))
+    command = ("run", "file_works:dispatcher", "--on", spark_cluster.url, "--py-files", str(file), *LOOPBACK)
 
     with pump(*command, folder=here) as program:
-        program.says("ready")
+        eventually(lambda: "ready" in program.output, LIMIT)
         eventually(lambda: redis_server.client().xpending(works.channel, works.channel)["pending"] == 0, LIMIT)
         program.send(signal.SIGTERM)
 

@@ -173,6 +173,9 @@ class Shifts:
 
     def _judge(self, report: ShiftReport, asked: Signal) -> int:
         """The exit status, if this was the last shift; else 0, after the pause that follows a failure."""
+        if report.failure is not None and asked.is_set():
+            log.error("the last shift was cut off: what it had in hand comes again: %s", _text_of(report.failure))
+            return 0
         failure = self._failure_of(report)
         if failure:
             delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 64))
