@@ -30,6 +30,7 @@ from pump.program.dispatcher import Dispatcher
 from pump.program.validation import Problem
 from pump.queue.http.command import add_command as add_queue
 from pump.spark.cluster import command as cluster
+from pump.spark.journal.command import add_report
 
 log: Final = logging.getLogger("pump.cli")
 
@@ -186,6 +187,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
     "describe": (_add_describe, "print what a dispatcher is going to do"),
     "demo": (_add_demo, "show a small shop on the in-memory bus, live"),
     "queue": (add_queue, "serve the durable queue over HTTP"),
+    "report": (add_report, "write a page that shows what a journal says"),
     "spark": (add_spark, "the data pipeline on Apache Spark"),
 }
 

@@ -115,7 +115,7 @@ class Dispatcher:
         self.plans: Final[tuple[Plan, ...]] = plans(subscriptions, self.registry, name, default)
         if isinstance(self.transport, Observed):
             self.transport.observe(self.settings.telemetry)
-        self._producers: Final = Producers(self.transport)
+        self._producers: Final = Producers(self.transport, self.settings.telemetry)
         every = self.registry.joined_by(handler for each in self.plans for handler in each.handlers)
         self.processor: Final = CommandProcessor(
             every, self.publications, self.settings, self._producers, self.request_stop
@@ -327,6 +327,8 @@ class Dispatcher:
                 yield from lifespan.leave(until - CLOSING / 4)
             for closed in self._producers.closing():
                 yield closed, until - CLOSING / 8 - real_clock.monotonic()
+            for finished in self.settings.telemetry.finishing():
+                yield finished, until - CLOSING / 8 - real_clock.monotonic()
             thread, self._loop_thread = self._loop_thread, None
             if thread is not None:
                 thread.stop()
@@ -457,7 +459,7 @@ def _close(group: PerformerGroup) -> None:
     try:
         group.close()
     except Exception as error:  # keeping the attempts for the next start failed; the rest must be closed anyway
-        log.error("channel %s: what is known of attempts is not kept: %s", group.plan.rules.channel, error)
+        log.error("channel %s: the attempts of messages could not be stored: %s", group.plan.rules.channel, error)
 
 
 class Publishing:

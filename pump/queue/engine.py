@@ -58,6 +58,8 @@ class Engine(ABC):
     """Seconds added to the database's time, for tests."""
     largest_payload: int = LARGEST_PAYLOAD_BYTES
     """No message may be larger."""
+    sweep_seconds: float = 5.0
+    """The least time between two looks for settled messages behind one that is not settled."""
 
     @abstractmethod
     def close(self) -> None:
@@ -266,7 +268,7 @@ class Engine(ABC):
         Returns the seconds until there is more to do. Without this call no message is lost or late, since `pop` also
         gives due messages their places; but no message is removed either.
         """
-        return self._write(lambda work: work.maintain())
+        return self._write(lambda work: work.maintain(self.sweep_seconds))
 
     # -- what differs between the databases
 

@@ -21,6 +21,7 @@ from pump.transport_kit.protocol import (
     AsyncConsumer,
     AsyncProducer,
     AwaitingTransport,
+    AwaitsWaiting,
     BlockingTransport,
     Consumer,
     PostsAwaiting,
@@ -288,6 +289,9 @@ class _BlockingConsumer(_BridgedConsumer[AsyncConsumer]):
 
     def purge(self) -> int:
         return self._thread.run(self._consumer.purge())
+
+    def waiting(self) -> int | None:
+        return self._thread.run(self._consumer.waiting()) if isinstance(self._consumer, AwaitsWaiting) else None
 
     def close(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """What a transport is: a factory of consumers and producers, blocking or awaiting, as its client library is."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import count
 from typing import Final, Protocol, Self, cast, runtime_checkable
@@ -130,6 +130,54 @@ class ReceivesAhead(Protocol):
 
 def ignore_uncounted(_: Message) -> None:
     """What ReceivesAhead calls as long as no channel wants to know."""
+
+
+@runtime_checkable
+class CountsWaiting(Protocol):
+    """A consumer that can tell cheaply how much there is to receive. Who only asks, and never receives, takes nothing.
+
+    A reader that works in batches then begins one only when there is something to read.
+    """
+
+    def waiting(self) -> int | None:
+        """About how many messages wait; 0 only if there are none, as far as the broker knows. None: it does not say.
+
+        Messages that other consumers have in hand may be counted too.
+        """
+
+
+@runtime_checkable
+class AwaitsWaiting(Protocol):
+    """The same, awaiting."""
+
+    async def waiting(self) -> int | None: ...  # noqa: D102 - as CountsWaiting's
+
+
+class TopicLog(Protocol):
+    """A topic that keeps its messages by position: reading takes nothing, and may be repeated. Blocking; one thread."""
+
+    def starts(self) -> Mapping[int, int]:
+        """For each partition, where the channel goes on: after what it has settled, or at the first message."""
+
+    def ends(self) -> Mapping[int, int]:
+        """For each partition, the position after its last message."""
+
+    def read(self, partition: int, begin: int, end: int) -> Sequence[Message]:
+        """The messages from `begin` to before `end`. SetupError if some of them are gone."""
+
+    def settle(self, positions: Mapping[int, int]) -> None:
+        """Note, for tools that show how far the channel is, that everything before these positions is done."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+@runtime_checkable
+class KeepsLogs(Protocol):
+    """A blocking transport whose topics can be read by position."""
+
+    def topic_log(self, subscription: Subscription) -> TopicLog:
+        """Open the log of the subscription's topic, as its channel sees it."""
 
 
 class Producer(Protocol):

@@ -160,7 +160,6 @@ def blows(place: Place, kills: int, restarts: int, cuts: int) -> Iterator[str]:
                 yield kind
 
 
-@pytest.mark.requirement("P-13")
 @pytest.mark.parametrize("colour", ["blocking", "awaiting"])
 def test_nothing_is_lost_whatever_breaks(place: Place, colour: str, tmp_path: Path) -> None:
     scores(place, colour, tmp_path, count=400, kills=2, restarts=1, cuts=1)

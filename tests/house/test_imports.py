@@ -47,11 +47,11 @@ QUEUE_LAYERS: tuple[str, ...] = (
 """The same for pump/queue/. Folders of one layer are walls to each other: neither imports the other."""
 
 SPARK_LAYERS: tuple[str, ...] = (
-    "columns session staging",
+    "columns given session staging",
     "sink source",
-    "posted",
+    "data_source posted",
     "commands",
-    "cluster dead_letters journal lake registered",
+    "cluster dead_letters journal lake recover registered",
 )
 """The same for pump/spark/."""
 
@@ -70,6 +70,7 @@ class Imported(NamedTuple):
     """Loaded by a string, not imported by a statement."""
 
 
+@cache
 def imports(source: str) -> list[Imported]:
     """All that a module imports, anywhere in it; `from a import b` is `a.b`, and so is a name it loads."""
     tree = ast.parse(source)

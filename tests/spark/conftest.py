@@ -7,6 +7,7 @@ import pytest
 
 from brokers import install
 from brokers.spark import SparkCluster
+from pump.spark.data_source import register
 from pump.spark.session import open_session
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     session = open_session(
         "tests", settings={"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     )
+    register(session)
     yield session
     session.stop()
 

@@ -1,6 +1,7 @@
 """The project's own files, in the folders beside the tests."""
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ PACKAGES = {
 """The packages, and the folders of their files. Spark imports `pyspark_pump` by that name."""
 
 
+@cache
 def modules(package: str) -> dict[str, Path]:
     """A package's own modules by their full names; the links in pump/ are not followed."""
     folder = PACKAGES[package]

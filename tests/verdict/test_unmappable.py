@@ -148,7 +148,7 @@ def test_a_dispatcher_that_subscribes_by_a_function_finds_the_type_itself(kind: 
     bench.run()
 
     assert numbers(seen.seen) == numbers(bench.acknowledged) == [1]
-    assert [letter.reason for letter in bench.invalid] == ["its type cannot be told"]
+    assert [letter.reason for letter in bench.invalid] == ["its type cannot be determined"]
 
 
 @pytest.mark.parametrize(("size", "handled"), [(40, True), (41, False), (4000, False)])

@@ -1,4 +1,4 @@
-"""One consumer of one channel: what it receives, and how it carries verdicts out."""
+"""One consumer of one channel: it receives messages, and carries verdicts out."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,8 +10,9 @@ from pump.errors import PublishError, PumpError, SetupError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.dead_letters import LetterTries, report_gone
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.kafka.client import is_too_large
 from pump.transports.kafka.member import GroupMember
@@ -28,8 +29,8 @@ FORWARD_AGAIN_SECONDS: Final = 1.0
 class KafkaConsumer:
     """Consumes the channel's topic as a member of the group of the channel's name, and its retry topics as another.
 
-    They are two groups, so that the partitions of the topic are shared evenly among the consumers, whoever has how many
-    of the others. One thread receives; any thread settles or interrupts.
+    They are two groups, so that the partitions of the topic are shared evenly among the consumers, however those of
+    the retry topics are shared. One thread receives; any thread settles or interrupts.
     """
 
     broker_limit: int | None = None
@@ -40,7 +41,7 @@ class KafkaConsumer:
         self._destinations: Final = destinations
         self._channel: Final = destinations.channel
         self._retry: Final = transport.retry_topics(destinations)
-        self._max_attempts: Final = subscription.max_attempts
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._clock: Final = transport.clock
         self._store: Final = transport.stores.take()
         self._arrived: Final = Signal()
@@ -97,7 +98,7 @@ class KafkaConsumer:
         return self._consuming
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """As `acknowledge`, which never waits."""
+        """The same as `acknowledge`, which never waits."""
         self.acknowledge(message)
         return True
 
@@ -122,7 +123,7 @@ class KafkaConsumer:
         self.acknowledge(message)
 
     def _forward(self, read: ReadRecord) -> None:
-        """Send a copy on its way again that is due later than its topic has it wait."""
+        """Store a copy once more, since it has waited as long as its retry topic allows and is still not due."""
         message, now = read.message, self._clock.wall()
         topic, wait = self._retry.place(read.due - now)
         record = copy_record(message, topic, message.attempts, now, due=read.due, wait=now + wait)
@@ -131,7 +132,7 @@ class KafkaConsumer:
             if failures:
                 self._clock.alarm(FORWARD_AGAIN_SECONDS, lambda: self._forward(read))
                 return
-            with suppress(PumpError):  # it is another consumer's by now, which sends it on as well
+            with suppress(PumpError):  # another consumer has it now, and stores it once more as well
                 self._retrying.settle(message)
 
         if not message.lost and not self._closed:
@@ -147,49 +148,31 @@ class KafkaConsumer:
             try:
                 self._store_dead_letter(topic, message, rejection)
             except PublishError:
-                self._park(message, rejection)
+                self._parking.park(message, rejection, self.requeue)
                 raise
         self.acknowledge(message)
 
     def _store_dead_letter(self, topic: str, message: Message, rejection: Rejection) -> None:
         room = self._transport.capabilities.largest_body or 0
-        refusal: PublishError | None = None
-        for record, saying in dead_letter_records(message, rejection, topic, room):
-            try:
-                self._store.store_and_wait([record])
-            except PublishError as error:
-                if not is_too_large(error):
-                    raise
-                refusal = error
-                continue
-            if saying:
-                log.error("kafka: message %s of %s: its dead letter did not fit: %s", message.id, self._channel, saying)
-            return
-        if refusal is not None:
-            raise refusal
-
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
+        records = dead_letter_records(message, rejection, topic, room)
+        for each in LetterTries(log, message, self._channel, records, is_too_large):
+            with each:
+                self._store.store_and_wait([each.letter])
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Nobody has begun these: they are the next ones here, or another consumer's, when this one is closed."""
+        """Take back messages that no handler has begun: they come next here, or elsewhere when this consumer closes."""
         ours = [each for each in messages if isinstance(each, KafkaMessage)]
         for member in self._members:
             member.put_back([each for each in ours if self._member_of(each) is member])
 
     def purge(self) -> int:
-        """Nothing is removed: that is an operator's command on Kafka, for all groups."""
+        """Remove nothing: on Kafka only an operator can do that, and for all groups at once."""
         raise SetupError(f"kafka: channel {self._channel} cannot be emptied: set the offsets of its group instead")
 
     # -- ending
 
     def close(self) -> None:
-        """Commit what is settled and leave the groups. Brokers that do not answer are not waited for for long."""
+        """Commit what is settled and leave the groups. If the brokers do not answer, the close soon stops waiting."""
         if self._closed:
             return
         self._closed = True
@@ -198,5 +181,8 @@ class KafkaConsumer:
         deadline = self._clock.monotonic() + CLOSE_SECONDS
         left = [member.has_left(deadline - self._clock.monotonic()) for member in self._members]
         if not all(left):
-            log.warning("kafka: channel %s: the brokers do not answer; its group is left without a word", self._channel)
+            log.warning(
+                "kafka: channel %s: the brokers do not answer; its consumer leaves the group without telling them",
+                self._channel,
+            )
         self._transport.stores.release()

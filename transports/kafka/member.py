@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from pump.transports.kafka.transport import KafkaTransport
 
 POLL_SECONDS: Final = 0.1
-"""No poll lasts longer, so that a stop, or what is due, does not wait."""
+"""The longest poll: a stop, or a message that becomes due, waits no longer."""
 MOST: Final = 500
-"""How many messages wait here at most, and …"""
+"""The most messages that wait here, and …"""
 HEAVIEST: Final = 8 * 2**20
-"""… how many bytes of them."""
+"""… the most bytes of them."""
 FULL_SECONDS: Final = 0.3
 """How long to wait for room before everything is paused: pausing throws away what the client has fetched."""
 BUSY_SECONDS: Final = 0.02
-"""Nor longer than this while something is unsettled, so that it is committed soon."""
+"""The longest poll while messages are unsettled, so that they are committed soon."""
 COMMIT_SECONDS: Final = 0.05
 """How often what is settled is committed."""
 DRAIN_SECONDS: Final = 5.0
-"""How long a partition that goes to another consumer waits for handlers that run for its messages."""
+"""How long a partition that another consumer gets waits until the handlers of its messages have ended."""
 LOOK_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 1.0
 SOON_SECONDS: Final = 0.05
-"""A copy that is due so soon is not sent on its way again."""
+"""A copy that is due this soon waits here, and is not stored once more."""
 
 
 class GroupMember:
@@ -65,7 +65,7 @@ class GroupMember:
         self._arrived: Final = arrived
         """Set when there is something to take, or to raise."""
         self._forward: Final = forward
-        """Is called with what has waited as long as its topic allows, and is not due."""
+        """Called with each copy that has waited as long as its topic allows, and is not due yet."""
         self._longest_wait: Final = longest_wait
         """Seconds for which a copy may wait in these topics; 0 where there are no copies."""
         self._clock: Final = transport.clock
@@ -74,15 +74,15 @@ class GroupMember:
         self._partitions: Final[dict[tuple[str, int], AssignedPartition]] = {}
         self._ready: Final[deque[KafkaMessage]] = deque()
         self._largest = 1
-        """Bytes of the largest body that came lately."""
+        """The size of the largest body that came lately."""
         self._taken: Final = Signal()
         self.closing: Final = Signal()
         self._ended: Final = Signal()
         self.failure: TransportError | None = None
-        """Why nothing comes any more."""
+        """Why nothing can be received any more; None if it can."""
         self._commit_at = 0.0
         self._full = False
-        """Whether everything is paused, since what waits here is not taken."""
+        """Whether everything is paused, because nobody takes the messages that wait here."""
         self._client: Final[Any] = made(Client, self._settings())
         threading.Thread(target=self._run, name="pump-kafka-poll", daemon=True).start()
 
@@ -106,7 +106,7 @@ class GroupMember:
     # -- taking
 
     def take(self, limit: int) -> Sequence[Message]:
-        """Up to so many messages that are ready, in their order."""
+        """Up to `limit` messages that are ready, in their order."""
         with self._lock:
             return self._take(limit)
 
@@ -164,7 +164,7 @@ class GroupMember:
                 self._outage.is_over()
 
     def _room(self) -> int:
-        """How many messages there is room for. While there is none for long, everything is paused, and 0 it is."""
+        """How many messages there is room for. If there is none for long, everything is paused."""
         room = self._most() - len(self._ready)
         if room <= 0 and not self._full:
             self._taken.clear()
@@ -230,7 +230,7 @@ class GroupMember:
     def _note_received(self, partition: AssignedPartition, read: ReadRecord) -> None:
         receipt: KafkaReceipt = read.message.receipt  # type: ignore[assignment]
         if not partition.received(receipt):
-            text = "kafka: group %s: topic %s was made anew: what was received of it before is not ours any more"
+            text = "kafka: group %s: topic %s was deleted and created again: what was received before is void"
             log.warning(text, self._group, partition.topic)
 
     def _present_due(self) -> None:
@@ -240,7 +240,7 @@ class GroupMember:
         self._present(ready)
 
     def _present(self, ready: Sequence[ReadRecord]) -> None:
-        """Show what may be handled now; what has waited only as long as its topic allows, is sent on its way again."""
+        """Make messages ready that are due. Copies that are not due, but leave their topic, are stored again."""
         if not ready:
             return
         soon = self._clock.wall() + SOON_SECONDS
@@ -252,7 +252,7 @@ class GroupMember:
             self._forward(read)
 
     def _commit(self, partitions: Sequence[AssignedPartition], *, asynchronous: bool) -> None:
-        """Commit what is settled. Only this thread does: elsewhere the client may wait for it, and the process stop."""
+        """Commit what is settled. Only on this thread: on another one the client may wait for this one, and block."""
         with self._lock:
             moved = [(each, offset) for each in partitions if (offset := each.to_commit()) is not None]
         if not moved:
@@ -267,7 +267,7 @@ class GroupMember:
     # -- what the client tells, in the polling thread
 
     def _committed(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
-        """What could not be committed is tried again, with what is settled then."""
+        """After a failed commit, try again later, together with what is settled by then."""
         for each in offsets:
             partition = self._partitions.get(_key(each))
             if partition is not None and (error is not None or each.error is not None):
@@ -284,7 +284,10 @@ class GroupMember:
             self.failure = _transport_error(as_ours(error, f"group {self._group}"))
             self._arrived.set()
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001 - the library's public name for it
-            log.warning("kafka: group %s: this process stood still, and its partitions were taken", self._group)
+            log.warning(
+                "kafka: group %s: this process did not run for too long, and its partitions went to other consumers",
+                self._group,
+            )
 
     def _fail(self, error: PumpError) -> None:
         if self.failure is None and not self.closing.is_set():
@@ -297,7 +300,7 @@ class GroupMember:
                 self._partitions[each.topic, each.partition] = AssignedPartition(each.topic, each.partition)
 
     def _revoked(self, _client: object, partitions: Sequence[TopicPartition]) -> None:
-        """Others get these: what nobody has begun is theirs, what runs may end here first, and is committed."""
+        """Other consumers get these partitions, with all messages that nobody has begun. Handlers that run may end."""
         with self._lock:
             leaving = [self._partitions[key] for each in partitions if (key := _key(each)) in self._partitions]
             receipts = [receipt for partition in leaving for receipt in partition.unsettled]
@@ -309,20 +312,20 @@ class GroupMember:
         self._forget(leaving, receipts)
 
     def _lost(self, _client: object, partitions: Sequence[TopicPartition]) -> None:
-        """Others have these already."""
+        """Other consumers have these partitions already."""
         with self._lock:
             leaving = [self._partitions[key] for each in partitions if (key := _key(each)) in self._partitions]
             receipts = [receipt for partition in leaving for receipt in partition.unsettled]
         self._forget(leaving, receipts)
 
     def _drain(self, receipts: Sequence[KafkaReceipt]) -> None:
-        """Wait for handlers that run for these, so that nobody runs the next of a key before they have ended."""
+        """Wait until the handlers of these messages have ended: the next ones of a key must not run beside them."""
         deadline = self._clock.monotonic() + DRAIN_SECONDS
         while receipts and self._clock.monotonic() < deadline and not self.closing.is_set():
             self._clock.wait(self.closing, LOOK_SECONDS)
             with self._lock:
                 receipts = [receipt for receipt in receipts if receipt.begun and receipt.partition.has(receipt)]
-                for receipt in receipts:  # those too that had been taken, and began only after they were lost
+                for receipt in receipts:  # also messages that were taken before, and begun only after they were lost
                     receipt.lost = False
 
     def _forget(self, leaving: Sequence[AssignedPartition], receipts: Sequence[KafkaReceipt]) -> None:
@@ -337,16 +340,16 @@ class GroupMember:
             receipt.lost = True
             interrupt = receipt.interrupt
             if interrupt is not None and not self.closing.is_set():
-                with suppress(Exception):  # the handler's affair: its verdict has no effect any more
+                with suppress(Exception):  # the error belongs to the handler, whose verdict has no effect any more
                     interrupt()
 
     # -- settling
 
     def check(self, message: Message) -> KafkaReceipt:
-        """The message's receipt; LeaseLost if the message is settled, or not this member's any more."""
+        """The message's receipt; LeaseLost if the message is settled, or no longer belongs to this member."""
         receipt = message.receipt
         if not isinstance(receipt, KafkaReceipt) or self.closing.is_set() or not receipt.partition.holds(receipt):
-            raise LeaseLost(f"message {message.id} of {self._group} is not this consumer's any more")
+            raise LeaseLost(f"message {message.id} of {self._group} no longer belongs to this consumer")
         return receipt
 
     def settle(self, message: Message) -> None:
@@ -359,7 +362,7 @@ class GroupMember:
             self._arrived.set()
 
     def put_back(self, messages: Sequence[KafkaMessage]) -> None:
-        """These are the next ones."""
+        """Take these back: they come next."""
         with self._lock:
             self._ready.extendleft(reversed([each for each in messages if not each.lost]))
         self._arrived.set()
@@ -372,11 +375,11 @@ class GroupMember:
         self._taken.set()
 
     def has_left(self, timeout: float) -> bool:
-        """Whether the group is left, within so many seconds."""
+        """Whether the member has left the group, after waiting at most this many seconds."""
         return self._clock.wait(self._ended, timeout)
 
     def _leave(self) -> None:
-        """Give up the partitions before the client is closed: one that is given a partition while it closes hangs."""
+        """Give up the partitions before closing the client: one that gets a partition while it closes would hang."""
         with suppress(KafkaException, RuntimeError):
             self._client.unsubscribe()
             deadline = self._clock.monotonic() + LEAVE_SECONDS

@@ -1,4 +1,4 @@
-"""What one consumer has of one partition. Pure: it is told what happens, and never waits."""
+"""The state of one partition in one consumer. It does no input or output, and never waits."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -23,19 +23,19 @@ class AssignedPartition:
         self.paused = False
         """Whether the client was told to fetch nothing from it."""
         self.held: KafkaReceipt | None = None
-        """What was held here last."""
+        """The message that was held here last."""
         self.waiting: Final[deque[ReadRecord]] = deque()
-        """What is not due yet, in its order."""
+        """Messages that are not due yet, in order."""
         self._receipts: Final[dict[int, KafkaReceipt]] = {}
         self._watermark = Watermark()
         self._last = -1
         self._settled_to: int | None = None
         """The offset of the first message that is not settled."""
         self._committing: int | None = None
-        """What the broker was told of that."""
+        """The offset that the broker was last told to commit."""
 
     def received(self, receipt: KafkaReceipt) -> bool:
-        """A record came. False if the topic was made anew meanwhile, as an offset that goes back says.
+        """Note a record that came. False if its offset went back: the topic was deleted and created again meanwhile.
 
         Then what was received before is lost, and counting begins again.
         """
@@ -58,7 +58,7 @@ class AssignedPartition:
         return not receipt.lost and self.has(receipt)
 
     def settle(self, receipt: KafkaReceipt) -> None:
-        """The delivery is settled. What is settled without a gap may be committed."""
+        """Settle the delivery. What is settled without a gap before it may be committed."""
         if self.holds(receipt):
             del self._receipts[receipt.offset]
             position = self._watermark.settled(receipt.offset)
@@ -73,11 +73,11 @@ class AssignedPartition:
         return self._settled_to
 
     def was_not_committed(self) -> None:
-        """Committing failed: it is to be tried again."""
+        """Note that committing failed, so that it is tried again."""
         self._committing = None
 
     def lose(self) -> None:
-        """Nothing that was received is this consumer's any more."""
+        """Note that the partition is lost: no delivery of it belongs to this consumer any more."""
         for receipt in self._receipts.values():
             receipt.lost = True
         self._receipts.clear()
@@ -95,7 +95,7 @@ class AssignedPartition:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something may soon be committed: more is unsettled than what waits."""
+        """Whether something may soon be committed, because more messages are unsettled than only those that wait."""
         return len(self._receipts) > len(self.waiting) or self._settled_to != self._committing
 
     def due(self, now: float) -> Sequence[ReadRecord]:
@@ -107,5 +107,5 @@ class AssignedPartition:
 
     @property
     def next_due(self) -> float | None:
-        """When the first one that waits is due, on the wall's clock."""
+        """When the first message that waits is due, on the wall clock."""
         return self.waiting[0].wait if self.waiting else None

@@ -1,4 +1,4 @@
-"""How messages are written as Kafka records and read back. Whatever bytes are read, they make a message.
+"""How messages are written as Kafka records and read back. Any bytes can be read as a message.
 
 The key of a message is the record's key. What else is known of it travels in headers whose names begin with `pump-`;
 the sender's own headers keep their names. A copy has the headers of the original as they are, whatever they are.
@@ -6,12 +6,12 @@ the sender's own headers keep their names. A copy has the headers of the origina
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pump.dead_letter import PROVENANCE, Rejection, provenance
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
 from pump.transport_kit.dead_letters import MINIMAL, copy_headers, cut_letters
+from pump.transport_kit.header_texts import is_count, kind_of, time_of
 
 if TYPE_CHECKING:
     from pump.transports.kafka.partitions import AssignedPartition
@@ -27,21 +27,19 @@ DUE: Final = "pump-due"
 WAIT: Final = "pump-wait-until"
 """… and until when it stays in its retry topic, which may be earlier."""
 ESCAPE: Final = "header:"
-"""Before the name of a header that would be taken for something else."""
-LONGEST_COUNT: Final = 9
+"""Stands before the name of a header that would otherwise be read as something else."""
 
 _HEADER_NAMES: Final = {
     f"pump-{attribute.replace('_', '-')}": attribute
     for attribute in Header._fields
     if attribute not in {"key", "timestamp", "headers"}
 }
-"""The headers that are attributes of a Header, and how they are called there."""
+"""The headers that are attributes of a Header, with the attributes' names."""
 _TIME: Final = "pump-time"
 _COPIES: Final = frozenset({IDENTITY, DUE, WAIT, ATTEMPTS_HEADER})
 _RESERVED: Final = frozenset({*_HEADER_NAMES, _TIME, *_COPIES})
-_KINDS: Final = frozenset({"command", "event", "document"})
 _CREATED: Final = 1
-"""The type of a record's timestamp that its sender gave."""
+"""The timestamp type of a record whose sender set the timestamp."""
 
 
 class KafkaRecord(NamedTuple):
@@ -54,7 +52,7 @@ class KafkaRecord(NamedTuple):
 
 
 class KafkaReceipt:
-    """The transport's handle on one delivery. Copies of its message share it, and so what is known of the delivery."""
+    """The transport's data about one delivery. All copies of the message share it."""
 
     __slots__ = ("begun", "headers", "interrupt", "key", "lost", "offset", "partition")
 
@@ -67,7 +65,7 @@ class KafkaReceipt:
         self.headers: Final = headers
         """As they were read."""
         self.lost = False
-        """Whether the partition has become another consumer's."""
+        """Whether another consumer has the partition now."""
         self.begun = False
         """Whether a handler was given the message, and has not refused it since."""
         self.interrupt: Callable[[], None] | None = None
@@ -75,7 +73,7 @@ class KafkaReceipt:
 
 
 class KafkaMessage(Message):
-    """A message whose loss is known to all of its copies at once: a held one is a copy of what was received."""
+    """A message that shares its loss with all of its copies: a held message is a copy of the received one."""
 
     __slots__ = ()
 
@@ -92,7 +90,7 @@ class KafkaMessage(Message):
 
     @property
     def lost(self) -> bool:
-        """Whether it is known not to be ours any more."""
+        """Whether it is known that the message is lost to this consumer."""
         receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
         return receipt.lost
 
@@ -143,10 +141,10 @@ def _senders_headers(header: Header) -> list[tuple[str, bytes]]:
 
 
 def _name(name: str) -> str:
-    """How a sender's header is called in a record; ValueError if it cannot be written."""
+    """The name of a sender's header in a record; ValueError if it cannot be written."""
     if "\0" in name:
         raise ValueError(f"a header cannot be named {name!r}")
-    name.encode()  # the client ends the process where it cannot
+    name.encode()  # with a name that it cannot write, the client would end the process
     return ESCAPE + name if name in _RESERVED or name.startswith(ESCAPE) else name
 
 
@@ -169,7 +167,7 @@ def dead_letter_records(
     """The record of a dead letter, then smaller ones, for when the broker cannot take the last one.
 
     The first has all headers of the sender, the second has none. The others have a body that is cut to `room` bytes, to
-    half of that, and so on; with each come the words that say so.
+    half of that, and so on; each comes with a text that says so.
     """
     receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
     texts = provenance(message, rejection)
@@ -205,7 +203,7 @@ class _ParsedHeaders:
         self.attributes: Final[dict[str, Any]] = {}
         self.headers: Final[dict[str, str]] = {}
         self.raw: Final[dict[str, object]] = {}
-        """Headers that are no text."""
+        """Headers that are not text."""
         self.attempts = 0
         self.identity = ""
         self.due = self.wait = 0.0
@@ -217,7 +215,7 @@ class _ParsedHeaders:
         except UnicodeDecodeError:
             self.raw[name] = value
             if name in _RESERVED:
-                self.fault = f"its header {name} is no text"
+                self.fault = f"its header {name} is not text"
             return
         if value is None:
             self.raw[name] = None
@@ -229,16 +227,16 @@ class _ParsedHeaders:
             self.headers[name.removeprefix(ESCAPE)] = text
 
     def _add_attribute(self, name: str, text: str) -> None:
-        if name == "pump-kind" and text not in _KINDS:
-            self.fault = f"its header {name} is none of {', '.join(sorted(_KINDS))}"
-        else:
-            self.attributes[_HEADER_NAMES[name]] = text
+        try:
+            self.attributes[_HEADER_NAMES[name]] = kind_of(name, text) if name == "pump-kind" else text
+        except ValueError as error:
+            self.fault = str(error)
 
     def _add_of_copy(self, name: str, text: str) -> None:
         if name == IDENTITY:
             self.identity = text
         elif name == ATTEMPTS_HEADER:
-            if text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT:
+            if is_count(text):
                 self.attempts = int(text)
         elif name == DUE:
             self.due = _seconds(text)
@@ -246,21 +244,16 @@ class _ParsedHeaders:
             self.wait = _seconds(text)
 
     def _add_time(self, text: str) -> bool:
-        try:
-            time = float(text)
-        except ValueError:
-            return False
-        if isfinite(time):
-            self.attributes["timestamp"] = time
+        with suppress(ValueError):
+            self.attributes["timestamp"] = time_of(_TIME, text)
             return True
         return False
 
 
 def _seconds(text: str) -> float:
-    """What somebody else may have written: anything but a finite number is 0."""
+    """The number in a header, which anybody may have written: 0 if it is not a finite number."""
     with suppress(ValueError):
-        time = float(text)
-        return time if isfinite(time) else 0.0
+        return time_of(DUE, text)
     return 0.0
 
 
@@ -269,12 +262,12 @@ class ReadRecord(NamedTuple):
 
     message: KafkaMessage
     due: float
-    """In seconds since the epoch; 0 for what is no copy."""
+    """In seconds since the epoch; 0 if it is not a copy."""
     wait: float
-    """Until when it stays where it is."""
+    """Until when it stays in its retry topic."""
 
     def bounded(self, now: float, longest: float) -> "ReadRecord":
-        """Waiting no longer than its topic allows, whoever wrote its headers; not at all where that is 0."""
+        """The same, but waiting no longer than its topic allows, whatever its headers say; 0 means not at all."""
         if not (self.due or self.wait):
             return self
         if not longest:
@@ -283,7 +276,7 @@ class ReadRecord(NamedTuple):
 
 
 def read_record(record: Any, partition: "AssignedPartition", generation: int) -> ReadRecord:  # noqa: ANN401 - vendor's
-    """The message of a record; where it cannot be read, its fault says why."""
+    """The message of a record. If it cannot be read, its fault says why."""
     parsed, raw_headers = _ParsedHeaders(), _raw_headers(record)
     if isinstance(raw_headers, str):
         parsed.fault, raw_headers = raw_headers, ()
@@ -305,7 +298,7 @@ def read_record(record: Any, partition: "AssignedPartition", generation: int) ->
     message = KafkaMessage(
         header,
         record.value() or b"",
-        # With its time: a topic that is deleted and made anew begins with the same offsets.
+        # The time is included, since a topic that is deleted and created again begins with the same offsets.
         identity=parsed.identity or f"{partition.topic}/{partition.number}/{offset}@{milliseconds}",
         receipt=KafkaReceipt(partition, offset, key, raw_headers),
         generation=generation,

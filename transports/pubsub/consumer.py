@@ -1,7 +1,7 @@
-"""A consumer of one subscription, and of the one by which its channel's deferred messages come again.
+"""A consumer of one subscription, and of a second one for the channel's deferred messages.
 
-It pulls, and what it has not asked for is not sent: so nothing is here that the channel has no room for, and no permit
-can be lost. A pull that is under way when a receive ends goes on; what it brings is for the next receive, or goes back.
+It pulls, so Pub/Sub sends only as many messages as the channel has room for. A pull that is under way when a receive
+ends goes on: its messages are for the next receive, or go back.
 """
 
 import heapq
@@ -9,7 +9,6 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from types import MappingProxyType
@@ -24,17 +23,15 @@ from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.text import bounded_text
 from pump.transport_kit.dead_letters import (
-    PARKED_SECONDS,
     SHORT_LIMIT,
+    LetterTries,
     copy_headers,
     cut_letters,
     dead_letter_headers,
-    must_be_parked,
     report_gone,
-    report_kept,
 )
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
-from pump.transport_kit.sending import not_sent
 from pump.transports.pubsub.acks import PubSubAcks
 from pump.transports.pubsub.attributes import copy_of, from_attributes, unpacked
 from pump.transports.pubsub.connection import (
@@ -60,25 +57,25 @@ from pump.transports.pubsub.settings import PubSubSettings
 from pump.transports.pubsub.topology import ChannelFacts, PubSubTopology
 
 PULL_SECONDS: Final = 60.0
-"""For how long a pull waits for messages at Pub/Sub."""
+"""How long a pull waits for messages at Pub/Sub."""
 MOST_PULLED: Final = 1000
 LATE_SECONDS: Final = 1.0
-"""What arrives while nobody receives goes back after so many seconds."""
+"""Messages that arrive while nobody receives go back after this many seconds."""
 QUICK_SECONDS: Final = 0.25
 MANY: Final = 40
-"""A pump that asks for so many messages, and had handled the last ones so soon, is given them in two halves."""
+"""A pump that asks for this many messages, and has handled the last ones this soon, gets them in two halves."""
 HERE_SECONDS: Final = 1.5
-"""A copy that is due so soon waits here; any other one is left to Pub/Sub, as a delivery with a deadline."""
+"""A copy that is due this soon waits here; any other one waits at Pub/Sub, as a delivery with a deadline."""
 LONGEST_DEADLINE: Final = 600
 MOST_ANEW: Final = 40
-"""No copy is published anew while so many requests are not answered: its next delivery is soon enough."""
+"""No copy is published again while this many requests are not answered; it is published at its next delivery."""
 LONGEST_WAY_SECONDS: Final = 2.0
-"""What a pull has brought was sent so long ago at most, or a tenth of its lease."""
+"""Messages of a pull were sent at most this long ago, or a tenth of their lease."""
 PURGE_SECONDS: Final = 1.0
-"""A subscription that gives nothing for so long is empty."""
+"""A subscription that sends nothing for this long is empty."""
 HAND_BACK_SECONDS: Final = 1.5
 CLOSE_SECONDS: Final = 1.0
-"""A stop does not wait for a server that does not answer."""
+"""How long a stop waits for a server that does not answer."""
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 1.0
 
@@ -97,12 +94,12 @@ class _Source:
 
 
 class _Arrived(NamedTuple):
-    """What a pull has brought."""
+    """A message that a pull has brought."""
 
     source: _Source
     received: Any
     sent: float
-    """When Pub/Sub has sent it at the earliest: from then on its lease runs."""
+    """The earliest time at which Pub/Sub may have sent it: its lease is counted from then."""
 
 
 class PubSubConsumer:
@@ -115,6 +112,7 @@ class PubSubConsumer:
         self._clock: Final = clock
         self._destinations: Final = destinations_of(subscription)
         self._channel: Final = self._destinations.channel
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._names: Final = PubSubNames.of(settings.project, self._destinations)
         self._lease: Final = settings.lease_of(subscription.lease)
         self._longest: Final = seconds(settings.longest_lease)
@@ -127,7 +125,7 @@ class PubSubConsumer:
         self._renewing: Final = threading.Lock()
         self._arrived: Final[deque[_Arrived]] = deque()
         self._due: Final[list[tuple[float, int, Message]]] = []
-        """Copies that are due soon, by when; a heap."""
+        """A heap of copies that are due soon, by their due times."""
         self._numbers: Final = itertools.count()
         self._deliveries: Final = PubSubDeliveries()
         self._renewals: Final = PubSubRenewals(
@@ -135,7 +133,7 @@ class PubSubConsumer:
         )
         self._acks: Final = PubSubAcks(self._connection, self._channel, clock)
         self._unawaited: Final[set[Call]] = set()
-        """Requests whose answers nobody waits for. A call that nobody refers to would be cancelled."""
+        """Requests whose answers nobody waits for, kept here because grpc cancels a call without a reference to it."""
         self._changed: Final = Signal()
         self._receives = 0
         self._handed_out_at = -inf
@@ -189,7 +187,7 @@ class PubSubConsumer:
             self._handed_out_at = self._clock.monotonic()
 
     def _check(self) -> None:
-        """Raise where a new consumer has to be opened; make again what was deleted, where we make it."""
+        """Raise if a new consumer must be opened; create again what was deleted, if the subscription says so."""
         if self._closed:
             raise TransportError(f"the consumer of {self._channel} is closed")
         for source in self._sources:
@@ -205,11 +203,11 @@ class PubSubConsumer:
                 self._note_outage(failure)
 
     def _note_outage(self, failure: PumpError) -> None:
-        """What we have stays ours for as long as its leases last, so that is how long the outage may last."""
+        """Note a failed pull. The messages here are ours while their leases last, so an outage may last as long."""
         now = self._clock.monotonic()
         if self._down_since is None:
             self._down_since = now
-            log.warning("pubsub: nothing can be pulled for channel %s: %s", self._channel, failure)
+            log.warning("pubsub: messages of channel %s cannot be pulled now: %s", self._channel, failure)
         elif now - self._down_since > self._lease:
             raise failure
 
@@ -219,12 +217,12 @@ class PubSubConsumer:
             log.info("pubsub: messages of channel %s are pulled again", self._channel)
 
     def _ask(self, limit: int) -> None:
-        """Have a pull under way on each subscription."""
+        """Begin a pull on each subscription that has none."""
         for source in self._sources:
             self._pull(source, limit)
 
     def _ask_ahead(self, rest: int) -> None:
-        """Fill the rest of the room while the pump, which is quick, handles what it is given now."""
+        """Pull more messages for the free room while a fast pump handles those that it gets now."""
         if rest >= MANY // 2 and not self._arrived:
             self._pull(self._sources[0], rest)
 
@@ -243,7 +241,7 @@ class PubSubConsumer:
         return min(waits, default=now + PULL_SECONDS)
 
     def _pulled(self, source: _Source, call: Call) -> None:
-        """A pull has ended. On a thread of grpc's, which has more to do."""
+        """Handle the end of a pull, quickly: this runs on a thread of grpc."""
         began, source.call = source.began, None
         now = self._clock.monotonic()
         try:
@@ -278,7 +276,7 @@ class PubSubConsumer:
         return taken
 
     def _sort_in(self, arrived: _Arrived, taken: list[Message], now: float, wall: float) -> None:
-        """Into what is handed out, or what waits until it is due; with the lock held."""
+        """Sort a message into those to hand out, or those that wait until they are due; the lock is held."""
         delivery = PubSubDelivery(
             arrived.received.ack_id,
             arrived.sent,
@@ -330,12 +328,12 @@ class PubSubConsumer:
         return message, due
 
     def _postpone(self, delivery: PubSubDelivery, delay: float) -> None:
-        """Leave it to Pub/Sub: a deadline that ends in time brings it again."""
+        """Let the copy wait at Pub/Sub: its deadline ends when it is due, and so it comes again."""
         deadline = max(1, int(min(LONGEST_DEADLINE, delay, self._facts.retry_kept / 4)))
         self._send_later(self._names.retry, [delivery.ack_id], deadline, self._connection.timeout)
 
     def _publish_anew(self, delivery: PubSubDelivery, raw: Any, wall: float) -> None:  # noqa: ANN401 - as protobuf has it
-        """Replace a copy that has waited for half of the time that Pub/Sub keeps it: it would be removed."""
+        """Publish a copy again that has waited half as long as Pub/Sub keeps it, before Pub/Sub removes it."""
         age = wall - raw.publish_time.ToMicroseconds() / 1e6
         if age < self._facts.retry_kept / 2 or len(self._unawaited) >= MOST_ANEW:
             return
@@ -346,23 +344,27 @@ class PubSubConsumer:
             call.add_done_callback(partial(self._published_anew, delivery))
 
     def _published_anew(self, delivery: PubSubDelivery, call: Call) -> None:
-        """Acknowledge the old copy once the new one is confirmed. On a thread of grpc's."""
+        """Acknowledge the old copy once the new one is confirmed. Runs on a thread of grpc."""
         try:
             self._connection.result_of(call)
-        except PumpError as error:  # the old one comes again, and is tried again
+        except PumpError as error:  # the old copy comes again, and is published then
             if not self._closed:
-                log.warning("pubsub: a copy that waits for channel %s was not published anew: %s", self._channel, error)
+                log.warning(
+                    "pubsub: a delayed copy for channel %s could not be published again, and is tried again: %s",
+                    self._channel,
+                    error,
+                )
         else:
             self._acks.add(delivery)
 
     def _hand_back_late(self, seen: int) -> None:
-        """Nobody has received since: others shall have what has come."""
+        """Give back what has arrived if nobody has received since, so that other consumers get it."""
         if self._receives != seen or self._receiving or self._closed:
             return
         self._return_arrived()
 
     def _return_arrived(self) -> Sequence[Call]:
-        """Give back what the channel was not given."""
+        """Give back the messages that no receive has returned."""
         ids: dict[str, list[str]] = {}
         with self._lock:
             for each in self._arrived:
@@ -377,11 +379,11 @@ class PubSubConsumer:
         return [call for call in calls if call is not None]
 
     def _send_later(self, name: str, ids: Sequence[str], deadline: int, timeout: float) -> Call | None:
-        """Set a deadline, without waiting. If it is not carried out, they come when their leases end."""
+        """Set a deadline, without waiting. If that fails, the messages come again when their leases end."""
         return self._begin("ModifyAckDeadline", deadline_request(name, ids, deadline), timeout)
 
     def _begin(self, method: str, request: Any, timeout: float) -> Call | None:  # noqa: ANN401 - as protobuf has it
-        """Begin a request that nobody waits for; None if that is impossible now."""
+        """Begin a request that nobody waits for; None if that is not possible now."""
         try:
             call = self._connection.begin(method, request, timeout)
         except PumpError as error:
@@ -399,7 +401,7 @@ class PubSubConsumer:
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """Acknowledge it within 20 ms, together with others; with exactly-once delivery its answer is waited for."""
+        """Acknowledge it within 20 ms, together with others; False with exactly-once delivery."""
         if self._facts.exactly_once:
             return False
         self._acknowledge_later(self._ours(message))
@@ -418,14 +420,16 @@ class PubSubConsumer:
         if not isinstance(delivery, PubSubDelivery):
             raise LeaseLost(f"message {message.id} did not come from Pub/Sub")
         if delivery.lost:
-            raise LeaseLost(f"message {message.id} of {self._channel} is not ours any more: {delivery.lost}")
+            raise LeaseLost(
+                f"message {message.id} of {self._channel} no longer belongs to this consumer: {delivery.lost}"
+            )
         return delivery
 
     def _acknowledge_later(self, delivery: PubSubDelivery) -> None:
         with self._lock:
             if not self._deliveries.remove(delivery):
-                raise LeaseLost(f"a message of {self._channel} was settled before")
-        delivery.lost = "it was settled before"
+                raise LeaseLost(f"a message of {self._channel} was already settled")
+        delivery.lost = "it was already settled"
         self._acks.add(delivery)
 
     def _acknowledge_now(self, delivery: PubSubDelivery) -> None:
@@ -441,8 +445,8 @@ class PubSubConsumer:
             if reason and not is_final(reason):
                 raise TransportError(f"{self._channel}: {reason}: {error}") from error
             self._forget(delivery, f"it came too late: {error}")
-            raise LeaseLost(f"a message of {self._channel} is not ours any more: {error}") from error
-        self._forget(delivery, "it was settled before")
+            raise LeaseLost(f"a message of {self._channel} no longer belongs to this consumer: {error}") from error
+        self._forget(delivery, "it was already settled")
 
     def _forget(self, delivery: PubSubDelivery, why: str) -> None:
         with self._lock:
@@ -479,7 +483,7 @@ class PubSubConsumer:
             try:
                 self._store_dead_letter(message, rejection, topic_name(self._settings.project, name))
             except (TransportError, SetupError):
-                self._park(message, rejection)
+                self._parking.park(message, rejection, self.requeue)
                 raise
             delivery.copied = name
         self._acknowledge_now(delivery)
@@ -488,37 +492,23 @@ class PubSubConsumer:
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str) -> None:
         """As much of it as Pub/Sub takes: with all of its provenance, with some, and then with a part of its body."""
-        for letter, body, saying in _dead_letters(message, rejection):
-            with suppress(ValueError):  # it is too much for attributes: the next one says less
-                copy = encode(letter, body)
-                if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
-                    if saying:
-                        log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
-                    self._publish(topic, copy)
-                    return
-        raise not_sent(f"no dead letter of message {message.id} is small enough")
+        for each in LetterTries(log, message, self._channel, _letters(message, rejection), lambda _: False):
+            with each:
+                self._publish(topic, each.letter)
 
     def _publish(self, topic: str, copy: Any) -> None:  # noqa: ANN401 - as protobuf has it
-        """Store a copy; a topic or a subscription that was deleted is made again where we make it."""
+        """Store a copy. A topic or subscription that was deleted is created again, if the subscription says so."""
         try:
             self._publisher.publish(topic, copy)
         except PublishError as error:
             if not isinstance(error.__cause__, PubSubMissing) or self._subscription.missing != "create":
                 raise
-            log.warning("pubsub: %s: what was deleted is created again", error)
+            log.warning("pubsub: %s: the topic or subscription was deleted, and is created again", error)
             self._ensure()
             self._publisher.publish(topic, copy)
 
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._subscription.max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
-
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Make these available at once, in their old order; those that are lost are so already."""
+        """Make these available at once, in their old order; those that are lost are available already."""
         self._acks.finish(HAND_BACK_SECONDS)
         now = self._clock.monotonic()
         receipts = [each.receipt for each in messages]
@@ -527,13 +517,13 @@ class PubSubConsumer:
             request = deadline_request(name, [each.ack_id for each in portion], 0)
             try:
                 self._connection.call("ModifyAckDeadline", request, HAND_BACK_SECONDS)
-            except PubSubRefused as error:  # some had come back by themselves
+            except PubSubRefused as error:  # the leases of some have ended meanwhile
                 log.debug("pubsub: handing back to channel %s: %s", self._channel, error)
             for each in portion:
                 self._forget(each, "it was given back")
 
     def extend(self, message: Message) -> None:
-        """Renew its lease, and with it those of all others here that end soon: one request for a thousand of them."""
+        """Renew its lease, and with it the leases of all others here that end soon: one request for a thousand."""
         delivery = self._ours(message)
         with self._renewing:
             now = self._clock.monotonic()
@@ -547,14 +537,14 @@ class PubSubConsumer:
         message.lease_expires = delivery.expires
 
     def purge(self) -> int:
-        """Acknowledge everything that waits; what consumers have in hand stays theirs."""
+        """Acknowledge all messages that wait; those that consumers have stay theirs."""
         self._acks.finish(self._connection.timeout)
         return sum(map(self._purge, self._sources))
 
     def _purge(self, source: _Source) -> int:
         removed = 0
         while True:
-            with self._lock:  # what an earlier pull has brought
+            with self._lock:  # the messages of an earlier pull
                 found: Sequence[Any] = [each.received for each in self._arrived if each.source is source]
                 others = [each for each in self._arrived if each.source is not source]
                 self._arrived.clear()
@@ -580,7 +570,7 @@ class PubSubConsumer:
     # -- ending
 
     def close(self) -> None:
-        """Send what is pending, give back what nobody was given, and disconnect; a server that hangs delays nothing."""
+        """Send what is pending, give back what no receive has returned, and disconnect."""
         if self._closed:
             return
         self._closed = True
@@ -601,6 +591,17 @@ class PubSubConsumer:
             self._acks.close()
             self._connection.close()
             self._copies.close()
+
+
+def _letters(message: Message, rejection: Rejection) -> Iterator[tuple[Any, str]]:
+    """The dead letters that Pub/Sub takes, and what is left out of each."""
+    for header, body, left_out in _dead_letters(message, rejection):
+        try:
+            letter = encode(header, body)
+        except ValueError:  # too much for attributes: the next one has less
+            continue
+        if letter.ByteSize() + ROOM <= LARGEST_REQUEST:
+            yield letter, left_out
 
 
 def _dead_letters(message: Message, rejection: Rejection) -> Iterator[tuple[Header, bytes, str]]:

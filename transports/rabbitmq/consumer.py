@@ -11,21 +11,20 @@ from pump.dead_letter import Rejection
 from pump.errors import PublishError, PumpError, TransportError
 from pump.message import Header, Message
 from pump.transport_kit.dead_letters import (
-    PARKED_SECONDS,
+    LetterTries,
     copy_headers,
     dead_letter_headers,
     identified,
-    must_be_parked,
     report_gone,
-    report_kept,
 )
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.parking import Parking
 from pump.transports.rabbitmq.connection import Steps, awaiting, blocking, run, run_async
 from pump.transports.rabbitmq.deliveries import receipt_of
 from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
 from pump.transports.rabbitmq.headers import write_properties
 from pump.transports.rabbitmq.publisher import EncodedMessage, Publisher
-from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, DelayQueues, with_topology
+from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, DelayQueues, Topology, with_topology
 
 log: Final = logging.getLogger("pump.transports.rabbitmq")
 
@@ -49,11 +48,12 @@ class ConsumerBase:
         self._names: Final = names
         self._publisher: Final = publisher
         self._clock: Final = clock
-        self._max_attempts: Final = max_attempts
+        self._parking: Final = Parking(log, names.channel, max_attempts)
         self._broker_limit: Final = broker_limit
         self._own_queue: Final = DelayQueues.to_queue(names.channel)
         self._interrupted = False
         self._closed = False
+        self._counting: Topology | None = None
         publisher.enter()
 
     @property
@@ -182,28 +182,20 @@ class ConsumerBase:
             try:
                 yield from self._store_dead_letter(queue, message, rejection)
             except PublishError:
-                if must_be_parked(message, rejection, self._max_attempts):
-                    yield from self._park(message, rejection)
+                yield from self._parking.park_steps(message, rejection, self.requeue_steps)
                 raise
         self._settle(message)
 
     def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> Steps[None]:
         to = DelayQueues.to_queue(queue)
         header, minimal = dead_letter_headers(message, rejection)
-        try:
-            properties = write_properties(header, message, topic=header.topic)
-            yield from self._store(to, header, properties, message)
-        except PublishError as error:
-            if error.retriable or error.sent is not False:
-                raise
-            properties = write_properties(minimal, topic=minimal.topic)  # leaves out the properties that others gave
-            yield from self._store(to, minimal, properties, message)
-
-    def _park(self, message: Message, rejection: Rejection) -> Steps[None]:
-        try:
-            yield from self.requeue_steps(message, PARKED_SECONDS, rejection.attempts)
-        except PumpError as error:
-            report_kept(log, message, self._names.channel, error)
+        letters = (
+            (header, write_properties(header, message, topic=header.topic)),
+            (minimal, write_properties(minimal, topic=minimal.topic)),  # without the properties that others gave
+        )
+        for each in LetterTries(log, message, self._names.channel, ((each, "") for each in letters), _is_final):
+            with each:
+                yield from self._store(to, *each.letter, message)
 
     def _store(
         self, to: DelayQueues, header: Header, properties: bytes, message: Message, delay: float = 0.0
@@ -222,6 +214,12 @@ class ConsumerBase:
         queue = self._names.channel
         return number + (yield from with_topology(self._publisher.settings, lambda topology: topology.purge(queue)))
 
+    def waiting_steps(self) -> Steps[int]:
+        """How many messages of the queue no consumer has. To be asked of a consumer that has not received yet."""
+        if self._counting is None:
+            self._counting = Topology(self._channel.connection, self._publisher.settings)
+        return (yield from self._counting.waiting(self._names.channel))
+
     def close_steps(self) -> Steps[None]:
         """Send the pending acknowledgements, return the other messages, and disconnect."""
         try:
@@ -232,6 +230,10 @@ class ConsumerBase:
             if not self._closed:
                 self._closed = True
                 yield from self._publisher.leave()
+
+
+def _is_final(error: PumpError) -> bool:
+    return isinstance(error, PublishError) and not error.retriable and error.sent is False
 
 
 class RabbitMQConsumer(ConsumerBase):
@@ -258,6 +260,7 @@ class RabbitMQConsumer(ConsumerBase):
     reject = blocking(ConsumerBase.reject_steps)
     hand_back = blocking(ConsumerBase.hand_back_steps)
     purge = blocking(ConsumerBase.purge_steps)
+    waiting = blocking(ConsumerBase.waiting_steps)
     close = blocking(ConsumerBase.close_steps)
 
 
@@ -295,4 +298,5 @@ class AsyncRabbitMQConsumer(ConsumerBase):
     reject = awaiting(ConsumerBase.reject_steps)
     hand_back = awaiting(ConsumerBase.hand_back_steps)
     purge = awaiting(ConsumerBase.purge_steps)
+    waiting = awaiting(ConsumerBase.waiting_steps)
     close = awaiting(ConsumerBase.close_steps)

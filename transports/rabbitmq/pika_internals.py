@@ -180,8 +180,8 @@ class ContentReader:
 @cache
 def _warn_once() -> None:
     log.warning(
-        "pika %s is made differently from the versions that this package was tried with (1.3.2 to 1.4.4): "
-        "it reads messages by itself, which is slower and fails on some headers",
+        "pika %s differs inside from the versions that this package was tested with (1.3.2 to 1.4.4): "
+        "so pika reads the messages itself, which is slower and fails on some headers",
         pika.__version__,
     )
 

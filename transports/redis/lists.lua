@@ -100,7 +100,7 @@ function functions.find_missing()
   return false
 end
 
--- Gives back what the consumers whose names begin with a prefix have. They are taken for dead in lasts_ms, not at once:
+-- Gives back what the consumers whose names begin with a prefix have. They are treated as dead in lasts_ms, not at once:
 -- elements that were asked for may still come to them.
 function functions.give_back()
   local list, consumers = unpack(KEYS)
@@ -143,7 +143,7 @@ function functions.take()
   return take(list, held, tonumber(ARGV[1]), ARGV[2])
 end
 
--- Tags what a blocking read has moved to this consumer; returns nothing if it is not this consumer's any more.
+-- Tags what a blocking read has moved to this consumer; returns nothing if it no longer belongs to this consumer.
 function functions.tag()
   local held, call = KEYS[1], ARGV[1]
   local element = redis.call('LINDEX', held, -1)
@@ -201,6 +201,17 @@ function functions.hand_back()
       redis.call('LPUSH', list, copy ~= '' and copy or untagged(element))
     end
   end
+end
+
+-- Counts what waits, is due, or is held: what any consumer may still receive.
+function functions.waiting()
+  local list, consumers, due, topic_due = unpack(KEYS)
+  local now = now_ms()
+  local count = redis.call('LLEN', list) + redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', topic_due, '-inf', now)
+  for _, name in ipairs(redis.call('SMEMBERS', consumers)) do
+    count = count + redis.call('LLEN', ARGV[1] .. name)
+  end
+  return count
 end
 
 -- Removes what waits or is due later; returns how many messages that were.

@@ -24,7 +24,7 @@ from pump.transports.redis.transport import RedisBase
 
 LISTS: Final = Script.read("common.lua", "lists.lua")
 HEARTBEATS_PER_LEASE: Final = 3
-"""How many heartbeats a consumer sends during one lease; after a lease without a heartbeat it is taken for dead."""
+"""How many heartbeats a consumer sends during one lease; after a lease without a heartbeat it is treated as dead."""
 
 
 class TopicKeys:
@@ -56,7 +56,7 @@ class ChannelKeys:
 class RedisListTransport(RedisBase):
     """Topics and channels as lists. Making one opens no connection.
 
-    A consumer without a heartbeat for the time `lease` is taken for dead. Every key begins with `prefix`. `consumer` is
+    A consumer without a heartbeat for the time `lease` counts as dead. Every key begins with `prefix`. `consumer` is
     a name that only this process has, and that it has again after a restart.
     """
 
@@ -199,6 +199,10 @@ class ListConsumer(RedisConsumer):
 
     def _purge(self) -> Command:
         return LISTS.call("purge", [self._keys.list, self._keys.due])
+
+    def _waiting(self) -> Command:
+        keys = self._keys
+        return LISTS.call("waiting", (keys.list, keys.consumers, keys.due, keys.topic.due), keys.held)
 
     def _leave(self) -> None:
         self._connection.execute(self._give_back(self._name))

@@ -287,6 +287,24 @@ function functions.purge()
   return removed
 end
 
+-- Counts what is new, pending or due: what any consumer may still receive. The server knows how many entries of the
+-- topic's stream are new, except after some were deleted in the middle; then they are counted.
+function functions.waiting()
+  local main, own, topic_due, due = unpack(KEYS)
+  local group = ARGV[1]
+  local now = now_ms()
+  local count = redis.call('XLEN', own) + redis.call('ZCOUNT', topic_due, '-inf', now) + redis.call('ZCOUNT', due, '-inf', now)
+  for _, each in ipairs(redis.call('XINFO', 'GROUPS', main)) do
+    local found = attributes(each)
+    if found['name'] == group then
+      local new = found['lag']
+      if not new then new = #redis.call('XRANGE', main, '(' .. found['last-delivered-id'], '+') end
+      return count + found['pending'] + new
+    end
+  end
+  return redis.error_reply('NOGROUP there is no channel ' .. group)
+end
+
 -- Stores a message that is delivered after a delay.
 function functions.send_later()
   local later, due = unpack(KEYS)

@@ -1,6 +1,6 @@
 """A consumer of one queue. Its calls block; the vendor's client runs on a loop of the consumer's own.
 
-So a handler that blocks its thread or its loop keeps no lock from being renewed.
+So locks are renewed even while a handler blocks its thread or its loop.
 """
 
 import asyncio
@@ -19,15 +19,14 @@ from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.dead_letters import (
-    PARKED_SECONDS,
     SHORT_LIMIT,
+    LetterTries,
     copy_headers,
     dead_letter_headers,
-    must_be_parked,
     report_gone,
-    report_kept,
 )
 from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.servicebus.entities import DEAD, Facts, channel_names
 from pump.transports.servicebus.errors import Refused, publish_error
@@ -37,9 +36,9 @@ from pump.transports.servicebus.settings import ServiceBusSettings
 
 LONGEST_DELAY: Final = 3650 * 86_400.0
 UNSENT: Final = 64
-"""At most so many acknowledgements wait to be sent: the most that a kill makes come again."""
+"""The most acknowledgements that wait to be sent, and so the most messages that come again after a kill."""
 QUIET_SECONDS: Final = 0.05
-"""How long after a receive nobody asks again, before what comes late is given back."""
+"""How long after the last receive late messages are given back."""
 RETRY_SECONDS: Final = 0.2
 """How long to wait before a lost connection, or a renewal, is tried again."""
 RENEWAL_SECONDS: Final = 2.0
@@ -51,14 +50,14 @@ Result = TypeVar("Result")
 
 
 class ServiceBusConsumer:
-    """One consumer. Connections that break are made again beneath it: locks outlive them, as does its generation."""
+    """One consumer. It makes broken connections again: locks outlive a connection, and so does its generation."""
 
     def __init__(self, settings: ServiceBusSettings, subscription: Subscription, facts: Facts, clock: Clock) -> None:
         self.generation: Final = new_generation()
         self.broker_limit: Final = facts.max_delivery_count
         self._destinations: Final = channel_names(subscription)
         self._channel: Final = self._destinations.channel
-        self._max_attempts: Final = subscription.max_attempts
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._facts: Final = facts
         self._patience: Final = facts.lock_seconds or seconds(settings.lease)
         self._clock: Final = clock
@@ -83,7 +82,7 @@ class ServiceBusConsumer:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return self._thread.run(work)
-        except (RuntimeError, CancelledError) as error:  # the thread is closed, or was while this waited
+        except (RuntimeError, CancelledError) as error:  # the thread was closed, perhaps during the call
             raise TransportError(f"the consumer of {self._channel} is closed") from error
 
     # -- receiving
@@ -132,7 +131,7 @@ class ServiceBusConsumer:
         )
 
     async def _quiet(self, receives: int) -> None:
-        """If nobody asks any more for now, what still comes is for others. A call of the client is never cut off."""
+        """If no receive follows, leave late messages to other consumers. A call of the client is never cut off."""
         with suppress(TransportError, LeaseLost):
             if self._receives == receives:
                 await self._link.ask_no_more()
@@ -141,12 +140,12 @@ class ServiceBusConsumer:
                 await self._link.quiet()
 
     async def _note_outage(self, error: TransportError, deadline: float) -> None:
-        """While locks may last, the connection is made again here; after that by a new consumer, which looks anew."""
+        """Note a lost connection. It is made again here while locks may last; after that, a new consumer is needed."""
         now = self._clock.monotonic()
         self._link.reconnect()
         if self._broken_since is None:
             self._broken_since = now
-            log.warning("servicebus: the connection of %s is lost, and made again: %s", self._channel, error)
+            log.warning("servicebus: the connection of %s is lost; connecting again: %s", self._channel, error)
         elif now - self._broken_since > self._patience:
             raise error
         await _pause(min(RETRY_SECONDS, max(0.0, deadline - now)))
@@ -158,13 +157,13 @@ class ServiceBusConsumer:
             self._broken_since = None
 
     def interrupt(self) -> None:
-        """Make the current receive, or else the next one, return early. It does within a slice."""
+        """Make the current receive, or else the next one, return early. It returns within SLICE_SECONDS."""
         self._interrupted = True
 
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """The same, without waiting; False if so many wait to be sent that this one has to."""
+        """As `acknowledge`, without waiting; False if too many wait to be sent."""
         if len(self._acks) >= UNSENT:
             return False
         _claim(message)
@@ -178,7 +177,7 @@ class ServiceBusConsumer:
         return True
 
     def acknowledge(self, message: Message) -> None:
-        """The message is done. Azure is told at once, and nobody waits for its answer, unless many are under way."""
+        """The message is done. It is sent at once, without waiting for the answer, unless too many are under way."""
         while not self.acknowledge_soon(message):
             self._run(self._flush())
 
@@ -187,11 +186,11 @@ class ServiceBusConsumer:
         self._sender = self._thread.loop.create_task(self._send())
 
     async def _send(self) -> None:
-        with suppress(TransportError):  # what was not sent is sent before the next receive
+        with suppress(TransportError):  # the rest is sent before the next receive
             await self._flush()
 
     async def _flush(self) -> None:
-        """Send what waits, in order; what cannot be sent stays, and raises."""
+        """Send all acknowledgements, in order. After an error, the rest stays here."""
         async with self._flushing:
             while self._acks:
                 message = self._acks[0]
@@ -204,7 +203,7 @@ class ServiceBusConsumer:
     # -- other verdicts
 
     def nack(self, message: Message) -> None:
-        """Give it back: it is anybody's at once, in its old place. Azure counts a delivery."""
+        """Give it back, for any consumer at once, in its old place. Azure counts the delivery."""
         self._run(self._settled(message, self._link.abandon(_raw(message))))
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
@@ -220,10 +219,11 @@ class ServiceBusConsumer:
             await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
             receipt.copied = self._own_queue
         await self._link.complete(receipt.raw)
+        receipt.settled = True
 
     @property
     def _own_queue(self) -> str:
-        """Nothing can be sent to dead letters that Azure keeps: what comes again goes to the queue itself."""
+        """The queue for copies. Nothing can be sent to the dead letters of a queue, so their copies go to the queue."""
         name = self._channel
         return name[: -len(DEAD)] if name.lower().endswith(DEAD) else name
 
@@ -254,40 +254,27 @@ class ServiceBusConsumer:
             try:
                 await self._store_dead_letter(queue, message, rejection)
             except TransportError:
-                await self._park(message, rejection)
+                await self._parking.park_async(message, rejection, self._requeue)
                 raise
             receipt.copied = queue
         await self._link.complete(receipt.raw)
 
     async def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> None:
-        """In full; if that is too large for the queue, with less said of it."""
-        failure: PublishError | None = None
-        for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
-            try:
-                await self._copy(queue, write_copy(message, header.headers, attempts=0, keeps_identity=False))
-            except PublishError as error:
-                if error.retriable:
-                    raise
-                failure = error
-            else:
-                return
-        raise failure or PublishError(f"message {message.id} has no dead letter")
-
-    async def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._max_attempts):
-            try:
-                await self._requeue(message, PARKED_SECONDS, rejection.attempts)
-                _receipt(message).settled = True
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
+        """Store it with full provenance; if the queue refuses that, with less."""
+        letters = (
+            (write_copy(message, header.headers, attempts=0, keeps_identity=False), "")
+            for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT))
+        )
+        for each in LetterTries(log, message, self._channel, letters, _is_final):
+            with each:
+                await self._copy(queue, each.letter)
 
     async def _settled(self, message: Message, work: Coroutine[Any, Any, None]) -> None:
-        """Carry a verdict out, after the acknowledgements before it; once only."""
+        """Carry out a verdict once, after all earlier acknowledgements."""
         receipt = _receipt(message)
         if receipt.settled:
             work.close()
-            raise LeaseLost(f"message {message.id} of {self._channel} was settled before")
+            raise LeaseLost(f"message {message.id} of {self._channel} was already settled")
         try:
             await self._flush()
         except BaseException:
@@ -301,7 +288,7 @@ class ServiceBusConsumer:
         receipt.settled = True
 
     def extend(self, message: Message) -> None:
-        """Renew its lock, on a connection of its own, which is made again as often as it breaks."""
+        """Renew its lock, on a separate connection. If that breaks, it is made again."""
         self._run(self._extend(message))
 
     async def _extend(self, message: Message) -> None:
@@ -339,7 +326,7 @@ class ServiceBusConsumer:
             _receipt(each).settled = True
 
     def purge(self) -> int:
-        """Remove everything that waits; what others have in hand stays theirs, and so does what is scheduled."""
+        """Remove all messages that wait, except scheduled ones and those that other consumers have."""
         return self._run(self._purge())
 
     async def _purge(self) -> int:
@@ -349,7 +336,7 @@ class ServiceBusConsumer:
     # -- ending
 
     def close(self) -> None:
-        """Send what waits to be sent, and disconnect. A namespace that does not answer delays this by a second."""
+        """Send all acknowledgements, and disconnect. This takes at most a second if the namespace does not answer."""
         if self._closed:
             return
         self._closed = True
@@ -381,6 +368,10 @@ async def _pause(delay: float) -> None:
         timer.cancel()
 
 
+def _is_final(error: PumpError) -> bool:
+    return isinstance(error, PublishError) and not error.retriable
+
+
 def _receipt(message: Message) -> LockReceipt:
     receipt = message.receipt
     if not isinstance(receipt, LockReceipt):
@@ -395,5 +386,5 @@ def _raw(message: Message) -> Any:  # noqa: ANN401 - the client's
 def _claim(message: Message) -> None:
     receipt = _receipt(message)
     if receipt.settled:
-        raise LeaseLost(f"message {message.id} was settled before")
+        raise LeaseLost(f"message {message.id} was already settled")
     receipt.settled = True

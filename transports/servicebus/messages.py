@@ -1,42 +1,40 @@
-"""Our headers in Service Bus messages, both ways, and copies that keep what others wrote. Pure."""
+"""Writes and reads our headers in Service Bus messages, and makes copies that keep what other programs wrote."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageHeader, AmqpMessageProperties
 
-from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
+from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.transport_kit.header_texts import count_of, kind_of, time_of
 from pump.transports.servicebus.client_internals import sendable_number
 from pump.transports.servicebus.entities import DEAD
 
 PREFIX: Final = "pump-x-"
-"""Before the name of a header of the sender's that has the name of one of ours."""
+"""Stands before the name of a sender's header that equals one of ours."""
 VERSION: Final = "pump-version"
 KIND: Final = "pump-kind"
 KEY: Final = "pump-key"
 TIME: Final = "pump-time"
 CONTENT_TYPE: Final = "pump-content-type"
 IDENTITY: Final = "pump-identity"
-"""By what a message was known before it was copied."""
+"""On a copy of a message: the identity of the original, which the copy keeps."""
 ID: Final = "pump-id"
 """The id that the sender gave. A copy has another one: a queue with duplicate detection would drop it."""
 OURS: Final = frozenset({VERSION, KIND, KEY, TIME, CONTENT_TYPE, IDENTITY, ID, ATTEMPTS_HEADER})
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 LONGEST_SAID: Final = 4096
-"""Characters that Azure takes as a dead letter's reason, and as its description."""
-LONGEST_COUNT: Final = 9
+"""The most characters of a dead letter's reason, and of its description."""
 LONGEST_ID: Final = 128
 SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
 PARTITION_KEY: Final = b"x-opt-partition-key"
 
-_KINDS: Final = frozenset({"command", "event", "document"})
 _DEFAULT_TYPE: Final = "application/json"
 
 
@@ -48,13 +46,13 @@ class LockReceipt:
     def __init__(self, raw: ServiceBusReceivedMessage) -> None:
         self.raw: Final = raw
         self.settled = False
-        """Whether it was settled; Azure would tell by an error that looks like a lost lock."""
+        """Whether it was settled. Azure's error for a second settlement looks like a lost lock."""
         self.copied = ""
-        """The queue that has a copy of it: a verdict that is carried out again stores no other one there."""
+        """The queue that has a copy of it, so that trying a verdict again stores no second one."""
 
 
 class Said(NamedTuple):
-    """What a dead letter of Azure's own says."""
+    """The texts of a dead letter that Azure keeps."""
 
     reason: str
     description: str
@@ -66,14 +64,14 @@ class Said(NamedTuple):
 def read_message(
     raw: ServiceBusReceivedMessage, *, queue: str, topic: str, generation: int, lease_expires: float | None
 ) -> Message:
-    """The message of a delivery; its fault says what cannot be read."""
+    """The message of a delivery. If it cannot be read, its fault says why."""
     annotated = raw.raw_amqp_message
     headers, ours, others = _split(annotated.application_properties or {})
     body, fault = _body(annotated)
     deliveries = (raw.delivery_count or 0) + 1
     said = _said(headers)
     if said is not None and queue.lower().endswith(DEAD):
-        deliveries = 1  # Azure goes on counting from what the queue itself counted
+        deliveries = 1  # Azure's count goes on from that of the queue
     if said is not None:
         headers = {**{name: text for name, text in headers.items() if name not in {REASON, DESCRIPTION}}, **said}
     identity = ours.get(IDENTITY) or f"{queue}/{raw.sequence_number}"
@@ -81,7 +79,7 @@ def read_message(
     attempts = 0
     try:
         fields = _fields(ours)
-        attempts = _count(ours.get(ATTEMPTS_HEADER, "0"))
+        attempts = count_of(ATTEMPTS_HEADER, ours.get(ATTEMPTS_HEADER, "0"))
     except ValueError as error:
         fault = fault or str(error)
     header = Header(
@@ -110,7 +108,7 @@ def read_message(
 
 
 def _split(properties: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, str], dict[str, object]]:
-    """The sender's headers, ours, and those that are no text."""
+    """The sender's headers, ours, and those that are not text."""
     headers: dict[str, str] = {}
     ours: dict[str, str] = {}
     others: dict[str, object] = {}
@@ -126,7 +124,7 @@ def _split(properties: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, str
 
 
 def _text(value: object) -> str | None:
-    """Text as it is, bytes decoded; None for what is neither, or cannot be decoded."""
+    """The value as text; None if it is neither text nor bytes that can be decoded."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -142,25 +140,14 @@ def _fields(ours: Mapping[str, str]) -> dict[str, Any]:
     if KEY in ours:
         fields["key"] = ours[KEY]
     if KIND in ours:
-        if ours[KIND] not in _KINDS:
-            raise ValueError(f"{KIND} is {ours[KIND][:80]!r}")
-        fields["kind"] = cast("Kind", ours[KIND])
+        fields["kind"] = kind_of(KIND, ours[KIND])
     if TIME in ours:
-        moment = float(ours[TIME])
-        if not isfinite(moment):
-            raise ValueError(f"{TIME} is {ours[TIME][:80]!r}")
-        fields["timestamp"] = moment
+        fields["timestamp"] = time_of(TIME, ours[TIME])
     return fields
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT):
-        raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
-    return int(text)
-
-
 def _body(annotated: AmqpAnnotatedMessage) -> tuple[bytes, str]:
-    """The body, and what is wrong with it."""
+    """The body and its fault."""
     body = annotated.body
     if annotated.body_type is AmqpMessageBodyType.DATA:
         return b"".join(body), ""
@@ -169,11 +156,11 @@ def _body(annotated: AmqpAnnotatedMessage) -> tuple[bytes, str]:
             return b"", ""
         if isinstance(body, bytes | str):
             return (body if isinstance(body, bytes) else body.encode()), ""
-    return b"", "its body is no data, but an AMQP value or sequence"
+    return b"", "its body is not data, but an AMQP value or sequence"
 
 
 def _said(headers: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The provenance in a dead letter of Azure's own; None in any other message."""
+    """The provenance of a dead letter that Azure keeps; None for any other message."""
     if REASON not in headers and DESCRIPTION not in headers:
         return None
     try:
@@ -224,10 +211,10 @@ def _escaped(name: str) -> str:
 def write_copy(
     message: Message, headers: Mapping[str, str], *, attempts: int, due: float = 0.0, keeps_identity: bool = True
 ) -> AmqpAnnotatedMessage:
-    """A copy of a received message: what others wrote stays, `headers` are the sender's, and the id is another one.
+    """A copy of a received message, with `headers` and a new id; everything that other programs wrote stays.
 
-    The id is the same for the same delivery and attempts: of a copy that is sent twice, a queue with duplicate
-    detection keeps one. A copy that is to be handled lives as long as the sender said; a dead letter has no such end.
+    The id is the same for the same delivery and attempts, so that duplicate detection drops a copy that is sent
+    twice. A copy to be handled keeps the sender's time to live; a dead letter does not expire.
     """
     raw = cast("LockReceipt", message.receipt).raw
     old = raw.raw_amqp_message
@@ -290,7 +277,7 @@ def _body_of(old: AmqpAnnotatedMessage) -> dict[str, Any]:
 
 
 def _sendable(value: Any) -> Any:  # noqa: ANN401 - whatever others wrote
-    """A value that the client can send again: it takes no long numbers as they are, and no bytes but text."""
+    """The value in a form that the client can send: it cannot send long numbers, or bytes that are not text."""
     if isinstance(value, bool) or not isinstance(value, int | bytes):
         return value
     if isinstance(value, int):
@@ -304,7 +291,7 @@ def _digest(*parts: object) -> str:
 
 
 def said_of(headers: Mapping[str, str], reason: str) -> Said:
-    """What a dead letter of Azure's own says, within its limits; the provenance is among the headers."""
+    """Reason and description of a dead letter that Azure keeps, within its limits; `headers` have the provenance."""
     told = {name: text for name, text in headers.items() if name.startswith("pump-")}
     for name in (None, "pump-error", "pump-description", "pump-exception", "pump-handler", "pump-origin"):
         told.pop(name or "", None)

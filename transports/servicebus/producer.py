@@ -1,4 +1,4 @@
-"""Sends to queues and topics; its calls block, the vendor's client runs on a loop of its own."""
+"""Sends to queues and topics. Its calls block; the vendor's client runs on a loop of the producer's own."""
 
 import threading
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from pump.transports.servicebus.settings import ServiceBusSettings
 
 AT_ONCE: Final = 500
 OVERHEAD: Final = 600
-"""What a message weighs beside body and headers, at most, in bytes."""
+"""The most bytes of a message beside its body and headers."""
 HEAVIEST: Final = 200 * 1024
-"""A batch of the Standard tier has at most 256 KiB."""
+"""The most bytes of a batch: the Standard tier takes 256 KiB."""
 
 
 class ServiceBusProducer:
-    """Sends to the topics in the messages' headers, on a connection for each. From any thread."""
+    """Sends to the topics in the messages' headers, on one connection for each. Any thread may use it."""
 
     def __init__(self, settings: ServiceBusSettings, capabilities: Capabilities, clock: Clock) -> None:
         self._capabilities: Final = capabilities

@@ -26,7 +26,6 @@ class ServiceBusTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         default_dead_letter=f"<channel>{DEAD}",
@@ -45,7 +44,7 @@ class ServiceBusTransport:
         clock: Clock | None = None,
         **options: Any,  # noqa: ANN401 - the fields of ServiceBusSettings, which checks them
     ) -> None:
-        """Of a connection string, of a namespace and a credential, or of settings, whose fields the options are."""
+        """Give a connection string, a namespace and a credential, or settings; options are fields of settings."""
         ways = [each for each in (connection_string, settings, namespace) if each]
         if len(ways) != 1:
             raise ConfigurationError("servicebus: give a connection_string, a namespace and a credential, or settings")

@@ -39,7 +39,6 @@ CAPABILITIES: Final = Capabilities(
     counts_deliveries=True,
     carries_attempts=True,
     durable=True,
-    durable_attempts=True,
     leases=True,
     delayed_publish=True,
     shards_by_key=True,

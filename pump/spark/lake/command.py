@@ -1,4 +1,4 @@
-"""`pump spark archive`, `pump spark compact` and `pump spark replay`."""
+"""`pump spark archive`, `pump spark compact-archive` and `pump spark replay`."""
 
 import argparse
 from pathlib import Path
@@ -27,7 +27,7 @@ def add_archive(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compact(parser: argparse.ArgumentParser) -> None:
-    """The options of `pump spark compact`."""
+    """The options of `pump spark compact-archive`."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the archive")
     add_master(parser)
     parser.set_defaults(act=_compact)
@@ -74,7 +74,7 @@ def _compact(options: argparse.Namespace) -> int:
     from pump.spark.lake.archive import Archive  # noqa: PLC0415 - only here is Spark needed
     from pump.spark.lake.compaction import compact  # noqa: PLC0415
 
-    with session_of("pump spark compact", options.on) as session:
+    with session_of("pump spark compact-archive", options.on) as session:
         done = compact(session, Archive(options.folder))
     print(f"{done.files_before:,} files became {done.files_after:,}")
     return 0

@@ -11,9 +11,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from brokers.kafka import Kafka
 from pump import Dispatcher
-from support.kafka_works import Job, Works
+from support.kafka_works import Works
 from support.programs import Program
 from support.waiting import eventually
+from support.works import Job
 
 PATIENCE = 60.0
 FAST = {"requeue_backoff": (0.05, 0.05), "failure_backoff": (0.2, 1.0)}
@@ -219,7 +220,11 @@ def test_a_dead_letter_that_does_not_fit_is_cut_and_said_to_be(
 
     assert record.value() == b"x" * 999
     assert b"1 of the 1000 bytes" in headers(record)["pump-description"]
-    assert [each for each in caplog.records if each.levelname == "ERROR" and "did not fit" in each.getMessage()]
+    assert [
+        each
+        for each in caplog.records
+        if each.levelname == "ERROR" and "is too large for the broker" in each.getMessage()
+    ]
 
 
 def test_a_dead_letter_that_is_refused_for_another_reason_than_its_size_is_stored_whole_later(

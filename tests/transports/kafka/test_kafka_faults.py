@@ -23,9 +23,10 @@ from pump.transports.kafka.partitions import AssignedPartition
 from pump.transports.kafka.producer import Failures, RecordStore
 from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, KafkaRecord, ReadRecord
 from pump.transports.kafka.topics import RetryTopics
-from support.kafka_works import Job, Works
+from support.kafka_works import Works
 from support.programs import Program
 from support.waiting import eventually
+from support.works import Job
 
 PATIENCE = 60.0
 FAST = {"failure_backoff": (0.2, 1.0)}

@@ -11,9 +11,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from brokers.kafka import Kafka
 from pump import Dispatcher
-from support.kafka_works import Job, Works
+from support.kafka_works import Works
 from support.programs import Program
 from support.waiting import eventually
+from support.works import Job
 
 PARTITIONS = 4
 PATIENCE = 60.0

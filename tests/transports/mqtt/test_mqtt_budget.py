@@ -1,5 +1,6 @@
 """How often a message may fail, with either version, over restarts and deaths of its consumer."""
 
+import signal
 from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
@@ -13,8 +14,8 @@ from pump.errors import DontAckAction
 from support.mqtt_works import FAST, Shop, take_all, url
 from support.programs import Program, lives
 from support.pumps import KINDS, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 Running = Callable[[Dispatcher], Dispatcher]
 
@@ -73,8 +74,10 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     command = works.command(address, max_attempts=1, failure_backoff=FAST["failure_backoff"])
     with Program(command, works.folder) as program:
         eventually(lambda: not lives(program.pid))
-    with Program(command, works.folder):
+    with Program(command, works.folder) as program:
         eventually(lambda: set(works.runs) >= everything)
+        program.send(signal.SIGTERM)  # what it has not acknowledged yet would be left
+        assert program.ends() == 0
 
     (dead,) = take_all(mosquitto, f"{works.channel}.dead", 1)
     assert b"killer" in dead

@@ -10,8 +10,8 @@ from brokers.mosquitto import Mosquitto
 from support.mqtt_works import Shop, take_all, url
 from support.programs import Program
 from support.pumps import PROACTOR, REACTOR, Kind, Order, Outcomes
-from support.redis_works import Works, jobs, names
 from support.waiting import eventually
+from support.works import Works, jobs, names
 
 LOADED = 1.0
 """What a machine that does other things may take longer."""

@@ -155,7 +155,7 @@ def test_a_server_that_refuses_every_request_for_long_is_an_error(asking: Asking
     asking.ask()
     asking.say("409", "Exceeded MaxWaiting")
 
-    with pytest.raises(TransportError, match="refused every request for a while: Exceeded MaxWaiting"):
+    with pytest.raises(TransportError, match=r"refused every request for .* for a while: Exceeded MaxWaiting"):
         asking.puller.check()
 
 

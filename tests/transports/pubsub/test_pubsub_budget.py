@@ -9,12 +9,12 @@ import pytest
 
 from pump import Dispatcher
 from pump.errors import DontAckAction
-from pump.transports.pubsub import consumer as pubsub_consumer
+from pump.transport_kit import parking
 from support.programs import Program, lives
 from support.pubsub_bench import SLOW, PubSubBench
 from support.pumps import Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 FAST: dict[str, Any] = {
     "max_attempts": 3,
@@ -86,7 +86,7 @@ def test_restarts_give_up_no_message_that_waited_unseen(bench: PubSubBench, kind
 def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     bench: PubSubBench, kind: Kind, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    monkeypatch.setattr(pubsub_consumer, "PARKED_SECONDS", 0.5)
+    monkeypatch.setattr(parking, "PARKED_SECONDS", 0.5)
     failing = Outcomes(ValueError("no tea"))
     dead = f"topics/{bench.channel}.dead"
     bench.server.fault("Publish", times=1_000_000, containing=dead)

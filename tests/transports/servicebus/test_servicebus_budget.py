@@ -13,8 +13,8 @@ from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction
 from support.programs import Program
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs
 from support.waiting import eventually
+from support.works import Job, Works, jobs
 
 PATIENCE = 60.0
 FAST: dict[str, Any] = {
@@ -125,18 +125,13 @@ def test_restarts_with_a_full_buffer_charge_nothing(shop: Shop) -> None:
     assert shop.holds(0, "/$deadletterqueue")
 
 
-@pytest.fixture
-def works(tmp_path: Path) -> Works:
-    return Works(tmp_path)
-
-
 @pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
 def test_one_that_kills_its_process_is_found_out_and_no_other_is(
     servicebus: ServiceBus, works: Works, tmp_path: Path, *, awaiting: bool
 ) -> None:
     options = {"max_attempts": 3, "lease": 3.0, "requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
     url = f"{servicebus.url}&lease=3"
-    works.post(url, *jobs(20), Job("killer", "kills"), *jobs(20, prefix="later"))
+    works.post(url, *jobs(20), Job("killer", fate="kills"), *jobs(20, prefix="later"))
     dead = f"{works.channel}/$deadletterqueue"
 
     def is_over() -> bool:

@@ -1,15 +1,12 @@
 """The documentation on Service Bus: its examples are run as they stand, on the tests' own broker."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from brokers.servicebus import ServiceBus
-from support.programs import DEADLINE, pump, pump_run
+from support.programs import pump, pump_run, runs
 from support.tree import ROOT
 from support.waiting import eventually
 
@@ -23,14 +20,6 @@ def folder(servicebus: ServiceBus, tmp_path: Path) -> Path:
     for name, source in EXAMPLES.items():
         (tmp_path / name).write_text(source.replace(URL, servicebus.url))
     return tmp_path
-
-
-def runs(name: str, folder: Path) -> None:
-    here = {**os.environ, "PYTHONPATH": str(folder)}  # tox keeps the folder of a program off its path
-    ran = subprocess.run(
-        [sys.executable, name], cwd=folder, env=here, check=False, capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_no_example_is_left_out() -> None:

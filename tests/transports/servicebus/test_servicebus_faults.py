@@ -18,17 +18,11 @@ from pump.message import Header, Message
 from pump.transports.servicebus import ServiceBusSettings, ServiceBusTransport
 from pump.transports.servicebus.consumer import ServiceBusConsumer
 from pump.transports.servicebus.entities import Facts
-from support.pumps import KINDS, Kind, Order
+from support.pumps import Kind, Order
 from support.servicebus_bench import PATIENCE, QueueBench, receive
 from support.waiting import eventually
 
 LEASE = 4.0
-
-
-@pytest.fixture(params=KINDS, ids=[kind.name for kind in KINDS])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.param
-    return found
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import pytest
 from brokers.sqs import Sqs, depth, queue_url
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction
-from support.programs import Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 LONG = 40.0
 FAST: dict[str, Any] = {
@@ -92,7 +91,7 @@ def test_nacks_charge_no_attempt_over_a_restart(shop: Shop) -> None:
 def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     sqs_server: Sqs, tmp_path: Path, *, restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pump.transports.sqs.consumer.PARKED_SECONDS", 1.0)
+    monkeypatch.setattr("pump.transport_kit.parking.PARKED_SECONDS", 1.0)
     shop = Shop(sqs_server, "sqs", KINDS[0], tmp_path)
     failing = Outcomes(ValueError("no tea"))
     with shop.dispatcher(failing) as first:
@@ -127,13 +126,8 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     works.post(address, *jobs(20), Job("killer", fate="kills"), *jobs(19, prefix="more"))
     everything = {*names(20), *names(19, "more")}
     client, dead = sqs_server.client(), f"{works.channel}-dead" + ".fifo" * (scheme == "sqs+fifo")
-    deaths = 0
-    while depth(client, dead) == 0 and deaths <= attempts:
-        with Program(works.command(address, max_attempts=attempts), works.folder) as program:
-            eventually(lambda program=program: not lives(program.pid) or depth(client, dead), LONG)  # type: ignore[misc]
-            deaths += depth(client, dead) == 0
-    with Program(works.command(address, max_attempts=attempts), works.folder):
-        eventually(lambda: set(works.runs) >= everything, LONG)
+    command = works.command(address, max_attempts=attempts)
+    works.until(command, lambda: set(works.runs) >= everything and depth(client, dead) > 0, attempts)
 
     assert depth(client, dead) == 1
     assert Counter(works.runs)["killer"] == attempts
@@ -147,7 +141,7 @@ def test_what_nobody_has_begun_is_not_charged_when_its_consumer_stops(
     address = sqs_server.url_for(scheme, poll=0)
     client, ending = sqs_server.client(), ".fifo" * (scheme == "sqs+fifo")
     options: dict[str, Any] = {"max_attempts": 2, "lease": 3, "grace": 0.5, "requeue_backoff": (0.01, 0.01)}
-    works.post(address, *jobs(4), *[Job(f"slow-{number}", "fails", 0.3) for number in range(8)])
+    works.post(address, *jobs(4), *[Job(f"slow-{number}", fate="fails", seconds=0.3) for number in range(8)])
     for _ in range(3):
         begun = len(works.runs)
         with works.dispatcher(address, awaiting=awaiting, **options):

@@ -12,20 +12,17 @@ from brokers.fixtures import ProxyTo
 from brokers.sqs import Sqs, depth, queue_url
 from pump import Dispatcher
 from support.programs import Program
-from support.redis_works import FAST, Job, Works, jobs, names
+from support.recovery import RECOVERY, everything_was_run
 from support.waiting import eventually
+from support.works import FAST, Job, Works, jobs, names
 
-RECOVERY = 60.0
 IN_HAND = 10 + 64
 
 Running = Callable[[Dispatcher], Dispatcher]
 
 
 def everything_was_done(server: Sqs, works: Works, count: int, at_most_twice: int, ending: str = "") -> None:
-    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
-    eventually(lambda: depth(server.client(), works.channel + ending) == 0, RECOVERY)
-    repeated = sum(times - 1 for times in Counter(works.runs).values())
-    assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
+    everything_was_run(works, count, at_most_twice, lambda: depth(server.client(), works.channel + ending))
     assert depth(server.client(), f"{works.channel}-dead{ending}") == 0
 
 

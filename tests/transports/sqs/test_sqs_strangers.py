@@ -94,7 +94,7 @@ def test_a_dead_letter_of_the_largest_message_is_stored_without_what_finds_no_ro
     channel.consumer.reject(channel.receive(), GIVEN_UP)
 
     assert len(channel.dead_letter()["Body"]) >= 2**19
-    assert "is too large for its queue" in caplog.text
+    assert "is too large for the broker" in caplog.text
     assert depth(channel.client, channel.name) == 0
     channel.consumer.close()
 

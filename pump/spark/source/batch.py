@@ -1,0 +1,106 @@
+"""One batch of messages in hand: received from a consumer, kept ours while they are stored, then settled together."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Self
+
+from pump.clock import Clock
+from pump.errors import LeaseLost, PumpError
+from pump.message import Message
+from pump.telemetry import log
+from pump.transport_kit.protocol import Consumer
+
+QUIET_SECONDS: Final = 0.1
+"""A batch that has begun ends when no message has come for this long: whoever waits for its rows need not wait more."""
+LONGEST_PERIOD: Final = 1.0
+PERIODS_IN_A_LEASE: Final = 6
+
+
+class HeldBatch:
+    """The messages that one reader has received. As a context, it renews their leases from another thread."""
+
+    def __init__(self, consumer: Consumer, clock: Clock) -> None:
+        self._consumer: Final = consumer
+        self._clock: Final = clock
+        self._held: list[tuple[Message, float]] = []
+        """With the length of its lease."""
+        self._end: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._end is not None:
+            self._end()
+
+    # -- receiving
+
+    def gather(self, *, most: int, most_bytes: int, window: float) -> None:
+        """Receive up to `most` messages, until they have `most_bytes`, the window is over, or no more come."""
+        now = self._clock.monotonic
+        deadline = now() + window
+        size = 0
+        while len(self._held) < most and size < most_bytes and (left := deadline - now()) > 0:
+            timeout = min(left, QUIET_SECONDS) if self._held else left
+            messages = self._consumer.receive(most - len(self._held), timeout)
+            if not messages and self._held:
+                return
+            size += sum(len(each.body) for each in messages)
+            self._hold(messages)
+
+    def _hold(self, messages: Sequence[Message]) -> None:
+        now = self._clock.monotonic()
+        leases = [0.0 if each.lease_expires is None else each.lease_expires - now for each in messages]
+        self._held.extend(zip(messages, leases, strict=True))
+        shortest = min(filter(None, leases), default=0.0)
+        if shortest > 0 and self._end is None:
+            self._end = self._clock.every(min(LONGEST_PERIOD, shortest / PERIODS_IN_A_LEASE), self._renew)
+
+    def _renew(self) -> None:
+        now = self._clock.monotonic()
+        for message, lease in list(self._held):
+            expires = message.lease_expires
+            if expires is not None and not message.lost and expires - now < lease / 2:
+                self._extend(message)
+
+    def _extend(self, message: Message) -> None:
+        try:
+            self._consumer.extend(message)
+        except LeaseLost:
+            message.lost = True  # it is another consumer's; this batch goes on without it
+        except PumpError as error:
+            log.warning("spark: the lease of message %s was not renewed: %s", message.id, error)  # tried again soon
+
+    # -- settling
+
+    def messages(self) -> list[Message]:
+        """Those that are still ours, as far as this process knows."""
+        now = self._clock.monotonic()
+        return [
+            message
+            for message, _ in self._held
+            if not message.lost and (message.lease_expires is None or message.lease_expires > now)
+        ]
+
+    def acknowledge(self, messages: Sequence[Message]) -> None:
+        """They are stored. One that cannot be acknowledged comes again, in a later tick: a duplicate, and no loss."""
+        failed = 0
+        why: PumpError | None = None
+        for message in messages:
+            try:
+                self._consumer.acknowledge(message)
+            except LeaseLost as error:
+                failed, why = failed + 1, error
+            except PumpError as error:
+                failed, why = failed + 1, error
+        if why is not None:
+            log.warning("spark: %d of %d stored messages come again, not acknowledged: %s", failed, len(messages), why)
+
+    def hand_back(self) -> None:
+        """Give all of them back. What cannot be given back goes back by itself, when the consumer is closed."""
+        messages = [message for message, _ in self._held if not message.lost]
+        self._held = []
+        if messages:
+            try:
+                self._consumer.hand_back(messages)
+            except PumpError as error:
+                log.warning("spark: %d messages come again later, not handed back: %s", len(messages), error)
