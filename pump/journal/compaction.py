@@ -64,7 +64,9 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigurationError(f"{folder} is being compacted by another process: wait until it is done") from error
+            raise ConfigurationError(
+                f"{folder} is being compacted by another process: wait until it is done"
+            ) from error
         yield
     finally:
         os.close(number)

@@ -16,7 +16,8 @@ _OTHERS: Final = "all others"
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _VERDICTS: Final = ("acknowledge", "requeue", "nack", "reject", "hand back", "unsettled")
 
-_STYLE: Final = """
+_STYLE: Final = (
+    """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #5c6670; --rule: #d9dee3; --card: #f5f7f9;
   --bad: #b3261e; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0559b; --c4: #8a6d00; --c5: #56697f; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171a; --ink: #e7ebef; --soft: #9aa5b0; --rule: #333b43;
@@ -45,13 +46,16 @@ th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var
 td { overflow-wrap: anywhere; } th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; } .none { color: var(--soft); }
 code { font: 13px ui-monospace, monospace; }
-""" + "".join(f".l{n} {{ stroke: var(--c{n}); }} .f{n} {{ fill: var(--c{n}); }}\n" for n in range(6)) + """
+"""
+    + "".join(f".l{n} {{ stroke: var(--c{n}); }} .f{n} {{ fill: var(--c{n}); }}\n" for n in range(6))
+    + """
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --rule: #bbb; --card: #fff; --bad: #900;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0559b; --c4: #8a6d00; --c5: #56697f; }
   body { max-width: none; padding: 0; font-size: 12px; } .tile { border: 1px solid var(--rule); }
   .tiles { grid-template-columns: repeat(5, 1fr); } .plots { grid-template-columns: 1fr 1fr; }
   h2 { break-after: avoid; } tr { break-inside: avoid; } }
 """
+)
 
 
 def page(title: str, summary: Summary, made: datetime) -> str:

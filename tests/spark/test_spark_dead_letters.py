@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pump.errors import ConfigurationError
+from pump.journal.signature import signature
 from pump.message import Header
 from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.transport.envelope import write
 from pump.queue.vocabulary import Push
 from pump.spark.dead_letters.letters import read_letters
 from pump.spark.dead_letters.redrive import Selection, redrive, select
+from pump.spark.dead_letters.signature import with_signature
 from pump.spark.dead_letters.triage import triage
 from pump.spark.posted import PostingOrder
 from support.letters import NEGATIVE, TEMPLATES, posted, write_letters
@@ -59,10 +61,10 @@ def test_letters_with_the_same_cause_have_one_signature(letters: "DataFrame") ->
     assert {row.signature for row in rows} == {
         "ValueError: order <n> has negative total -<n>",
         "KeyError: <text>",
-        "TimeoutError: POST https://pay.example/<uuid> timed out after <n>ms",
-        "UniqueViolation: the key breaks the constraint <text>\nDETAIL:  Key (id)=(<uuid>) exists",
+        "TimeoutError: POST https://pay.example/<id> timed out after <n>ms",
+        "UniqueViolation: the key breaks the constraint <text> DETAIL: Key (id)=(<id>) exists",
         "JSONDecodeError: Expecting value: line <n> column <n> (char <n>)",
-        "ConnectionResetError: [Errno <n>] peer <ip>:<n> reset at <hex>",
+        "ConnectionResetError: [Errno <n>] peer <address> reset at <id>",
     }
     assert {tuple(row.channels) for row in rows} == {("orders.dead",)}
     assert {tuple(row.handlers) for row in rows} == {("PlaceOrderHandler",)}
@@ -70,8 +72,15 @@ def test_letters_with_the_same_cause_have_one_signature(letters: "DataFrame") ->
     assert all(len(row.signature_id) == 16 for row in rows)
 
 
-def test_a_signature_is_the_same_tomorrow(letters: "DataFrame") -> None:
-    assert negative(letters) == "b7e1c2b1d8d8b5a5"
+def test_the_signature_is_that_of_the_journal(letters: "DataFrame") -> None:
+    rows = with_signature(letters.where("id < 'd200'")).select("dead_letter.error", "signature").collect()
+
+    assert rows
+    assert [row.signature for row in rows] == [signature(row.error) for row in rows]
+
+
+def test_the_id_of_a_signature_is_the_same_tomorrow(letters: "DataFrame") -> None:
+    assert negative(letters) == "559d27905ef54d6c"
 
 
 def test_selected_letters_are_mended_by_sql_and_posted_with_ids_of_their_own(

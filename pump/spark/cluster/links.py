@@ -181,6 +181,7 @@ class LinkHandler(logging.Handler):
 
     def __init__(self, link: DriverLink) -> None:
         super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))  # the driver adds the rest
         self._link: Final = link
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -42,14 +42,18 @@ def reading_queue(url: str, queue: str) -> "Callable[[Iterator[RecordBatch]], It
     """The function for `mapInArrow` that reads the rows of a queue's dead letters, those not redriven yet."""
 
     def read_all(batches: "Iterator[RecordBatch]") -> "Iterator[RecordBatch]":
-        from pump.spark.columns import table_of  # noqa: PLC0415 - it loads pyarrow
-
         for _ in batches:
-            with queue_of(url).engine() as engine:
-                for page in _pages(engine, queue):
-                    yield table_of([_message(each) for each in page], channel=queue, received=_clock.wall())
+            yield from _read_queue(url, queue)
 
     return read_all
+
+
+def _read_queue(url: str, queue: str) -> "Iterator[RecordBatch]":
+    from pump.spark.columns import table_of  # noqa: PLC0415 - it loads pyarrow
+
+    with queue_of(url).engine() as engine:
+        for page in _pages(engine, queue):
+            yield table_of([_message(each) for each in page], channel=queue, received=_clock.wall())
 
 
 def queue_of(url: str) -> QueueTransport:

@@ -1,25 +1,15 @@
-"""The signature of an error: its text without what differs from one message to the next.
+"""The signature of a dead letter's error, as the journal has it, for a whole table at once.
 
 Dead letters with one signature have, as a rule, one cause, and are mended in one way. The signature's id is the same in
 every run and on every machine, so that it can be written down, and given to a later command.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from pump.journal.signature import REPLACED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-PARTS: Final = (
-    (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<uuid>"),
-    (r"\b0[xX][0-9a-fA-F]+|\b(?=[a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-    (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "<ip>"),
-    (r"(?<!\w)'[^']*'|\"[^\"]*\"|`[^`]*`", "<text>"),
-    (r"\d+", "<n>"),
-)
-"""What differs, and what stands for it, in this order. Java and Python read these expressions alike."""
-
-LONGEST: Final = 500
-"""How much of an error's text counts: what follows is mostly data."""
 
 
 def error_text() -> "Column":
@@ -30,19 +20,19 @@ def error_text() -> "Column":
     return f.coalesce(*given, f.lit(""))
 
 
-def normalised(text: "Column") -> "Column":
-    """The text with everything replaced that differs from message to message."""
-    from pyspark.sql import functions as f  # noqa: PLC0415
+def signature_of(text: "Column") -> "Column":
+    """As `pump.journal.signature.signature`, for a column."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
 
-    found = f.substring(text, 1, LONGEST)
-    for pattern, stands_for in PARTS:
-        found = f.regexp_replace(found, pattern, stands_for)
-    return found
+    found = text
+    for pattern, placeholder in REPLACED:
+        found = f.regexp_replace(found, pattern.pattern, placeholder)
+    return f.trim(f.regexp_replace(found, r"\s+", " "))
 
 
 def with_signature(letters: "DataFrame") -> "DataFrame":
     """The dead letters with the columns `signature`, the text, and `signature_id`, sixteen hexadecimal digits."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    signed = letters.withColumn("signature", normalised(error_text()))
+    signed = letters.withColumn("signature", signature_of(error_text()))
     return signed.withColumn("signature_id", f.lower(f.lpad(f.hex(f.xxhash64("signature")), 16, "0")))

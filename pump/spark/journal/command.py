@@ -188,7 +188,9 @@ def _late(out: Path, kind: Any) -> str:  # noqa: ANN401 - one of the choices of 
 
     table = kept_windows(out, kind)
     late = 0 if table is None else sum(table["late"].to_pylist())
-    return f"{0 if table is None else len(table):,} windows are kept in {out}; {late:,} events came late and are in them"
+    return (
+        f"{0 if table is None else len(table):,} windows are kept in {out}; {late:,} events came late and are in them"
+    )
 
 
 # -- what they share

@@ -52,7 +52,5 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     )
 
 
-
-
 def _largest(frame: "DataFrame") -> "DataFrame":
     return frame.orderBy("count", ascending=False).limit(MOST_GROUPS)

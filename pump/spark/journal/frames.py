@@ -109,7 +109,9 @@ def latencies(frame: "DataFrame") -> "DataFrame":
     pairs = [F.struct(F.lit(name).alias("measure"), F.col(name).alias("at")) for name in measures]
     long = wide.select("window_start", "channel", F.explode(F.array(*pairs)).alias("pair")).where("pair.at IS NOT NULL")
     at = F.col("pair.at")
-    return long.select("window_start", "channel", "pair.measure", at[0].alias("p50"), at[1].alias("p95"), at[2].alias("p99"))
+    return long.select(
+        "window_start", "channel", "pair.measure", at[0].alias("p50"), at[1].alias("p95"), at[2].alias("p99")
+    )
 
 
 def outcomes(frame: "DataFrame") -> "DataFrame":
@@ -186,10 +188,14 @@ def minute_counts(frame: "DataFrame") -> "DataFrame":
         ("publish failures", _is("publish_failed"), F.coalesce("error", nothing)),
         ("dead letters", _verdict("reject"), nothing),
     )
-    held = [F.when(condition, F.struct(F.lit(name).alias("rule"), kind.alias("kind"))) for name, condition, kind in rules]
+    held = [
+        F.when(condition, F.struct(F.lit(name).alias("rule"), kind.alias("kind"))) for name, condition, kind in rules
+    ]
     interesting = frame.where(_is("publish_retry", "publish_failed") | _verdict("requeue", "reject"))
     return (
-        interesting.select(F.explode(F.array_compact(F.array(*held))).alias("held"), where.alias("channel"), "time", "count")
+        interesting.select(
+            F.explode(F.array_compact(F.array(*held))).alias("held"), where.alias("channel"), "time", "count"
+        )
         .groupBy("held.rule", "channel", "held.kind", F.floor(F.unix_seconds("time") / 60).alias("minute"))
         .agg(F.sum("count").alias("count"))
     )

@@ -116,7 +116,9 @@ def write_delta(table: pa.Table, folder: Path) -> None:
 
 
 def _foreign(folder: Path) -> ConfigurationError:
-    return ConfigurationError(f"{folder} was filled by a query with another checkpoint: give this one a folder of its own")
+    return ConfigurationError(
+        f"{folder} was filled by a query with another checkpoint: give this one a folder of its own"
+    )
 
 
 def _deltalake() -> Any:  # noqa: ANN401 - it need not be installed
