@@ -54,8 +54,10 @@ class PerformerLinks:
         self._is_stopped = False
         self._open: set[socket.socket] = set()
         self._ready: set[int] = set()
+        self.met = 0
+        """How many performers have ever begun."""
         self.seen = 0
-        """How many performers have ever been ready."""
+        """How many have ever been ready."""
         threading.Thread(target=self._accept, name="pump-links", daemon=True).start()
 
     def begin(self, shift: int) -> None:
@@ -115,6 +117,7 @@ class PerformerLinks:
         with self._lock:
             is_over = self._is_stopped or shift != self._shift
             self._open.add(connection)
+            self.met += 1
         if is_over:
             _send(connection, _STOP)
 

@@ -193,9 +193,9 @@ class Shifts:
         """What went wrong, if the next shift may go better; raises where no other shift can help."""
         if report.failure is not None:
             text = _text_of(report.failure)
-            if not _is_from_spark(report.failure) or "stopped SparkContext" in text:
+            if _has_ended(report.failure):
                 raise SetupError(f"the Spark session has ended: {text}") from report.failure
-            if not self._links.seen:
+            if not self._links.met:
                 raise SetupError(f"no performer could begin: {text}") from report.failure
             return text
         for row in report.rows:
@@ -260,10 +260,13 @@ def _addresses(session: "SparkSession") -> tuple[str, str]:
     return host, str(session.conf.get("spark.driver.bindAddress", host))
 
 
-def _is_from_spark(error: Exception) -> bool:
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - only with a session
-
-    return isinstance(error, PySparkException)
+def _has_ended(error: Exception) -> bool:
+    """Whether the session is gone, so that no other shift can begin: its process, or its application on the cluster."""
+    text = text_of(error)
+    gone = any(
+        each in text for each in ("stopped SparkContext", "SparkContext was shut down", "application was killed")
+    )
+    return gone or isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
 
 
 def _text_of(error: Exception) -> str:
