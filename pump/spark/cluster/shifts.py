@@ -270,7 +270,7 @@ def _has_ended(error: Exception) -> bool:
 
 
 def _text_of(error: Exception) -> str:
-    """The error in one line: of a Python error in a task, its last line."""
+    """The error in one line: the first one that names an exception."""
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     from_python = [
         line

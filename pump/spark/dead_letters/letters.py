@@ -34,6 +34,9 @@ def read_letters(session: "SparkSession", place: str, *, channel: str = "", queu
     if bool(channel) == bool(queue):
         raise ConfigurationError("say which dead letters: --channel orders.dead, or --queue orders for a queue's rows")
     if channel:
+        from pump.spark.data_source import register  # noqa: PLC0415 - it loads pyspark
+
+        register(session)  # in a checkout, Spark does not find the format by itself
         return session.read.format("pump").option("url", place).option("channel", channel).load()
     return session.range(0, 1, 1, 1).mapInArrow(reading_queue(place, queue), spark_schema())
 

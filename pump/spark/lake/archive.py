@@ -145,6 +145,8 @@ def archive(session: "SparkSession", order: ArchiveOrder, until: "Signal | None"
 def _query(
     session: "SparkSession", order: ArchiveOrder, place: Archive, checkpoint: Checkpoint, *, follows: bool
 ) -> "StreamingQuery":
+    from pump.spark.data_source import register  # noqa: PLC0415 - it loads pyspark
+
     options = {
         "url": order.url,
         "channel": order.channel,
@@ -152,6 +154,7 @@ def _query(
         "partitions": str(order.partitions),
         **({"topic": order.topic} if order.topic else {}),
     }
+    register(session)  # in a checkout, Spark does not find the format by itself
     rows = session.readStream.format("pump").options(**options).load()
     store = _into_delta if order.table_format == "delta" else _into_parquet
     writer = rows.writeStream.foreachBatch(store(str(place.table), checkpoint.epoch))
