@@ -82,7 +82,7 @@ class Latency(NamedTuple):
     p99: float
 
 
-class Outcome(NamedTuple):
+class OutcomeCount(NamedTuple):
     """How many deliveries of a handler had a verdict."""
 
     channel: str
@@ -141,7 +141,7 @@ class Summary:
 
     windows: Sequence[Window]
     latencies: Sequence[Latency]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[OutcomeCount]
     acknowledgements: Sequence[Acknowledgements]
     errors: Sequence[ErrorGroup]
     dead_letters: Sequence[DeadLetterGroup]
@@ -279,7 +279,7 @@ class _Count:
                 Latency(*key, *(_quantile(times, each) for each in QUANTILES))
                 for key, times in sorted(self.latencies.items())
             ],
-            outcomes=[Outcome(*key, number) for key, number in sorted(self.outcomes.items())],
+            outcomes=[OutcomeCount(*key, number) for key, number in sorted(self.outcomes.items())],
             acknowledgements=[self._of_channel(each) for each in sorted({name for name, _ in self.acknowledging})],
             errors=sorted((ErrorGroup(*each) for each in self.errors.items()), key=lambda each: (-each.count, each)),
             dead_letters=sorted(self._dead_letters(), key=lambda each: (-each.count, each)),

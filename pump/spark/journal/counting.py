@@ -10,7 +10,7 @@ from pump.journal.summary import (
     DeadLetterGroup,
     ErrorGroup,
     Latency,
-    Outcome,
+    OutcomeCount,
     Posts,
     Summary,
     Window,
@@ -38,7 +38,7 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     return Summary(
         windows=sorted(collected(frames.window_counts(events), Window)),
         latencies=sorted(collected(frames.latencies(events), Latency)),
-        outcomes=sorted(collected(frames.outcomes(events), Outcome)),
+        outcomes=sorted(collected(frames.outcomes(events), OutcomeCount)),
         acknowledgements=sorted(collected(frames.acknowledgements(events), Acknowledgements)),
         errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.count, each)),
         dead_letters=sorted(

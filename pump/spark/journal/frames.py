@@ -115,7 +115,7 @@ def latencies(frame: "DataFrame") -> "DataFrame":
 
 
 def outcomes(frame: "DataFrame") -> "DataFrame":
-    """The fields of `Outcome`."""
+    """The fields of `OutcomeCount`."""
     return (
         frame.where(_is("delivery"))
         .groupBy("channel", F.coalesce("handler", F.lit("")).alias("handler"), "verdict")
