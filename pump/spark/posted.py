@@ -171,7 +171,10 @@ class _Record:
         """The rows that no earlier attempt of this task has recorded."""
         if not self._before:
             return rows
-        return rows.take([place for place, key in enumerate(rows.column(KEY).to_pylist()) if key not in self._before])
+        from pyarrow import array  # noqa: PLC0415 - only Spark's workers have to load it
+
+        keys = rows.column(KEY).to_pylist()
+        return rows.take(array([place for place, key in enumerate(keys) if key not in self._before], "int64"))
 
     def add(self, keys: Sequence[str]) -> None:
         """Record that these were posted; returns when the disk has it."""

@@ -17,6 +17,7 @@ from support.programs import Program, pump
 from support.waiting import eventually
 
 LIMIT = 120.0
+LOOPBACK = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
 FATES = {"rejected": 11, "deferred": 13, "refused": 17}
 """Every so many-th job meets this fate."""
 
@@ -28,7 +29,7 @@ def fate_of(number: int) -> str:
 def cluster_run(works: ClusterWorks, cluster: SparkCluster, *options: str) -> Program:
     """The program on the cluster, with two performers."""
     target = f"{works.module}:dispatcher"
-    return pump("run", target, "--on", cluster.url, "--performers", "2", *options, folder=works.folder)
+    return pump("run", target, "--on", cluster.url, "--performers", "2", *LOOPBACK, *options, folder=works.folder)
 
 
 def kill_one(works: ClusterWorks, cluster: SparkCluster, killed: set[int], *, executor: bool) -> None:
@@ -61,10 +62,9 @@ def storm(works: ClusterWorks, cluster: SparkCluster, redis: Redis, *, jobs: int
     with cluster_run(works, cluster, "--shift", str(seconds)) as program:
         for number in range(shifts):
             kill_one(works, cluster, killed, executor=number % 2 == 1)
-            begun = len(works.runs)
-            eventually(lambda begun=begun: len(works.runs) > begun + 20, LIMIT)  # type: ignore[misc]
-            if number < shifts - 1:
-                time.sleep(seconds)  # the next shift; what is awaited is another kill in it, not an outcome
+            before = len({run.pid for run in works.runs})
+            # One process replaces the killed one in this shift, and the next shift has two new ones.
+            eventually(lambda before=before: len({run.pid for run in works.runs}) >= before + 3, LIMIT)  # type: ignore[misc]
         eventually(lambda: {run.name for run in works.runs} == set(names), LIMIT)
         eventually(lambda: client.xlen(f"{works.channel}.dead") == len(range(11, jobs + 1, 11)), LIMIT)
         post(works, [(f"late-{number}", "done", 0.02) for number in range(500)])
@@ -94,7 +94,7 @@ def test_nothing_is_lost_when_performers_and_executors_are_killed(
 ) -> None:
     works = ClusterWorks(tmp_path, redis_server.url, "storm_works", f"jobs-{uuid4().hex[:8]}")
 
-    storm(works, spark_cluster, redis_server, jobs=600, shifts=2, seconds=4)
+    storm(works, spark_cluster, redis_server, jobs=800, shifts=2, seconds=4)
 
 
 @pytest.mark.long
@@ -137,10 +137,10 @@ def test_a_program_reaches_executors_as_a_file(
     works = ClusterWorks(apart, redis_server.url, "file_works", f"jobs-{uuid4().hex[:8]}")
     file = (apart / "file_works.py").rename(tmp_path / "file_works.py")
     post(works, [("done-1", "done", 0.0)])
-    command = ("run", "file_works:dispatcher", "--on", spark_cluster.url, "--py-files", str(file))
+    command = ("run", "file_works:dispatcher", "--on", spark_cluster.url, "--py-files", str(file), *LOOPBACK)
 
     with pump(*command, folder=here) as program:
-        program.says("ready")
+        eventually(lambda: "ready" in program.output, LIMIT)
         eventually(lambda: redis_server.client().xpending(works.channel, works.channel)["pending"] == 0, LIMIT)
         program.send(signal.SIGTERM)
 

@@ -35,7 +35,7 @@ def works(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """A program whose module no other test has loaded; Spark's workers keep what they have loaded."""
     monkeypatch.chdir(tmp_path)
     module = f"works_{abs(hash(request.node.name)):x}"
-    return ClusterWorks(tmp_path, f"sqlite:///{tmp_path}/shop.db", module, "jobs")
+    return ClusterWorks(tmp_path, f"sqlite:///{tmp_path}/shop.db?lease=2.0", module, "jobs")
 
 
 @contextmanager
@@ -74,12 +74,8 @@ def test_every_decision_has_its_meaning(spark: "SparkSession", works: ClusterWor
         eventually(lambda: len(works.counts) == 46 and works.counts["refused"] == works.counts["deferred"] == 2, LIMIT)
 
     assert status.result() == 0
-    assert {name: works.counts[name] for name in ("done", "rejected", "fails", "kills")} == {
-        "done": 1,
-        "rejected": 1,
-        "fails": 2,
-        "kills": 2,
-    }
+    assert [works.counts[name] for name in ("done", "rejected", "fails")] == [1, 1, 2]
+    assert works.counts["kills"] in {2, 3}, "a performer that began before the first death does not know of it"
     assert {run.folder for run in works.runs} == {str(works.folder)}
     assert shifts.totals.attempts >= 1
     assert shifts.totals.failed_shifts == 0

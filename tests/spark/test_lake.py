@@ -7,16 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from brokers.redis import Redis
 from pump import Command, Publication, Subscription
 from pump.errors import ConfigurationError
 from pump.message import Header, Message
+from pump.spark.columns import table_of
 from pump.spark.lake.archive import Archive, ArchiveOrder, archive
 from pump.spark.lake.compaction import carry_out, compact
 from pump.spark.lake.replay import Period, chosen, replay
@@ -249,3 +253,33 @@ def test_a_folder_that_is_no_archive_is_named(tmp_path: Path) -> None:
 
 def files(place: Archive) -> int:
     return sum(1 for _ in place.table.rglob("*.parquet"))
+
+
+@pytest.mark.long
+@pytest.mark.requirement("S-14")
+def test_an_archive_of_four_thousand_small_files_is_compacted(spark: "SparkSession", shop: Shop) -> None:
+    names = shop.post(20_000)
+    assert archive(spark, shop.order) == 20_000
+    assert archive(spark, shop.order) == 0
+    assert ids(spark, shop.archive) == once(names)
+    written = _write_small(shop.archive, days=4, channels=5, batches=200)
+
+    done = compact(spark, shop.archive)
+
+    assert done.files_before >= 4000
+    assert done.files_after <= 25
+    found = shop.archive.read(spark)
+    assert found.count() == 20_000 + written
+    assert found.where("channel like 'c%'").select("day", "channel", "id").distinct().count() == written
+    assert compact(spark, shop.archive).files_after == done.files_after
+
+
+def _write_small(place: Archive, *, days: int, channels: int, batches: int) -> int:
+    """Files as the archive's batches write them, of a query that is gone; returns how many messages they have."""
+    for day, channel, batch in product(range(days), range(channels), range(batches)):
+        folder = place.table / f"day=2026-01-0{day + 1}" / f"channel=c{channel}" / f"batch=ab-{batch:09}"
+        folder.mkdir(parents=True)
+        messages = [Message(Header(f"{day}-{batch}-{number}"), b"{}") for number in range(10)]
+        table = pa.Table.from_batches([table_of(messages, channel="", received=1_767_225_600.0 + 86_400 * day)])
+        pq.write_table(table.drop_columns(["channel"]), folder / "part-0.parquet")
+    return days * channels * batches * 10

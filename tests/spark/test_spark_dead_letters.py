@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pump.errors import ConfigurationError
+from pump.journal.signature import signature
 from pump.message import Header
 from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.transport.envelope import write
-from pump.queue.vocabulary import Push
+from pump.queue.vocabulary import Filter, Push
 from pump.spark.dead_letters.letters import read_letters
 from pump.spark.dead_letters.redrive import Selection, redrive, select
+from pump.spark.dead_letters.signature import with_signature
 from pump.spark.dead_letters.triage import triage
-from pump.spark.posted import PostingOrder
-from support.letters import NEGATIVE, TEMPLATES, posted, write_letters
+from pump.spark.posted import Change, PostingOrder
+from support.letters import MILLION, NEGATIVE, TEMPLATES, posted, write_letters, write_million
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,10 +62,10 @@ def test_letters_with_the_same_cause_have_one_signature(letters: "DataFrame") ->
     assert {row.signature for row in rows} == {
         "ValueError: order <n> has negative total -<n>",
         "KeyError: <text>",
-        "TimeoutError: POST https://pay.example/<uuid> timed out after <n>ms",
-        "UniqueViolation: the key breaks the constraint <text>\nDETAIL:  Key (id)=(<uuid>) exists",
+        "TimeoutError: POST https://pay.example/<id> timed out after <n>ms",
+        "UniqueViolation: the key breaks the constraint <text> DETAIL: Key (id)=(<id>) exists",
         "JSONDecodeError: Expecting value: line <n> column <n> (char <n>)",
-        "ConnectionResetError: [Errno <n>] peer <ip>:<n> reset at <hex>",
+        "ConnectionResetError: [Errno <n>] peer <address> reset at <id>",
     }
     assert {tuple(row.channels) for row in rows} == {("orders.dead",)}
     assert {tuple(row.handlers) for row in rows} == {("PlaceOrderHandler",)}
@@ -70,8 +73,15 @@ def test_letters_with_the_same_cause_have_one_signature(letters: "DataFrame") ->
     assert all(len(row.signature_id) == 16 for row in rows)
 
 
-def test_a_signature_is_the_same_tomorrow(letters: "DataFrame") -> None:
-    assert negative(letters) == "b7e1c2b1d8d8b5a5"
+def test_the_signature_is_that_of_the_journal(letters: "DataFrame") -> None:
+    rows = with_signature(letters.where("id < 'd200'")).select("dead_letter.error", "signature").collect()
+
+    assert rows
+    assert [row.signature for row in rows] == [signature(row.error) for row in rows]
+
+
+def test_the_id_of_a_signature_is_the_same_tomorrow(letters: "DataFrame") -> None:
+    assert negative(letters) == "559d27905ef54d6c"
 
 
 def test_selected_letters_are_mended_by_sql_and_posted_with_ids_of_their_own(
@@ -154,18 +164,12 @@ def test_dead_letters_that_are_rows_of_the_queue_are_read_in_pages(spark: "Spark
         pushed = queue.push([Push("orders", write(each, b"{}"), transaction_id=each.id) for each in headers])
         for each in pushed:
             queue.give_up(each.partition_id, each.transaction_id, error=f"ValueError: {each.transaction_id}")
-        letters, _ = queue.dead_letters(_newest(3))
+        letters, _ = queue.dead_letters(Filter(queue="orders", limit=3))
         queue.redrive([each.id for each in letters])
 
     (row,) = triage(read_letters(spark, f"sqlite:///{tmp_path}/shop.db", queue="orders")).collect()
 
     assert (row.letters, row.signature, row.reasons) == (2497, "ValueError: m<n>", ["operator"])
-
-
-def _newest(count: int) -> Any:
-    from pump.queue.vocabulary import Filter
-
-    return Filter(queue="orders", limit=count)
 
 
 def test_dead_letters_of_a_url_need_a_channel_or_a_queue(spark: "SparkSession") -> None:
@@ -176,3 +180,40 @@ def test_dead_letters_of_a_url_need_a_channel_or_a_queue(spark: "SparkSession") 
 def test_a_column_that_no_message_has_cannot_be_set(letters: "DataFrame") -> None:
     with pytest.raises(ConfigurationError, match="no column 'txt'"):
         select(letters, Selection(set={"txt": "'x'"}))
+
+
+@pytest.mark.long
+@pytest.mark.requirement("S-12")
+def test_a_million_letters_are_triaged_in_15_seconds_and_a_share_survives_a_kill(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    write_million(tmp_path / "letters")
+    letters = read_letters(spark, str(tmp_path / "letters"))
+    began = time.monotonic()
+
+    found = triage(letters).collect()
+    took = time.monotonic() - began
+
+    assert [sum(row.letters for row in found), len(found)] == [MILLION, len(TEMPLATES)]
+    assert took <= 15.0
+    flag = tmp_path / "kill"
+    flag.touch()
+    (signature_id,) = [row.signature_id for row in found if "negative total" in row.signature]
+    chosen = select(letters, Selection(signatures=[signature_id], where="timestamp < timestamp_seconds(60000)"))
+    redrive(chosen, order(tmp_path, change=_killing(flag)))
+    again = redrive(chosen, order(tmp_path))
+    ids = [id_ for id_, _ in posted(tmp_path / "shop.db", "orders")]
+    assert not flag.exists()
+    assert set(ids) == {f"rd-d{number}" for number in range(NEGATIVE, 60_000, len(TEMPLATES))}
+    assert len(ids) == len(set(ids)), "the queue drops what has the same id"
+    assert again.posted == 0
+
+
+def _killing(flag: Path) -> Change:
+    def kill_once(letter: dict[str, Any]) -> Mapping[str, Any]:
+        if flag.exists() and int(letter["id"].removeprefix("d")) > 20_000:
+            flag.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return letter
+
+    return kill_once

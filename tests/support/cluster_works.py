@@ -29,14 +29,18 @@ def note(job):
     os.close(file)
 
 
-def meet(job, context):
+def is_first(job):
+    return (HERE / "runs").read_text().count(f"{{job.name}} ") == 1
+
+
+def meet(job):
     if job.fate == "kills":
         os.kill(os.getpid(), signal.SIGKILL)
     if job.fate == "rejected":
         raise RejectMessageAction("not wanted")
-    if job.fate == "deferred" and context.message.deliveries == 1 and context.message.attempts == 0:
+    if job.fate == "deferred" and is_first(job):
         raise DeferMessageAction(0.1)
-    if job.fate == "refused" and context.message.deliveries == 1:
+    if job.fate == "refused" and is_first(job):
         raise DontAckAction
     if job.fate == "fails":
         raise ValueError(job.name)
@@ -46,14 +50,14 @@ class Worker(RequestHandler[Job]):
     def handle(self, job):
         note(job)
         time.sleep(job.seconds)
-        meet(job, self.context)
+        meet(job)
 
 
 class AsyncWorker(RequestHandler[Job]):
     async def handle(self, job):
         note(job)
         await asyncio.sleep(job.seconds)
-        meet(job, self.context)
+        meet(job)
 
 
 def make(handler, **options):

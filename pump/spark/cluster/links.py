@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ from pump.telemetry import log
 
 CONNECT_SECONDS: Final = 3.0
 """How long a performer tries to reach the driver."""
-_SEND_SECONDS: Final = 5.0
+_SEND_TIMEOUT: Final = struct.pack("ll", 5, 0)
+"""Seconds and microseconds for one record: a driver that takes none must not keep a pump waiting."""
 _LONGEST_GREETING: Final = 4096
 _STOP: Final = b"stop\n"
 
@@ -52,8 +54,10 @@ class PerformerLinks:
         self._is_stopped = False
         self._open: set[socket.socket] = set()
         self._ready: set[int] = set()
+        self.met = 0
+        """How many performers have ever begun."""
         self.seen = 0
-        """How many performers have ever been ready."""
+        """How many have ever been ready."""
         threading.Thread(target=self._accept, name="pump-links", daemon=True).start()
 
     def begin(self, shift: int) -> None:
@@ -113,6 +117,7 @@ class PerformerLinks:
         with self._lock:
             is_over = self._is_stopped or shift != self._shift
             self._open.add(connection)
+            self.met += 1
         if is_over:
             _send(connection, _STOP)
 
@@ -136,6 +141,8 @@ class DriverLink:
         self._stop: Final = stop
         self._lock: Final = threading.Lock()
         self._socket: socket.socket | None = None
+        self._is_mute = False
+        """Whether a line was sent in part, or not at all: nothing can follow it."""
         try:
             self._socket = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
         except OSError as error:
@@ -143,6 +150,7 @@ class DriverLink:
             print(f"pump: the driver cannot be reached at {where}: {error}", file=sys.stderr)  # noqa: T201 - no log yet
             return
         self._socket.settimeout(None)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         self.send({**greeting, "key": address.key})
         threading.Thread(target=self._listen, args=(self._socket,), name="pump-driver-link", daemon=True).start()
 
@@ -152,7 +160,8 @@ class DriverLink:
         if connection is None:
             return False
         with self._lock:
-            return _send(connection, json.dumps(said).encode() + b"\n")
+            self._is_mute = self._is_mute or not _send(connection, json.dumps(said).encode() + b"\n")
+            return not self._is_mute
 
     def close(self) -> None:
         """Say no more."""
@@ -175,6 +184,7 @@ class LinkHandler(logging.Handler):
 
     def __init__(self, link: DriverLink) -> None:
         super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))  # the driver adds the rest
         self._link: Final = link
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -173,6 +173,9 @@ class Shifts:
 
     def _judge(self, report: ShiftReport, asked: Signal) -> int:
         """The exit status, if this was the last shift; else 0, after the pause that follows a failure."""
+        if report.failure is not None and asked.is_set():
+            log.error("the last shift was cut off: what it had in hand comes again: %s", _text_of(report.failure))
+            return 0
         failure = self._failure_of(report)
         if failure:
             delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(self._failures, 64))
@@ -190,9 +193,9 @@ class Shifts:
         """What went wrong, if the next shift may go better; raises where no other shift can help."""
         if report.failure is not None:
             text = _text_of(report.failure)
-            if not _is_from_spark(report.failure) or "stopped SparkContext" in text:
+            if _has_ended(report.failure):
                 raise SetupError(f"the Spark session has ended: {text}") from report.failure
-            if not self._links.seen:
+            if not self._links.met:
                 raise SetupError(f"no performer could begin: {text}") from report.failure
             return text
         for row in report.rows:
@@ -257,14 +260,17 @@ def _addresses(session: "SparkSession") -> tuple[str, str]:
     return host, str(session.conf.get("spark.driver.bindAddress", host))
 
 
-def _is_from_spark(error: Exception) -> bool:
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - only with a session
-
-    return isinstance(error, PySparkException)
+def _has_ended(error: Exception) -> bool:
+    """Whether the session is gone, so that no other shift can begin: its process, or its application on the cluster."""
+    text = text_of(error)
+    gone = any(
+        each in text for each in ("stopped SparkContext", "SparkContext was shut down", "application was killed")
+    )
+    return gone or isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
 
 
 def _text_of(error: Exception) -> str:
-    """The error in one line: of a Python error in a task, its last line."""
+    """The error in one line: the first one that names an exception."""
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     from_python = [
         line

@@ -34,6 +34,9 @@ def read_letters(session: "SparkSession", place: str, *, channel: str = "", queu
     if bool(channel) == bool(queue):
         raise ConfigurationError("say which dead letters: --channel orders.dead, or --queue orders for a queue's rows")
     if channel:
+        from pump.spark.data_source import register  # noqa: PLC0415 - it loads pyspark
+
+        register(session)  # in a checkout, Spark does not find the format by itself
         return session.read.format("pump").option("url", place).option("channel", channel).load()
     return session.range(0, 1, 1, 1).mapInArrow(reading_queue(place, queue), spark_schema())
 
@@ -42,14 +45,18 @@ def reading_queue(url: str, queue: str) -> "Callable[[Iterator[RecordBatch]], It
     """The function for `mapInArrow` that reads the rows of a queue's dead letters, those not redriven yet."""
 
     def read_all(batches: "Iterator[RecordBatch]") -> "Iterator[RecordBatch]":
-        from pump.spark.columns import table_of  # noqa: PLC0415 - it loads pyarrow
-
         for _ in batches:
-            with queue_of(url).engine() as engine:
-                for page in _pages(engine, queue):
-                    yield table_of([_message(each) for each in page], channel=queue, received=_clock.wall())
+            yield from _read_queue(url, queue)
 
     return read_all
+
+
+def _read_queue(url: str, queue: str) -> "Iterator[RecordBatch]":
+    from pump.spark.columns import table_of  # noqa: PLC0415 - it loads pyarrow
+
+    with queue_of(url).engine() as engine:
+        for page in _pages(engine, queue):
+            yield table_of([_message(each) for each in page], channel=queue, received=_clock.wall())
 
 
 def queue_of(url: str) -> QueueTransport:

@@ -7,7 +7,7 @@ in a Delta table, a batch that is there already is left out. So a crash at any p
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -74,15 +74,19 @@ class Archive:
         if self.table_format != table_format:
             raise ConfigurationError(f"{self.folder} is an archive of {self.table_format} files, not of {table_format}")
 
-    def read(self, session: "SparkSession") -> "DataFrame":
-        """All messages: their columns, and `day` (when they were received, in UTC) and `batch`."""
+    def read(self, session: "SparkSession", folders: Sequence[Path] = ()) -> "DataFrame":
+        """All messages, or those of some folders of the table.
+
+        They have the columns of messages, `day` (when a message was received, in UTC) and `batch`.
+        """
         from pump.spark.columns import SCHEMA, spark_schema  # noqa: PLC0415 - it loads pyarrow
 
         if self.table_format == "delta":
             return session.createDataFrame(_delta().DeltaTable(str(self.table)).to_pyarrow_table())
         if not self.table.exists():
             raise ConfigurationError(f"the archive in {self.folder} has no messages yet")
-        found = session.read.schema(f"{spark_schema()}, day date, batch string").parquet(str(self.table))
+        reader = session.read.schema(f"{spark_schema()}, day date, batch string").option("basePath", str(self.table))
+        found = reader.parquet(*map(str, folders or [self.table]))
         return found.select(*SCHEMA.names, "day", "batch")
 
     def checkpoints(self) -> "list[Checkpoint]":
@@ -141,6 +145,8 @@ def archive(session: "SparkSession", order: ArchiveOrder, until: "Signal | None"
 def _query(
     session: "SparkSession", order: ArchiveOrder, place: Archive, checkpoint: Checkpoint, *, follows: bool
 ) -> "StreamingQuery":
+    from pump.spark.data_source import register  # noqa: PLC0415 - it loads pyspark
+
     options = {
         "url": order.url,
         "channel": order.channel,
@@ -148,6 +154,7 @@ def _query(
         "partitions": str(order.partitions),
         **({"topic": order.topic} if order.topic else {}),
     }
+    register(session)  # in a checkout, Spark does not find the format by itself
     rows = session.readStream.format("pump").options(**options).load()
     store = _into_delta if order.table_format == "delta" else _into_parquet
     writer = rows.writeStream.foreachBatch(store(str(place.table), checkpoint.epoch))

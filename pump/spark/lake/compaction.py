@@ -73,9 +73,7 @@ def _write_aside(session: "SparkSession", archive: Archive, olds: Sequence[str])
 
     aside = archive.folder / _ASIDE
     name = f"c{uuid4().hex[:12]}"
-    batches = sorted({Path(old).name.removeprefix("batch=") for old in olds})
-    found = archive.read(session)
-    messages = found.join(f.broadcast(session.createDataFrame([(each,) for each in batches], "batch string")), "batch")
+    messages = archive.read(session, [archive.table / old for old in olds])
     count = messages.count()
     whole = messages.withColumn("batch", f.lit(name)).repartition("day", "channel")
     ordered = whole.sortWithinPartitions("day", "channel", "received")
