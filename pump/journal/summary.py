@@ -90,11 +90,7 @@ class Latency(NamedTuple):
     p99: float
 
 
-<<<<<<< HEAD
-class HandlerOutcome(NamedTuple):
-=======
 class OutcomeCount(NamedTuple):
->>>>>>> main
     """How many deliveries of a handler had a verdict."""
 
     channel: str
@@ -153,11 +149,7 @@ class Summary:
 
     windows: Sequence[Window]
     latencies: Sequence[Latency]
-<<<<<<< HEAD
-    outcomes: Sequence[HandlerOutcome]
-=======
     outcomes: Sequence[OutcomeCount]
->>>>>>> main
     acknowledgements: Sequence[Acknowledgements]
     errors: Sequence[ErrorGroup]
     dead_letters: Sequence[DeadLetterGroup]
@@ -304,11 +296,7 @@ class _Count:
                 Latency(_time(key[0]), *key[1:], *_quantiles(times, *QUANTILES))
                 for key, times in sorted(self.latencies.items())
             ],
-<<<<<<< HEAD
-            outcomes=[HandlerOutcome(*key, number) for key, number in sorted(self.outcomes.items())],
-=======
             outcomes=[OutcomeCount(*key, number) for key, number in sorted(self.outcomes.items())],
->>>>>>> main
             acknowledgements=[self._of_channel(each) for each in sorted({name for name, _ in self.acknowledging})],
             errors=sorted((ErrorGroup(*each) for each in self.errors.items()), key=lambda each: (-each.number, each)),
             dead_letters=sorted(self._dead_letters(), key=lambda each: (-each.number, each)),

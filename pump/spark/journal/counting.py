@@ -12,10 +12,7 @@ from pump.journal.summary import (
     ErrorGroup,
     HandlerOutcome,
     Latency,
-<<<<<<< HEAD
-=======
     OutcomeCount,
->>>>>>> main
     Posts,
     Summary,
     Window,
@@ -46,11 +43,7 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     return Summary(
         windows=sorted(collected(frames.window_counts(events), Window)),
         latencies=sorted(collected(frames.latencies(events), Latency)),
-<<<<<<< HEAD
-        outcomes=sorted(collected(frames.outcomes(events), HandlerOutcome)),
-=======
         outcomes=sorted(collected(frames.outcomes(events), OutcomeCount)),
->>>>>>> main
         acknowledgements=sorted(collected(frames.acknowledgements(events), Acknowledgements)),
         errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.number, each)),
         dead_letters=sorted(

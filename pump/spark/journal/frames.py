@@ -115,11 +115,7 @@ def latencies(frame: "DataFrame") -> "DataFrame":
 
 
 def outcomes(frame: "DataFrame") -> "DataFrame":
-<<<<<<< HEAD
-    """The fields of `HandlerOutcome`."""
-=======
     """The fields of `OutcomeCount`."""
->>>>>>> main
     return (
         frame.where(_is("delivery"))
         .groupBy("channel", F.coalesce("handler", F.lit("")).alias("handler"), "verdict")
