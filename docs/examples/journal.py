@@ -50,9 +50,9 @@ if __name__ == "__main__":
         summary = summarise_on(spark, journal_files(Path(folder)))
         spark.stop()
 
-    counts = {each.verdict: each.count for each in summary.outcomes}
+    counts = {each.verdict: each.number for each in summary.outcomes}
     assert counts == {"acknowledge": 800, "reject": 200}
-    assert [(each.group, each.count) for each in summary.errors] == [("KeyError", 200)]
+    assert [(each.group, each.number) for each in summary.errors] == [("KeyError", 200)]
     assert {each.rule for each in summary.alerts} == {"dead letters"}
     html = page("A shop", summary, datetime.now(UTC))
     assert "KeyError: &lt;text&gt;" in html

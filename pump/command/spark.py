@@ -7,7 +7,7 @@ from typing import Final
 from pump.spark.dead_letters.command import add_redrive, add_triage
 from pump.spark.journal import command as journal
 from pump.spark.lake import command as lake
-from pump.spark.source.command import add_recover
+from pump.spark.recover_command import add_recover
 
 _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
     "summary": (journal.add_summary, "count what a journal says: rates, latencies, outcomes, errors"),

@@ -264,7 +264,7 @@ def _verdicts(summary: Summary) -> str:
     several = len({each.channel for each in summary.outcomes}) > 1
     for each in summary.outcomes:
         handler = each.handler or "no handler"
-        rows[f"{handler} ({each.channel})" if several else handler][each.verdict] += each.count
+        rows[f"{handler} ({each.channel})" if several else handler][each.verdict] += each.number
     ordered = sorted(rows.items(), key=lambda item: -item[1].total())[:_MOST_ROWS]
     known = [kind for kind in _VERDICTS if any(kind in parts for _, parts in ordered)]
     return bars(
@@ -290,12 +290,12 @@ def _acknowledging(summary: Summary) -> str:
 def _failures(summary: Summary) -> Iterable[str]:
     letters = Counter[str]()
     for each in summary.dead_letters:
-        letters[each.signature or each.reason or "no reason"] += each.count
+        letters[each.signature or each.reason or "no reason"] += each.number
     top = letters.most_common(_MOST_ROWS)
     yield bars(
         "Dead letters by signature", [(name, {"dead letters": count}) for name, count in top], {"dead letters": 3}
     )
-    errors = [(each.group, {"failed deliveries": each.count}) for each in summary.errors[:_MOST_ROWS]]
+    errors = [(each.group, {"failed deliveries": each.number}) for each in summary.errors[:_MOST_ROWS]]
     yield bars("Failed deliveries by error", errors, {"failed deliveries": 1})
 
 
@@ -305,7 +305,7 @@ def _dead_letters(summary: Summary) -> str:
             each.channel,
             each.signature,
             each.reason,
-            f"{each.count:,}",
+            f"{each.number:,}",
             _time(each.first),
             _time(each.last),
             each.example_id,

@@ -39,7 +39,7 @@ class MinuteCount(NamedTuple):
     """The kind of the error, where the rule looks at each kind for itself."""
     minute: int
     """Minutes since the epoch."""
-    count: int
+    number: int
 
 
 class Alert(NamedTuple):
@@ -60,8 +60,8 @@ class Alert(NamedTuple):
 def alerts(counts: Iterable[MinuteCount]) -> Sequence[Alert]:
     """The alerts that these counts give: for each rule, channel, kind and window of five minutes in which it held."""
     series: dict[tuple[str, str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for rule, channel, kind, minute, count in counts:
-        series[rule, channel, kind][minute] += count
+    for rule, channel, kind, minute, number in counts:
+        series[rule, channel, kind][minute] += number
     found = [alert for key, minutes in series.items() for alert in _of_series(*key, minutes)]
     return sorted(found, key=lambda each: (each.window_start, each.id))
 

@@ -90,13 +90,13 @@ class Latency(NamedTuple):
     p99: float
 
 
-class HandlerOutcome(NamedTuple):
+class OutcomeCount(NamedTuple):
     """How many deliveries of a handler had a verdict."""
 
     channel: str
     handler: str
     verdict: str
-    count: int
+    number: int
 
 
 class Acknowledgements(NamedTuple):
@@ -118,7 +118,7 @@ class ErrorGroup(NamedTuple):
     """How often deliveries failed with errors of one group: what stands before the first colon of their text."""
 
     group: str
-    count: int
+    number: int
 
 
 class DeadLetterGroup(NamedTuple):
@@ -127,7 +127,7 @@ class DeadLetterGroup(NamedTuple):
     channel: str
     signature: str
     reason: str
-    count: int
+    number: int
     first: datetime
     last: datetime
     example_id: str
@@ -149,7 +149,7 @@ class Summary:
 
     windows: Sequence[Window]
     latencies: Sequence[Latency]
-    outcomes: Sequence[HandlerOutcome]
+    outcomes: Sequence[OutcomeCount]
     acknowledgements: Sequence[Acknowledgements]
     errors: Sequence[ErrorGroup]
     dead_letters: Sequence[DeadLetterGroup]
@@ -296,10 +296,10 @@ class _Count:
                 Latency(_time(key[0]), *key[1:], *_quantiles(times, *QUANTILES))
                 for key, times in sorted(self.latencies.items())
             ],
-            outcomes=[HandlerOutcome(*key, number) for key, number in sorted(self.outcomes.items())],
+            outcomes=[OutcomeCount(*key, number) for key, number in sorted(self.outcomes.items())],
             acknowledgements=[self._of_channel(each) for each in sorted({name for name, _ in self.acknowledging})],
-            errors=sorted((ErrorGroup(*each) for each in self.errors.items()), key=lambda each: (-each.count, each)),
-            dead_letters=sorted(self._dead_letters(), key=lambda each: (-each.count, each)),
+            errors=sorted((ErrorGroup(*each) for each in self.errors.items()), key=lambda each: (-each.number, each)),
+            dead_letters=sorted(self._dead_letters(), key=lambda each: (-each.number, each)),
             posts=[
                 Posts(name, each["published"], each["publish_failed"], each["publish_retry"], each["exhausted"])
                 for name, each in sorted(self.posts.items())

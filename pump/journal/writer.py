@@ -276,7 +276,7 @@ class _Recorder:
         self._lose: Final = lose
         self._before: Final = before
         self._taking = threading.Lock()
-        self._received: Final[list[tuple[int, float, float]]] = []
+        self._received: Final[list[tuple[int, Any, float]]] = []
         self._decided_rows: Final[list[DeliveryRow]] = []
         self._failed: Final[list[Mapping[str, object]]] = []
         self.decided: Final = None if before is None else self._decided
@@ -369,7 +369,7 @@ def _row(message: Message, verdict: Verdict, now: float) -> DeliveryRow:
     )
 
 
-def _summed(received: Sequence[tuple[int, float, float]]) -> Mapping[str, object]:
+def _summed(received: Sequence[tuple[int, Any, float]]) -> Mapping[str, object]:
     """One row for many: the number of all messages, and the times of those that came the latest after their posting."""
     dated = [(now - posted, posted, now) for _, posted, now in received if isinstance(posted, float) and posted > 0]
     _, posted, now = max(dated, default=(0.0, None, received[-1][2]))

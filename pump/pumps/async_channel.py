@@ -222,7 +222,7 @@ class AsyncChannel(ChannelBase[AsyncConsumer]):
                 delay = min(2 * delay, RETRY_LONGEST)
             failure = as_transport_error(error, "settling")
             is_away = stopping and not isinstance(error, PublishError)  # a stop does not wait for a broker that is away
-            if is_away or not self._must_let_pass(message) or not await self._parked(message):
+            if is_away or not self._must_let_pass(message, error) or not await self._parked(message):
                 self._broken, self._failure = True, failure
             self._free_slot(message)
             raise failure

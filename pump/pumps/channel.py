@@ -216,7 +216,7 @@ class Channel(ChannelBase[Consumer]):
                 delay = min(2 * delay, RETRY_LONGEST)
             failure = as_transport_error(error, "settling")
             is_away = stopping and not isinstance(error, PublishError)  # a stop does not wait for a broker that is away
-            if is_away or not self._must_let_pass(message) or not self._parked(message):
+            if is_away or not self._must_let_pass(message, error) or not self._parked(message):
                 self._broken, self._failure = True, failure
             self._free_slot(message)
             raise failure

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from pump.capabilities import Capabilities
 from pump.clock import Signal
-from pump.errors import LeaseLost, TransportError
+from pump.errors import LeaseLost, SetupError, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
 from pump.text import text_of
@@ -37,8 +37,8 @@ SomeConsumer = TypeVar("SomeConsumer", bound=Consumer | AsyncConsumer)
 class ChannelBase(Generic[SomeConsumer]):
     """The messages of one consumer. `take` is for one pump; the rest may be called from any thread.
 
-    The lock guards the intake, `_retrying`, `_returning`, `_returns` and `_waiting`. The flags are set by one statement
-    and need none.
+    The lock guards the intake, `_failing`, `_retrying`, `_returning`, `_returns` and `_waiting`. The flags are set by
+    one statement and need none.
     """
 
     def __init__(self, capabilities: Capabilities, judge: Judge) -> None:
@@ -234,21 +234,25 @@ class ChannelBase(Generic[SomeConsumer]):
             if self._waiting:
                 self._wake()
 
-    def _must_let_pass(self, message: Message) -> bool:
+    def _must_let_pass(self, message: Message, error: Exception) -> bool:
         """Whether a message whose verdict failed has to let others pass. Without a lease it comes again at once.
 
-        Then the channel is opened again, as the cause is most often the connection; but for RETRY_SECONDS at most.
-        Nothing is held here instead: the verdict may have been carried out, which only the broker knows.
+        Then the channel is opened again, as the cause is most often the connection; but for RETRY_SECONDS at most, and
+        not if the set-up is wrong. Nothing is held here instead: the verdict may have been carried out, which only the
+        broker knows.
         """
         if message.lease_expires is not None:
             return True
         if self._rules.ordered or self._capabilities.requeue == "hold":
             return False
+        if isinstance(error, SetupError):
+            return True
         now = self._clock.monotonic()
-        for identity in [each for each, (_, last) in self._failing.items() if now - last > FAILING_FOR]:
-            del self._failing[identity]
-        first, _ = self._failing.get(message.identity, (now, now))
-        self._failing[message.identity] = first, now
+        with self._lock:
+            for identity in [each for each, (_, last) in self._failing.items() if now - last > FAILING_FOR]:
+                del self._failing[identity]
+            first, _ = self._failing.get(message.identity, (now, now))
+            self._failing[message.identity] = first, now
         return now - first >= RETRY_SECONDS
 
     def _nack_holds(self, message: Message, consumer: SomeConsumer) -> bool:

@@ -43,7 +43,7 @@ CAUSES: Final = (
     Fault(
         "read_only",
         "the database is read-only: after a failover the address leads to a standby server, so connect to the primary",
-        ("25006",),
+        ("25006",), "session is read-only|server is in hot standby mode",
     ),
     Fault(
         "read_only_file", "the file cannot be written: correct its permissions and those of its folder",

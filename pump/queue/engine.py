@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pump.errors import PumpError
-from pump.queue.errors import QueueUnavailable
+from pump.queue.errors import QueueUnavailable, QueueUnusable
 from pump.queue.ids import ids_for
 from pump.queue.limits import (
     LARGEST_PAYLOAD_BYTES,
@@ -81,7 +81,7 @@ class Engine(ABC):
         """Why the database cannot be written to now, in words; "" if it can."""
         try:
             self._write(lambda work: work.probe())
-        except QueueUnavailable as error:
+        except (QueueUnavailable, QueueUnusable) as error:
             return error.cause.words
         except PumpError as error:
             return str(error)

@@ -111,10 +111,11 @@ def table_of(messages: Sequence[Message], *, channel: str, received: float) -> p
     return pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
-def messages_of(rows: pa.RecordBatch, *, topic: str, ids: Sequence[str]) -> list[Message]:
+def messages_of(rows: pa.RecordBatch, *, topic: str, ids: Sequence[str], now: float = 0.0) -> list[Message]:
     """The messages to post for these rows, to the topic, or else to the one in each row.
 
-    `ids` are for rows without one, by their place. ConfigurationError if a row is no message.
+    `ids` are for rows without one, by their place, and `now` is the time of rows without one, in seconds since the
+    epoch. ConfigurationError if a row is no message.
     """
     count, given = rows.num_rows, set(rows.schema.names)
 
@@ -150,7 +151,7 @@ def messages_of(rows: pa.RecordBatch, *, topic: str, ids: Sequence[str]) -> list
             key,
             correlation,
             reply,
-            0.0 if time is None else time / _MILLION,
+            now if time is None else time / _MILLION,
             _own_headers(headers),
         )
         messages.append(Message(header, _body(body, text, place)))

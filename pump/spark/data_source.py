@@ -53,7 +53,7 @@ class PumpDataSource(DataSource):
         """A writer of rows as messages."""
         return MessageWriter(self._writing(schema, overwrite=overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # type: ignore[override] # noqa: FBT001, N802 - as Spark calls it, which takes arrow
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802 - as Spark calls it
         """The same, for each batch of a stream."""
         return StreamMessageWriter(self._writing(schema, overwrite=overwrite))
 

@@ -110,7 +110,7 @@ def posting(order: PostingOrder) -> "Callable[[Iterator[RecordBatch]], Iterator[
 def _post_all(order: PostingOrder, batches: "Iterator[RecordBatch]", record: "_Record", report: PostingReport) -> None:
     from pump.spark.columns import messages_of  # noqa: PLC0415 - they load pyarrow and pyspark
     from pump.spark.sink.options import SinkOptions  # noqa: PLC0415
-    from pump.spark.sink.writer import Posting  # noqa: PLC0415
+    from pump.spark.sink.posting import Posting  # noqa: PLC0415
 
     began, sent = _clock.monotonic(), 0
     with closing(Posting(SinkOptions(url=order.url, topic=order.topic))) as producer:

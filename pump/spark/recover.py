@@ -42,7 +42,7 @@ def export_left(folder: str, epoch: str, file: Path) -> int:
     batches = chain.from_iterable(log.serve(*each) for each in log.uncommitted(epoch))
     table = pa.Table.from_batches(batches, SCHEMA)
     write_durably(table, file.absolute())
-    return table.num_rows
+    return int(table.num_rows)
 
 
 def post_left(folder: str, epoch: str, url: str, topic: str) -> int:

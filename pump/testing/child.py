@@ -32,6 +32,7 @@ class Holding:
     topic: str
     dead_letter: str
     lease: float
+    ordered: bool
     messages: int
     """How many messages it takes in hand. If 0, it makes sure that none comes."""
 
@@ -40,9 +41,8 @@ class Holding:
         """Instructions to consume the subscription's channel."""
         lease = subscription.lease
         assert isinstance(lease, int | float)
-        return cls(
-            make, colour, subscription.channel, subscription.topic, subscription.dead_letter or "", lease, messages
-        )
+        rules = subscription
+        return cls(make, colour, rules.channel, rules.topic, rules.dead_letter or "", lease, rules.ordered, messages)
 
 
 @contextmanager
@@ -69,6 +69,7 @@ def _hold(request: Holding) -> None:
         channel=request.channel,
         dead_letter=request.dead_letter,
         lease=request.lease,
+        ordered=request.ordered,
         in_flight=max(1, request.messages),
     )
     driver = TransportDriver(names["transport"], request.colour, SystemClock())

@@ -432,44 +432,6 @@ class SettlementContract(ContractBase):
         channel.acknowledge(message)
         self.expect_nothing(channel, second)
 
-    # -- handing back
-
-    def test_one_message_goes_back_alone_or_all_of_its_consumer_do(self, driver: TransportDriver) -> None:
-        subscription = self.subscription()
-        channel = self.open(driver, subscription)
-        self.send(driver, channel, "1", "2")
-        channel.close()
-        first = driver.consumer(replace(subscription, in_flight=2))
-        received = list(first.receive(2, self.arrives_within_seconds))
-        if len(received) < 2:
-            received += first.receive(1, self.arrives_within_seconds)
-        assert [each.body for each in received] == [b"1", b"2"]
-
-        first.hand_back(received[1])
-        with suppress(PumpError):
-            first.acknowledge(received[0])
-        first.close()
-
-        back = [b"2"] if driver.capabilities.hands_back == "each" else [b"1", b"2"]
-        self.expect_bodies(driver.open(subscription), *(body.decode() for body in back))
-
-    def test_what_nobody_has_begun_goes_back_at_a_pause_while_another_is_in_hand(self, driver: TransportDriver) -> None:
-        can = driver.capabilities
-        alone = can.nack == "releases" and can.hands_back == "each" and can.blocks != "partition"
-        self.skip_if(not alone or self.ordered, "what is behind a message in hand stays with it")
-        channel = self.open(driver)
-        second = driver.open(channel.subscription)
-        self.fetch_ahead(driver, channel)
-        self.send(driver, channel, "1", "2", "3")
-        in_hand = self.expect(channel)
-
-        channel.pause()
-        assert channel.receive(self.silence_seconds) is None
-
-        self.expect_bodies(second, "2", "3")
-        channel.acknowledge(in_hand)
-        self.expect_nothing(second)
-
     # -- tools
 
     def released_to(self, driver: TransportDriver, channel: ChannelDriver, second: ChannelDriver) -> float:

@@ -6,7 +6,7 @@ The order of a rejection is always: store the dead letter, wait until that is co
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
 from pump.errors import PumpError
@@ -48,55 +48,42 @@ def cut_letters(header: Header, body: bytes, room: int) -> Iterator[tuple[Header
         kept = kept // 2 if kept else -1
 
 
-class Sized(Protocol):
-    """A dead letter as a transport sends it."""
-
-    @property
-    def size(self) -> int:
-        """In bytes, as the broker counts it."""
-
-
 Letter = TypeVar("Letter")
-SizedLetter = TypeVar("SizedLetter", bound=Sized)
-Written = TypeVar("Written", bound=Sized, covariant=True)
-
-
-class WriteLetter(Protocol[Written]):
-    """Makes a transport's dead letter; a minimal one has nothing of the sender beside the body."""
-
-    def __call__(self, header: Header, body: bytes, *, minimal: bool) -> Written: ...  # noqa: D102 - the only one
 
 
 def letters_that_fit(
     message: Message,
     rejection: Rejection,
-    write: WriteLetter[SizedLetter],
-    largest: int,
     *,
-    as_it_came: SizedLetter | None,
+    write: Callable[[Header, bytes], Letter],
+    write_least: Callable[[Header, bytes], Letter],
+    size: Callable[[Letter], int],
+    largest: int,
+    as_it_came: Callable[[], Letter | None],
     body_share: float = 1.0,
-) -> Iterator[tuple[SizedLetter, str]]:
+) -> Iterator[tuple[Letter, str]]:
     """A dead letter of at most `largest` bytes and what is left out of it; then smaller and smaller ones.
 
-    `as_it_came` is the message with the sender's headers alone, None if that is too large. Only after it is the body
-    cut, to this share of the room that a minimal header leaves.
+    `write_least` is for letters with a minimal header. `as_it_came` makes the message with only its own headers, or
+    None if that is too large. Only after it is the body cut, to this share of the room beside a minimal header.
     """
-    headers = list(dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)))
+    *_, minimal = headers = list(dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)))
     for header in headers:
-        whole = write(header, message.body, minimal=header is headers[-1])
-        if whole.size <= largest:
-            yield whole, ""
-    if as_it_came is not None:
-        yield as_it_came, "it is stored without the headers that say why"
-    room = largest - write(headers[-1], b"", minimal=True).size
-    for header, body, left_out in cut_letters(headers[-1], message.body, int(room * body_share)):
-        yield write(header, body, minimal=True), left_out
+        letter = (write_least if header is minimal else write)(header, message.body)
+        if size(letter) <= largest:
+            yield letter, ""
+    whole = as_it_came()
+    if whole is not None:
+        yield whole, "it is stored without the headers that say why"
+    room = largest - size(write_least(minimal, b""))
+    for header, body, left_out in cut_letters(minimal, message.body, int(room * body_share)):
+        yield write_least(header, body), left_out
 
 
 class LetterTries(Generic[Letter]):
     """Stores the first of a message's dead letters that the broker takes, in code of any colour.
 
-        for each in LetterTries(log, message, channel, letters, is_too_large):
+        for each in LetterTries(log, message, channel, rejection, letters, is_too_large=is_too_large):
             with each:
                 store(each.letter)
 
@@ -109,7 +96,9 @@ class LetterTries(Generic[Letter]):
         log: logging.Logger,
         message: Message,
         channel: str,
+        rejection: Rejection,
         letters: Iterable[tuple[Letter, str]],
+        *,
         is_too_large: Callable[[PumpError], bool],
     ) -> None:
         self.letter: Letter
@@ -117,6 +106,7 @@ class LetterTries(Generic[Letter]):
         self._log: Final = log
         self._message: Final = message
         self._channel: Final = channel
+        self._reason: Final = rejection.reason
         self._letters: Final = letters
         self._is_too_large: Final = is_too_large
         self._left_out = ""
@@ -142,8 +132,8 @@ class LetterTries(Generic[Letter]):
             return True
         self._stored = error is None
         if self._stored and self._left_out:
-            text = "the dead letter of message %s of %s is too large for the broker: %s"
-            self._log.error(text, self._message.id, self._channel, self._left_out)
+            text = "the dead letter of message %s of %s (%s) is too large for the broker: %s"
+            self._log.error(text, self._message.id, self._channel, self._reason, self._left_out)
         return False
 
 

@@ -51,7 +51,7 @@ SPARK_LAYERS: tuple[str, ...] = (
     "sink source",
     "data_source posted",
     "commands",
-    "cluster dead_letters journal lake recover registered",
+    "cluster dead_letters journal lake recover recover_command registered",
 )
 """The same for pump/spark/."""
 

@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,13 @@ def checked(html: str) -> _Checks:
 
 def summary(folder: Path) -> Summary:
     nasty = "<script>alert('x')</script>"
-    failing = {"verdict": "reject", "error": "E", "cause": f"E: {nasty}", "reason": nasty, "exhausted": True}
+    failing: dict[str, Any] = {
+        "verdict": "reject",
+        "error": "E",
+        "cause": f"E: {nasty}",
+        "reason": nasty,
+        "exhausted": True,
+    }
     rows = [
         event("received", after=300 * n, channel="orders", count=10, posted=NOON - timedelta(seconds=3))
         for n in range(6)

@@ -58,7 +58,7 @@ def test_failed_posts_are_counted_by_kind_and_subject() -> None:
         ("orders", "denied", 30),
         ("orders", "timeout", 30),
     ]
-    assert alerts([each._replace(count=5) for each in failing("timeout")]) == []
+    assert alerts([each._replace(number=5) for each in failing("timeout")]) == []
 
 
 def test_an_alert_has_one_id_for_its_window_however_often_it_is_looked_at() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from brokers import install
 from brokers.spark import SparkCluster
+from brokers.sqs import CREDENTIALS
 from pump.spark.data_source import register
 from pump.spark.session import open_session
 
@@ -20,9 +21,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     install.client("pyspark", wheel="pyspark")
     install.program(install.JAVA)
     folder = tmp_path_factory.mktemp("spark")
-    session = open_session(
-        "tests", settings={"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
-    )
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in CREDENTIALS.items():  # Spark's workers have what the environment was when it began
+            environment.setenv(name, value)
+        session = open_session(
+            "tests", settings={"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
+        )
     register(session)
     yield session
     session.stop()

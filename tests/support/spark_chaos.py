@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.cloudpickle import register_pickle_by_value
 
 from pump.spark.data_source import PumpDataSource
+from pump.spark.sink.writer import MessageWriter
+from pump.spark.source.positions import PositionStreamReader
 from pump.spark.source.reader import StagedStreamReader
 from pump.spark.staging import StagingLog
 
@@ -57,15 +59,45 @@ class DyingReader(StagedStreamReader):
         return rows
 
 
+class DyingPositions(PositionStreamReader):
+    def read(self, partition: Any) -> "Iterator[pa.RecordBatch]":
+        rows = list(super().read(partition))
+        die_at(self.options.staging.parent, "received")
+        return iter(rows)
+
+
+class DyingWriter(MessageWriter):
+    folder: Path
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> Any:
+        def batches() -> "Iterator[pa.RecordBatch]":
+            for number, rows in enumerate(iterator):
+                if number:
+                    die_at(self.folder, "posted")
+                yield rows
+
+        return super().write(batches())
+
+
 class DyingDataSource(PumpDataSource):
     @classmethod
     def name(cls) -> str:
         return "chaos"
 
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        given = dict(self.options)
+        folder = given.pop("folder")
+        self.options = given
+        writer = DyingWriter(self._writing(schema, overwrite=overwrite))
+        writer.folder = Path(folder)
+        return writer
+
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
-        return DyingReader(self._reading(schema))
+        options = self._reading(schema)
+        staged = isinstance(super().streamReader(schema), StagedStreamReader)
+        return DyingReader(options) if staged else DyingPositions(options)
 
 
 def register(session: "SparkSession") -> None:
-    register_pickle_by_value(sys.modules[__name__])
+    register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     session.dataSource.register(DyingDataSource)

@@ -15,7 +15,7 @@ from pump.transport_kit.protocol import Consumer, CountsWaiting, transport_from
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 SECONDS = 60
 """A query that takes longer has hung."""

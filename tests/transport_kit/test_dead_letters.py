@@ -120,8 +120,19 @@ class Letter(NamedTuple):
         return size(self.header) + 2 * len(self.body)
 
 
-def write(header: Header, body: bytes, *, minimal: bool) -> Letter:
-    return Letter(header, body, minimal)
+def letters(rejected: Message, largest: int, as_it_came: Letter | None = None) -> list[tuple[Letter, str]]:
+    return list(
+        letters_that_fit(
+            rejected,
+            REJECTION,
+            write=Letter,
+            write_least=lambda header, body: Letter(header, body, minimal=True),
+            size=lambda letter: letter.size,
+            largest=largest,
+            as_it_came=lambda: as_it_came,
+            body_share=0.5,
+        )
+    )
 
 
 AS_IT_CAME = Letter(Header("m", headers={"colour": "red"}), b"x")
@@ -130,14 +141,12 @@ AS_IT_CAME = Letter(Header("m", headers={"colour": "red"}), b"x")
 def test_dead_letters_have_less_and_less_of_the_message_and_of_the_reasons() -> None:
     rejected = message(colour="red")
 
-    letters = list(letters_that_fit(rejected, REJECTION, write, 10_000, as_it_came=AS_IT_CAME, body_share=0.5))
+    found = letters(rejected, 10_000, AS_IT_CAME)
 
-    assert [each.body for each, _ in letters] == [b"body"] * 3 + [b"x", b"bod", b"b", b""]
-    assert [each.minimal for each, _ in letters] == [False, False, True, False, True, True, True]
-    assert [size(each.header) for each, _ in letters[:3]] == sorted((size(each.header) for each, _ in letters[:3]))[
-        ::-1
-    ]
-    assert [left_out for _, left_out in letters] == [
+    assert [each.body for each, _ in found] == [b"body"] * 3 + [b"x", b"bod", b"b", b""]
+    assert [each.minimal for each, _ in found] == [False, False, True, False, True, True, True]
+    assert [size(each.header) for each, _ in found[:3]] == sorted((size(each.header) for each, _ in found[:3]))[::-1]
+    assert [left_out for _, left_out in found] == [
         *[""] * 3,
         "it is stored without the headers that say why",
         *(f"{lost} of the 4 bytes of its body are cut off" for lost in (1, 3, 4)),
@@ -148,8 +157,7 @@ def test_only_dead_letters_that_fit_are_tried() -> None:
     minimal = size(list(dead_letter_headers(message(), REJECTION))[-1])
 
     def sizes(largest: int) -> Sequence[int]:
-        letters = letters_that_fit(message(), REJECTION, write, largest, as_it_came=None, body_share=0.5)
-        return [len(each.body) for each, _ in letters]
+        return [len(each.body) for each, _ in letters(message(), largest)]
 
     assert sizes(minimal + 8) == [4, 3, 1, 0]
     assert sizes(minimal + 7) == [3, 1, 0]
@@ -213,7 +221,7 @@ def is_too_large(error: PumpError) -> bool:
 
 
 def tries(*letters: tuple[int, str]) -> LetterTries[int]:
-    return LetterTries(log, message(), "shop", letters, is_too_large)
+    return LetterTries(log, message(), "shop", REJECTION, letters, is_too_large=is_too_large)
 
 
 def test_the_first_dead_letter_that_the_broker_takes_is_the_last_one_tried(
@@ -231,7 +239,7 @@ def test_what_is_left_out_of_the_dead_letter_is_logged(storing: Store, caplog: p
     storing(tries((9, ""), (6, "a little"), (5, "a lot")), Broker(5).take)
 
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("ERROR", "the dead letter of message m of shop is too large for the broker: a lot")
+        ("ERROR", "the dead letter of message m of shop (broken) is too large for the broker: a lot")
     ]
 
 

@@ -167,5 +167,5 @@ def test_a_body_larger_than_the_transport_takes_is_invalid_and_kept_whole(
     if not handled:
         (invalid,) = bench.invalid
         assert invalid.reason == "unreadable"
-        assert invalid.description == f"its body has {size} bytes, and at most 40 are taken"
+        assert invalid.description == f"its body has {size} bytes, and at most 40 are allowed"
         assert len(invalid.message.body) == size

@@ -155,7 +155,7 @@ class KafkaConsumer:
     def _store_dead_letter(self, topic: str, message: Message, rejection: Rejection) -> None:
         room = self._transport.capabilities.largest_body or 0
         records = dead_letter_records(message, rejection, topic, room)
-        for each in LetterTries(log, message, self._channel, records, is_too_large):
+        for each in LetterTries(log, message, self._channel, rejection, records, is_too_large=is_too_large):
             with each:
                 self._store.store_and_wait([each.letter])
 

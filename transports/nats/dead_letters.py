@@ -73,7 +73,7 @@ class NatsDeadLetters:
 
         largest = self._connection.client.max_payload
         letters = _letters(subject, message, rejection, token, largest)
-        for each in LetterTries(log, message, message.origin, letters, _is_too_large):
+        for each in LetterTries(log, message, message.origin, rejection, letters, is_too_large=_is_too_large):
             with each:
                 await self._store(each.letter)
 
@@ -159,12 +159,22 @@ def _letters(
 ) -> Iterator[tuple[OutgoingMessage, str]]:
     """Dead letters, each smaller than the one before it."""
 
-    def write(header: Header, body: bytes, *, minimal: bool = False) -> OutgoingMessage:  # noqa: ARG001 - the kit's form
+    def write(header: Header, body: bytes) -> OutgoingMessage:
         return OutgoingMessage(subject, body, to_nats(header, token), message.id)
 
-    as_it_came = write(message.header, message.body)._replace(headers=sendable(message.raw_headers))
-    fits = as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest
-    return letters_that_fit(message, rejection, write, largest - RESERVE, as_it_came=as_it_came if fits else None)
+    def as_it_came() -> OutgoingMessage | None:
+        letter = write(message.header, message.body)._replace(headers=sendable(message.raw_headers))
+        return letter if letter.size + (FRAME if letter.headers else 0) <= largest else None
+
+    return letters_that_fit(
+        message,
+        rejection,
+        write=write,
+        write_least=write,
+        size=OutgoingMessage.weigh,
+        largest=largest - RESERVE,
+        as_it_came=as_it_came,
+    )
 
 
 def _is_too_large(error: PumpError) -> bool:

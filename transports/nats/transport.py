@@ -63,6 +63,7 @@ class NatsTransport:
         leases=True,
         delayed_publish=False,
         default_dead_letter=DEFAULT_DEAD_LETTER_SUBJECT,
+        shards_by_key=True,  # of an ordered channel, one message is out at a time, whoever has it
         largest_body=MAX_PAYLOAD - HEADER_ROOM - PROVENANCE_ROOM,
         largest_headers=HEADER_ROOM,
     )

@@ -492,7 +492,9 @@ class PubSubConsumer:
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str) -> None:
         """As much of it as Pub/Sub takes: with all of its provenance, with some, and then with a part of its body."""
-        for each in LetterTries(log, message, self._channel, _letters(message, rejection), lambda _: False):
+        for each in LetterTries(
+            log, message, self._channel, rejection, _letters(message, rejection), is_too_large=lambda _: False
+        ):
             with each:
                 self._publish(topic, each.letter)
 

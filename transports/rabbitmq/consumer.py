@@ -189,13 +189,14 @@ class ConsumerBase:
     def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> Steps[None]:
         to = DelayQueues.to_queue(queue)
         header, minimal = dead_letter_headers(message, rejection)
-        letters = (
-            (header, write_properties(header, message, topic=header.topic)),
-            (minimal, write_properties(minimal, topic=minimal.topic)),  # without the properties that others gave
-        )
-        for each in LetterTries(log, message, self._names.channel, ((each, "") for each in letters), _is_final):
+        letters = ((header, message), (minimal, None))  # the minimal one is without the properties that others gave
+        for each in LetterTries(
+            log, message, self._names.channel, rejection, ((each, "") for each in letters), is_too_large=_is_final
+        ):
             with each:
-                yield from self._store(to, *each.letter, message)
+                header, original = each.letter
+                properties = write_properties(header, original, topic=header.topic)
+                yield from self._store(to, header, properties, message)
 
     def _store(
         self, to: DelayQueues, header: Header, properties: bytes, message: Message, delay: float = 0.0

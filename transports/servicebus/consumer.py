@@ -265,7 +265,7 @@ class ServiceBusConsumer:
             (write_copy(message, header.headers, attempts=0, keeps_identity=False), "")
             for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT))
         )
-        for each in LetterTries(log, message, self._channel, letters, _is_final):
+        for each in LetterTries(log, message, self._channel, rejection, letters, is_too_large=_is_final):
             with each:
                 await self._copy(queue, each.letter)
 

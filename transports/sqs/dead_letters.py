@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pump.dead_letter import Rejection
 from pump.errors import PumpError
-from pump.message import Header, Message
+from pump.message import Message
 from pump.subscription import Subscription
 from pump.transport_kit.dead_letters import LetterTries, letters_that_fit
 from pump.transport_kit.destinations import Destinations
@@ -54,7 +54,7 @@ class SqsDeadLetters:
     def store(self, url: str, message: Message, attributes: Mapping[str, Any], rejection: Rejection) -> None:
         """Return when the dead letter is stored; PublishError or another TransportError if it is not."""
         letters = self._letters(message, attributes, rejection)
-        for each in LetterTries(log, message, message.origin, letters, _is_too_large):
+        for each in LetterTries(log, message, message.origin, rejection, letters, is_too_large=_is_too_large):
             with each:
                 self._send(url, each.letter, message)
 
@@ -73,16 +73,18 @@ class SqsDeadLetters:
         """Dead letters, each smaller than the one before it."""
         carried, largest = Carried(topic=message.header.topic), self._transport.largest_message
 
-        def write(header: Header, body: bytes, *, minimal: bool) -> Parcel:
-            return pack(header, body, carried, None if minimal else attributes)
+        def as_it_came() -> Parcel | None:
+            parcel = pack(message.header, message.body, received=attributes)
+            return parcel if parcel.size <= largest else None
 
-        as_it_came = pack(message.header, message.body, received=attributes)
         return letters_that_fit(
             message,
             rejection,
-            write,
-            largest,
-            as_it_came=as_it_came if as_it_came.size <= largest else None,
+            write=lambda header, body: pack(header, body, carried, attributes),
+            write_least=lambda header, body: pack(header, body, carried),
+            size=lambda parcel: parcel.size,
+            largest=largest,
+            as_it_came=as_it_came,
             body_share=0.75,  # as base64 a body is larger by a third
         )
 

@@ -61,7 +61,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--keys",
         type=Path,
         metavar="FILE",
-        help=f"lines of `id key` for encryption at rest, 64 hexadecimal digits each; the last one seals "
+        help=f"lines of `id key` for encryption at rest, 64 hexadecimal digits each; the last one encrypts "
         f"(default: ${KEYS_VARIABLE})",
     )
     add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")

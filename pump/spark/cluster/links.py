@@ -43,7 +43,7 @@ class PerformerLinks:
 
     def __init__(self, host: str, bind: str = "") -> None:
         try:
-            self._server: Final = socket.create_server((bind or host, 0))
+            self._server = socket.create_server((bind or host, 0))
         except OSError:
             self._server = socket.create_server(("", 0))  # the host is a name that others reach this machine by
         self.address: Final = DriverAddress(host, self._server.getsockname()[1], secrets.token_hex(16))

@@ -16,7 +16,7 @@ from pump.spark.commands import add_master, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from pump.journal.summary import Summary
 
@@ -265,9 +265,9 @@ def _shown(summary: "Summary") -> Iterator[str]:
             f"{span(each.mean_seconds)} on average, 95 of 100 within {span(each.p95_seconds)}"
         )
     for outcome in summary.outcomes:
-        yield f"{outcome.channel}, {outcome.handler or 'no handler'}: {outcome.count:,} {outcome.verdict}"
+        yield f"{outcome.channel}, {outcome.handler or 'no handler'}: {outcome.number:,} {outcome.verdict}"
     for error in summary.errors:
-        yield f"{error.count:,} × {error.group}"
+        yield f"{error.number:,} × {error.group}"
     for alert in summary.alerts:
         yield f"{alert.since:%Y-%m-%d %H:%M} {alert.id}: {alert.value:,} ({alert.text})"
 

@@ -10,8 +10,8 @@ from pump.journal.summary import (
     Acknowledgements,
     DeadLetterGroup,
     ErrorGroup,
-    HandlerOutcome,
     Latency,
+    OutcomeCount,
     Posts,
     Summary,
     Window,
@@ -42,11 +42,11 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     return Summary(
         windows=sorted(collected(frames.window_counts(events), Window)),
         latencies=sorted(collected(frames.latencies(events), Latency)),
-        outcomes=sorted(collected(frames.outcomes(events), HandlerOutcome)),
+        outcomes=sorted(collected(frames.outcomes(events), OutcomeCount)),
         acknowledgements=sorted(collected(frames.acknowledgements(events), Acknowledgements)),
-        errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.count, each)),
+        errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.number, each)),
         dead_letters=sorted(
-            collected(_largest(frames.dead_letters(events)), DeadLetterGroup), key=lambda each: (-each.count, each)
+            collected(_largest(frames.dead_letters(events)), DeadLetterGroup), key=lambda each: (-each.number, each)
         ),
         posts=sorted(collected(frames.posts(events), Posts)),
         alerts=alerts(collected(frames.minute_counts(events), MinuteCount)),
@@ -57,4 +57,4 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
 
 
 def _largest(frame: "DataFrame") -> "DataFrame":
-    return frame.orderBy("count", ascending=False).limit(MOST_GROUPS)
+    return frame.orderBy("number", ascending=False).limit(MOST_GROUPS)

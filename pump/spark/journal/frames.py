@@ -115,11 +115,11 @@ def latencies(frame: "DataFrame") -> "DataFrame":
 
 
 def outcomes(frame: "DataFrame") -> "DataFrame":
-    """The fields of `HandlerOutcome`."""
+    """The fields of `OutcomeCount`."""
     return (
         frame.where(_is("delivery"))
         .groupBy("channel", F.coalesce("handler", F.lit("")).alias("handler"), "verdict")
-        .agg(F.count("*").alias("count"))
+        .agg(F.count("*").alias("number"))
     )
 
 
@@ -143,7 +143,7 @@ def errors(frame: "DataFrame") -> "DataFrame":
     """The fields of `ErrorGroup`: the text before the first colon."""
     group = F.trim(F.substring_index("cause", ":", 1))
     failed = frame.where(_verdict(*FAILED) & (F.col("cause") != ""))
-    return failed.groupBy(group.alias("group")).agg(F.count("*").alias("count"))
+    return failed.groupBy(group.alias("group")).agg(F.count("*").alias("number"))
 
 
 def dead_letters(frame: "DataFrame") -> "DataFrame":
@@ -153,7 +153,7 @@ def dead_letters(frame: "DataFrame") -> "DataFrame":
         .groupBy("channel", F.coalesce("signature", F.lit("")).alias("signature"))
         .agg(
             F.coalesce(F.max("reason"), F.lit("")).alias("reason"),
-            F.count("*").alias("count"),
+            F.count("*").alias("number"),
             F.min("time").alias("first"),
             F.max("time").alias("last"),
             F.coalesce(F.max("message_id"), F.lit("")).alias("example_id"),
@@ -197,7 +197,7 @@ def minute_counts(frame: "DataFrame") -> "DataFrame":
             F.explode(F.array_compact(F.array(*held))).alias("held"), where.alias("channel"), "time", "count"
         )
         .groupBy("held.rule", "channel", "held.kind", F.floor(F.unix_seconds("time") / 60).alias("minute"))
-        .agg(F.sum("count").alias("count"))
+        .agg(F.sum("count").alias("number"))
     )
 
 

@@ -25,7 +25,7 @@ from pump.spark.journal.store import Format, Store, store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 LATE_SECONDS: Final = 600
 FILES_AT_A_TIME: Final = 500

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,10 +32,11 @@ class RowIds:
             first, self._row = self._row, self._row + rows.num_rows
             return [f"{self._place}/{row}" for row in range(first, self._row)]
         names = [name for name in WRITTEN if name in rows.schema.names and name != "id"]
+        given = rows.column("id").to_pylist() if "id" in rows.schema.names else [None] * rows.num_rows
         columns = [rows.column(name).to_pylist() for name in names]
-        return [self._digested(names, values) for values in zip(*columns, strict=True)]
+        return [own or self._digested(names, values) for own, *values in zip(given, *columns, strict=True)]
 
-    def _digested(self, names: list[str], values: tuple[Any, ...]) -> str:
+    def _digested(self, names: list[str], values: Sequence[Any]) -> str:
         known = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         text = json.dumps(known, default=_text, sort_keys=True)
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from pump.clock import SystemClock
 from pump.spark.columns import messages_of
 from pump.spark.sink.ids import RowIds
 from pump.spark.sink.options import SinkOptions
@@ -72,7 +73,8 @@ def _write(options: SinkOptions, rows: Iterator[pa.RecordBatch]) -> Sent:
     with closing(Posting(options)) as posting:
         ids = RowIds(partition, query, batch)
         for some in rows:
-            posting.send(messages_of(some, topic=options.topic, ids=ids.of(some)))
+            now = SystemClock.wall()
+            posting.send(messages_of(some, topic=options.topic, ids=ids.of(some), now=now))
         return Sent(partition, posting.count)
 
 

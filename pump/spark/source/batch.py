@@ -74,11 +74,13 @@ class HeldBatch:
 
     def messages(self) -> list[Message]:
         """Those that are still ours, as far as this process knows."""
-        now = self._clock.monotonic()
+        now, generation = self._clock.monotonic(), self._consumer.generation
         return [
             message
             for message, _ in self._held
-            if not message.lost and (message.lease_expires is None or message.lease_expires > now)
+            if not message.lost
+            and message.generation == generation
+            and (message.lease_expires is None or message.lease_expires > now)
         ]
 
     def acknowledge(self, messages: Sequence[Message]) -> None:

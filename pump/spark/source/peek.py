@@ -32,7 +32,7 @@ class PeekReader(DataSourceReader):
         """One."""
         return [InputPartition(0)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of what waits now."""
         rows = self._look()
         return (rows.slice(begin, ROWS_AT_ONCE) for begin in range(0, rows.num_rows, ROWS_AT_ONCE))

@@ -96,7 +96,7 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- in the tasks
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override] # arrow is taken
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a range."""
         if not isinstance(partition, PositionRange):
             raise TypeError(f"{partition!r} is no range of this source")

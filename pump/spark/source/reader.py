@@ -111,7 +111,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- in the tasks
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override] # arrow is taken
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part."""
         if not isinstance(partition, PlannedPart):
             raise TypeError(f"{partition!r} is no part of this source")

@@ -38,21 +38,22 @@ class Traffic:
 
     def produce(self, name: str) -> None:
         number = 0
-        while not self._ended.is_set():
-            names = [f"{name}-{number}-{index}" for index in range(5)]
-            items = [{"queue": "q", "payload": each, "transactionId": each} for each in names]
-            answer = httpx.post(f"{self._url}/api/v1/push", json={"items": items}, timeout=DEADLINE)
-            assert answer.status_code == 201
-            self.pushed += names
-            number += 1
-            time.sleep(0.002)  # so that the backup sees few changes a second, not as many as the machine can make
+        with httpx.Client(base_url=self._url, timeout=DEADLINE) as client:
+            while not self._ended.is_set():
+                names = [f"{name}-{number}-{index}" for index in range(5)]
+                items = [{"queue": "q", "payload": each, "transactionId": each} for each in names]
+                assert client.post("/api/v1/push", json={"items": items}).status_code == 201
+                self.pushed += names
+                number += 1
+                time.sleep(0.01)  # a few hundred messages a second are enough
 
     def consume(self) -> None:
-        while not self._ended.is_set():
-            answer = httpx.get(f"{self._url}/api/v1/pop/queue/q?batch=3", timeout=DEADLINE)
-            for each in answer.json()["messages"] if answer.status_code == 200 else ():
-                assert httpx.post(f"{self._url}/api/v1/ack", json=told(each), timeout=DEADLINE).json()[0]["success"]
-                self.done.append(each["data"])
+        with httpx.Client(base_url=self._url, timeout=DEADLINE) as client:
+            while not self._ended.is_set():
+                answer = client.get("/api/v1/pop/queue/q?batch=3")
+                for each in answer.json()["messages"] if answer.status_code == 200 else ():
+                    assert client.post("/api/v1/ack", json=told(each)).json()[0]["success"]
+                    self.done.append(each["data"])
 
     @contextmanager
     def flowing(self) -> Iterator[None]:

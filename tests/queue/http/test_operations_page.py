@@ -131,10 +131,13 @@ def nginx(folder: Path, upstream: Served, read_seconds: int | None = None) -> It
         f"events {{ }}\nhttp {{ access_log off; {folders}\n{site}}}\n"
     )
     command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
-    with Program(command, folder):
-        url = f"https://127.0.0.1:{port.number}"
-        eventually(lambda: answers(url))
-        yield url
+    try:
+        with Program(command, folder):
+            url = f"https://127.0.0.1:{port.number}"
+            eventually(lambda: answers(url))
+            yield url
+    finally:
+        port.release()
 
 
 KINDS: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")

@@ -184,7 +184,7 @@ def test_a_full_disk_of_postgresql_is_said_and_operators_make_room(
         with Served(tmp_path, "--database", url) as server:
             number = until_refused(server, INCOMPRESSIBLE)
             says_why(server, FULL)
-            looked = httpx.get(f"{server.url}/api/v1/status/queues/q", timeout=DEADLINE)
+            looked = httpx.get(f"{server.url}/api/v1/status", timeout=DEADLINE)
             assert (looked.status_code, looked.json()["messages"]["total"]) == (200, number)
 
             assert httpx.delete(f"{server.url}/api/v1/queues/q/clear", timeout=DEADLINE).status_code == 200

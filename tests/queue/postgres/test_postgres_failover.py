@@ -81,22 +81,32 @@ class Traffic:
         self.handled: set[str] = set()
 
     def produce(self) -> None:
-        while not self._ended.is_set():
-            name = uuid4().hex
-            while push(self._server, name) != 201:  # the same transaction id each time
-                self.refused += 1
-                time.sleep(0.01)
-            self.pushed.append(name)
+        with httpx.Client(base_url=self._server.url, timeout=DEADLINE) as client:
+            while not self._ended.is_set():
+                name = uuid4().hex
+                body = {"items": [{"queue": "q", "payload": name, "transactionId": name}]}
+                while client.post("/api/v1/push", json=body).status_code != 201:  # the same transaction id each time
+                    self.refused += 1
+                    time.sleep(0.01)
+                self.pushed.append(name)
+                time.sleep(0.005)  # the consumer has to keep up
 
     def consume(self) -> None:
-        while not self._ended.is_set() or self.handled != set(self.pushed):
-            answer = httpx.get(
-                f"{self._server.url}/api/v1/pop/queue/q?batch=20&wait=true&timeout=200", timeout=DEADLINE
-            )
-            for each in answer.json()["messages"] if answer.status_code == 200 else ():
-                done = httpx.post(f"{self._server.url}/api/v1/ack", json=told(each), timeout=DEADLINE)
-                if done.status_code == 200 and done.json()[0]["success"]:
-                    self.handled.add(each["data"])
+        with httpx.Client(base_url=self._server.url, timeout=DEADLINE) as client:
+            while not self._ended.is_set() or self.handled != set(self.pushed):
+                self._consume_once(client)
+
+    def _consume_once(self, client: httpx.Client) -> None:
+        answer = client.get("/api/v1/pop/queue/q?batch=20&wait=true&timeout=200")
+        if answer.status_code != 200:
+            return
+        told_of = [{**told(each), "status": "completed"} for each in answer.json()["messages"]]
+        done = client.post("/api/v1/ack/batch", json={"acknowledgments": told_of})
+        for each, settled in zip(
+            answer.json()["messages"], done.json() if done.status_code == 200 else (), strict=False
+        ):
+            if settled["success"]:
+                self.handled.add(each["data"])
 
     def end(self) -> None:
         self._ended.set()

@@ -228,7 +228,7 @@ def make(bench: PubSubBench, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"of": "another-topic"}, "is one of"),
+        ({"of": "another-topic"}, "belongs to"),
         ({"push_config": {"push_endpoint": "https://example.com/push"}}, "pushes its messages elsewhere"),
         ({"bigquery_config": {"table": "p.d.t"}}, "pushes its messages elsewhere"),
         ({"detached": True}, "has lost its topic"),

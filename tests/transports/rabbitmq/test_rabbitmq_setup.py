@@ -475,7 +475,7 @@ def test_what_the_user_may_not_make_is_named(rabbitmq: RabbitMQ) -> None:
     transport = RabbitMQTransport.from_url(rabbitmq.url_for(user="cleo", password="cleo"))
     rules = subscription()
 
-    with pytest.raises(SetupError, match=f"cannot make the queue '{rules.channel}.dead'.*ACCESS_REFUSED"):
+    with pytest.raises(SetupError, match=f"cannot create the queue '{rules.channel}.dead'.*ACCESS_REFUSED"):
         transport.prepare([rules], [])
 
 

@@ -12,7 +12,7 @@ import pytest
 from brokers.redis import Redis
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction, PumpError, RejectMessageAction
-from pump.pumps import channel_base
+from pump.pumps import async_channel, channel
 from pump.transport_kit import parking
 from pump.transports.redis import streams as redis_streams
 from pump.transports.redis.consumer import RedisConsumer
@@ -146,7 +146,9 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
 def test_a_message_that_cannot_be_given_up_keeps_no_other_waiting_for_long(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_base, "RETRY_SECONDS", 1.0)
+    for module in (channel, async_channel):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 1.0)
+        monkeypatch.setattr(module, "PARKED_SECONDS", 1.0)
     handled: list[int] = []
     with shop.server.client() as client:
 
