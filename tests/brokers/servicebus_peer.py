@@ -369,6 +369,8 @@ class Broker(Handshaker):  # type: ignore[misc]
         link.flow(1)
 
     def publish(self, path: str, raw: bytes) -> list[int]:
+        if path.lower() not in self.namespace.topics and path.lower() not in self.namespace.queues:
+            raise self._absent(path)
         kept: list[tuple[Queue, int]] = []
         for each in split(raw):
             parts = parsed(each)
