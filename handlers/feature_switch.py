@@ -90,11 +90,11 @@ class _Switched(Attribute):
     def _failed(self, error: Exception) -> None:
         if not self._fails:
             self._fails = True
-            text = f"Switch {self._options.name} could not be asked for; its last answer is used"
+            text = f"The state of switch {self._options.name} could not be read; its last state is used"
             self._scope.log(logging.WARNING, text, error=error)
 
     def _tell_change(self, *, on: bool) -> None:
-        fate = "not acknowledged" if self._options.dont_ack else "acknowledged unhandled"
+        fate = "not acknowledged" if self._options.dont_ack else "acknowledged without being handled"
         state = "on" if on else f"off: messages are {fate}"
         self._scope.log(logging.INFO if on else logging.WARNING, f"Switch {self._options.name} is {state}")
         where = {"channel": self._scope.channel, "handler": self._scope.handler}

@@ -30,7 +30,7 @@ class Validate(Attribute):
         if check is not None and not _takes(check, 1):
             raise ConfigurationError(
                 f"Validate: a check takes the request and nothing else; {shown(check)} does not. "
-                "Above a handler stands @Validate(), with parentheses"
+                "Above a handler, write @Validate() with parentheses"
             )
         if check is not None and has_yield(check):
             raise ConfigurationError(f"Validate: {check!r} has a `yield`: a call of it checks nothing")

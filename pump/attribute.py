@@ -46,7 +46,8 @@ class Rest(Protocol):
     def skip(self, result: object = None, /) -> object:
         """`return rest.skip(result)` answers without the handler; an attribute that calls neither is an error.
 
-        The message is then done, also where the handler would settle it by a Delivery.
+        The message is then done, also where the handler would settle it by a Delivery. With `auto_ack=False` it is left
+        unsettled, as any other message.
         """
 
     def sleep(self, duration: Duration, /) -> Generator[Wait, None, bool]:

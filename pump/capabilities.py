@@ -26,8 +26,6 @@ class Capabilities:
     """Whether the broker names each message, so that the attempts of two messages with one id are counted apart."""
     durable: bool
     """Whether messages outlive the broker's process."""
-    durable_attempts: bool
-    """Whether attempts outlive the consumer's process."""
     leases: bool
     """Whether a delivery goes back when it is not settled or extended in time."""
     delayed_publish: bool
@@ -38,16 +36,12 @@ class Capabilities:
     """Where rejected messages go if the subscription does not say; `<channel>` is the channel's name."""
     purges: bool = True
     """Whether everything that waits in a channel can be removed."""
-    dead_letters: bool = True
-    """Whether rejected messages can be kept as dead letters."""
     shards_by_key: bool = False
     """Whether several consumers of one channel keep the order of a key."""
     waits: bool = True
     """Whether receive waits for a message to arrive; where it does not, the pump waits between empty receives."""
     hands_back: Literal["each", "all"] = "each"
     """Whether a consumer can hand back single messages, or only all that it has."""
-    broker_limit: int | None = None
-    """How many deliveries the broker allows before it gives a message up, if that is the same for every channel."""
     longest_delay: float | None = None
     """In seconds; None is without limit."""
     largest_body: int | None = None

@@ -19,10 +19,10 @@ def seconds(duration: Duration) -> float:
 def delay_seconds(delay: Duration) -> float:
     """The delay as a number of seconds; ValueError if the value cannot be a delay."""
     if isinstance(delay, bool) or not isinstance(delay, Real | timedelta):
-        raise ValueError(f"a delay is a number of seconds or a timedelta, not {delay!r}")  # noqa: TRY004 - as for others
+        raise ValueError(f"a delay must be a number of seconds or a timedelta, not {delay!r}")  # noqa: TRY004 - as for others
     length = seconds(delay)
     if length < 0:
         raise ValueError(f"a delay cannot be negative: {length} s")
     if not isfinite(length) or length > LONGEST_DELAY:
-        raise ValueError(f"a delay is a hundred years at most, not {length} s")
+        raise ValueError(f"a delay must be at most a hundred years, not {length} s")
     return length

@@ -99,14 +99,24 @@ class Ledger:
             return PastRuns(message.attempts, message.unexplained)
         return NO_RUNS
 
-    def count(self, message: Message, attempts: int, rejection: Rejection | None = None, *, until: float = 0.0) -> None:
+    def count(
+        self,
+        message: Message,
+        attempts: int,
+        rejection: Rejection | None = None,
+        *,
+        until: float = 0.0,
+        ran: bool = True,
+    ) -> None:
         """Count this run: `attempts` is the number so far. A rejection is kept until it has been carried out.
 
-        A message that comes again later is remembered at least until that time, `until`.
+        A message that comes again later is remembered at least until that time, `until`. If it was not run this time
+        (`ran`), the way in which its last run ended stays known.
         """
         with self._lock:
+            died = not ran and self.died(message)
             account = self._judged(message)
-            account.attempts = attempts
+            account.attempts, account.died = attempts, died
             account.rejection = rejection
             account.touched = max(account.touched, until)
             account.first_failure = account.first_failure or self._clock.wall()

@@ -44,6 +44,8 @@ class Message:
     __slots__ = (
         "answered",
         "attempts",
+        "begun_at",
+        "blocked_seconds",
         "body",
         "carried",
         "deliveries",
@@ -51,6 +53,7 @@ class Message:
         "explicit",
         "fault",
         "generation",
+        "handled_at",
         "handler",
         "header",
         "identity",
@@ -64,7 +67,6 @@ class Message:
         "receipt",
         "release",
         "settled",
-        "stood",
         "unexplained",
     )
 
@@ -119,10 +121,14 @@ class Message:
         """Whether the pump's stop ended its handler, or a wait of its attributes: a failure then counts no attempt."""
         self.release: Callable[[], Any] | None = None
         """Closes what was opened for a handler that settles the message after it returned; async handlers await it."""
+        self.begun_at: float = 0.0
+        """When its handlers were begun, on the monotonic clock, if somebody wants to know; 0 before."""
+        self.handled_at: float = 0.0
+        """When they had ended."""
         self.lost: bool = False
         """Whether this process is known to have lost the message: nothing may be sent for it."""
-        self.stood: float = 0.0
-        """How many seconds its event loop stood still, if it was lost because the loop could not renew its lease."""
+        self.blocked_seconds: float = 0.0
+        """How long its event loop was blocked, if it was lost because the loop could not renew its lease."""
         self.explicit: bool = False
         """Whether its handler settles it, by a Delivery."""
         self.answered: bool = False
@@ -140,6 +146,7 @@ class Message:
         """A copy of this delivery that can be handled once more: nothing is settled."""
         other = copy.copy(self)
         other.interrupt = other.release = None
+        other.begun_at = other.handled_at = 0.0
         other.ended = other.explicit = other.answered = other.settled = False
         return other
 

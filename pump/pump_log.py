@@ -67,20 +67,27 @@ class PumpLog:
 
     def handler_interrupted(self, message: Message) -> None:
         """A handler was ended because its message is lost."""
-        self._write(logging.WARNING, message, "Handler ended: the message is not ours any more, and comes again")
+        self._write(
+            logging.WARNING, message, "Handler ended: the message no longer belongs to this consumer, and comes again"
+        )
 
     def handler_ended(self, message: Message, error: BaseException) -> None:
         """A handler failed because the pump's stop ended it."""
-        self._write(logging.WARNING, message, "Handler ended by the stop: the message goes back, uncounted", error)
+        self._write(
+            logging.WARNING,
+            message,
+            "Handler ended by the stop: the message goes back, and no attempt is counted",
+            error,
+        )
 
     def lapsed(self, message: Message, attempts: int) -> None:
         """A message was lost because its handler kept the event loop from renewing its lease."""
         self._write(
             logging.WARNING,
             message,
-            f"The event loop stood still for {message.stood:.1f} s, longer than the message's lease: it is not ours any"
-            f" more, and attempt {attempts} has failed. Run what blocks in a thread (asyncio.to_thread), or set a "
-            "longer Subscription(lease=…)",
+            f"The event loop was blocked for {message.blocked_seconds:.1f} s, longer than the lease of the message: "
+            f"it is lost, and attempt {attempts} has failed. Run blocking code in a thread (asyncio.to_thread), or set "
+            "a longer Subscription(lease=…)",
         )
 
     def failed_after_settlement(self, message: Message, error: BaseException) -> None:
@@ -92,7 +99,7 @@ class PumpLog:
         self._write(
             logging.WARNING,
             message,
-            "DontAckAction from a subscription that does not declare it: crashes cannot be told from DontAck here. "
+            "DontAckAction, which the subscription does not declare: without that, DontAck looks like a crash here. "
             "Set Subscription(may_block=True)",
         )
 
@@ -111,7 +118,7 @@ class PumpLog:
     def unsettled_for_long(self, message: Message) -> None:
         """A handler returned long ago without settling its message, which has no lease that would free it."""
         if not message.settled:
-            text = "Nobody has settled the message; it keeps its slot until somebody does"
+            text = "The handler has returned and the message is not settled yet; it occupies its slot until it is"
             self._write(logging.WARNING, message, text)
 
     # -- channel and pump
@@ -119,13 +126,13 @@ class PumpLog:
     def failed(self, doing: str, error: BaseException) -> None:
         """Log a failure that is tried again, or does no harm; at ERROR if trying again cannot help."""
         lasting = isinstance(error, PublishError) and not error.retriable
-        text = "channel %s: %s failed: %s" + ("; the message comes again until this is mended" * lasting)
+        text = "channel %s: %s failed: %s" + ("; the message comes again until the cause is removed" * lasting)
         level = logging.ERROR if lasting else logging.WARNING
         log.log(level, text, self._channel, doing, str(error) or type(error).__name__)
 
     def handing_back(self, number: int) -> None:
         """Messages that no handler has begun go back: at a pause, or because a handler does not end."""
-        log.info("channel %s: %d messages that nobody has begun go back to the broker", self._channel, number)
+        log.info("channel %s: %d messages that no handler has begun go back to the broker", self._channel, number)
 
     def disconnected(self, error: BaseException, delay: float) -> None:
         """The channel is broken and will be tried again."""

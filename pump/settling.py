@@ -69,7 +69,7 @@ class Nack(_Defaults):
 
 @dataclass(frozen=True, slots=True)
 class Requeue(_Defaults):
-    """The message comes again after the delay, with so many attempts behind it."""
+    """The message comes again after the delay, with this number of attempts."""
 
     told: ClassVar[str] = "to come again"
     delay: float

@@ -231,9 +231,9 @@ def _wrongs(subscription: Subscription) -> Iterator[tuple[str, str]]:
 def _wrong_pair(value: object) -> str:
     is_pair = isinstance(value, Sequence) and len(value) == len(("first", "longest"))
     if not isinstance(value, Sequence) or not is_pair or any(map(wrong_duration, value)):
-        return f"is (first, longest), two numbers of seconds or timedeltas, not {value!r}"
+        return f"must be (first, longest), two numbers of seconds or timedeltas, not {value!r}"
     first, longest = map(seconds, value)
-    return "" if first <= longest else f"is (first, longest), not {(first, longest)}"
+    return "" if first <= longest else f"must be (first, longest), not {(first, longest)}"
 
 
 def _choose(options: object, name: str) -> None:

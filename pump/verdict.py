@@ -124,8 +124,12 @@ class Judge:
         self._tally: Final[dict[str, int]] = {}
         self._shows_messages: Final = log.shows_messages
         log.tallies.append(self.tally)
-        self._begun: Final[dict[int, float]] = {}
-        """When the messages in hand were begun; filled only if the log shows each message."""
+        self.recorder: Final = log.telemetry.recorder(rules.channel, clock)
+        """Is told of every delivery; None if nobody records them."""
+        self._decided: Final = None if self.recorder is None else self.recorder.decided
+        self._record: Final = None if self.recorder is None else self.recorder.acknowledged
+        self._timed: Final = self._shows_messages or self.recorder is not None
+        self._now: Final = clock.monotonic
         self._cancelled: Final = cancelled
         self._chance: Final = chance
         self._max_attempts: Final = rules.max_attempts
@@ -175,12 +179,12 @@ class Judge:
         if message.fault or message.attempts or message.unexplained or self.ledger.accounts:
             verdict = self._unfit(message)
             if verdict is not None:
-                return verdict
+                return self.told(message, verdict)
         reason = "" if self._refusal is None else self._refusal(message)
         if not reason:
             return None
         self._count.add()
-        return self._requeue(message, MessageRefused(reason), self._retry_delay, reason)
+        return self.told(message, self._requeue(message, MessageRefused(reason), self._retry_delay, reason))
 
     def _unfit(self, message: Message) -> Verdict | None:
         pending = self.ledger.rejection(message)
@@ -198,12 +202,15 @@ class Judge:
         if runs.attempts >= limit and self.ledger.died(message):
             reason, text = (
                 PROCESS_DIED,
-                f"{runs.attempts} runs of it did not go well, and the last ended with its process",
+                f"it was run {runs.attempts} times without success, and in the last run its process died",
             )
         elif runs.attempts >= limit:
             reason, text = EXHAUSTED, ""
         elif not self._may_block and runs.unexplained >= 3 * limit:
-            reason, text = PROCESS_DIED, f"delivered {message.deliveries} times, and no run of it ever ended"
+            reason, text = (
+                PROCESS_DIED,
+                f"delivered {message.deliveries} times, and no run ended with a verdict: each may have crashed",
+            )
         else:
             return None
         self._count.add()
@@ -213,8 +220,8 @@ class Judge:
 
     def begins(self, message: Message) -> int:
         """A run of the message begins; returns its place in hand, for `ends`. The place outlives this process."""
-        if self._shows_messages:
-            self._begun[id(message)] = self.clock.monotonic()
+        if self._timed:
+            message.begun_at = self._now()
         hand = self._hand
         if hand is None:
             return NOWHERE
@@ -222,10 +229,20 @@ class Judge:
             return hand.fill(message.identity, *self.ledger.known(message))
         return hand.fill(message.identity)
 
-    def ends(self, place: int) -> None:
+    def ends(self, place: int, message: Message, verdict: Verdict) -> None:
         """The run has ended, and its verdict is known."""
         if self._hand is not None:
             self._hand.clear(place)
+        if self._timed:
+            message.handled_at = self._now()
+            if self._decided is not None:
+                self._decided(message, verdict)
+
+    def told(self, message: Message, verdict: Verdict) -> Verdict:
+        """The verdict, once it is told to the recorder that wants to know it before it is carried out."""
+        if self._decided is not None:
+            self._decided(message, verdict)
+        return verdict
 
     # -- after the message was handled
 
@@ -249,7 +266,7 @@ class Judge:
         if message.lost and _contains(
             error, asyncio.CancelledError
         ):  # the handler was ended because the message was lost
-            if message.stood:
+            if message.blocked_seconds:
                 self._count_lapse(message)
             else:
                 self.ledger.ignore(message)
@@ -387,7 +404,7 @@ class Judge:
             self.ledger.first_failure(message),
             self.clock.wall(),
         )
-        self.ledger.count(message, attempts, rejection)
+        self.ledger.count(message, attempts, rejection, ran=runs > 0)
         self.log.rejected(message, None if isinstance(cause, MessageAction) else cause, reason)
         return Reject(rejection)
 
@@ -401,11 +418,16 @@ class Judge:
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
         if verdict is ACKNOWLEDGE:
-            self._acknowledged += 1  # faster than an entry of the tally: every message pays for this line
+            self._acknowledged += 1  # faster than an entry of the tally: every message pays for these lines
+            if self._record is not None:
+                header, begun, ended = message.header, message.begun_at, message.handled_at
+                self._record((header, message.handler, message.deliveries, message.attempts, begun, ended, self._now()))
         else:
             self._tally[verdict.told] = self._tally.get(verdict.told, 0) + 1
+            if self.recorder is not None:
+                self.recorder.settled(message, verdict, self._now())
         if self._shows_messages:
-            self.log.done(message, verdict.told, self.clock.monotonic() - self._begun.pop(id(message), inf))
+            self.log.done(message, verdict.told, self._now() - message.begun_at if message.begun_at else inf)
         if verdict.final:
             self._settle_failures = 0
             if self.ledger.accounts:
@@ -419,12 +441,13 @@ class Judge:
             self._forgive(message)
         if not isinstance(error, LeaseLost):
             self._settle_failures += 1
-        self._begun.pop(id(message), None)
+        if self.recorder is not None:
+            self.recorder.unsettled(message, verdict, error)
         self.log.settle_failed(message, error, None if isinstance(verdict, Acknowledge) else verdict.error)
 
     def _forgive(self, message: Message) -> None:
         """Count no attempt for a run that succeeded, unless its handler kept the loop from renewing the lease."""
-        if message.stood:
+        if message.blocked_seconds:
             self._count_lapse(message)
         else:
             self.ledger.forgive(message)

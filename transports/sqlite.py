@@ -34,7 +34,7 @@ class SqliteTransport(QueueTransport):
         """The transport of `sqlite:///relative.db` or `sqlite:////absolute.db`; the constructor has the options."""
         found = read_url(url, _FORM, _OPTIONS, schemes=["sqlite"])
         if found.parts.netloc or not found.path.strip("/"):
-            raise found.error("it names no file")
+            raise found.error("it must name a file")
         return cls(found.path, **found.options)
 
     @property

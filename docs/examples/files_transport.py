@@ -246,7 +246,7 @@ class FilesConsumer:
     def _settling(self, message: Message) -> Iterator[Path]:
         """The file of a message, to be settled in the block; LeaseLost if the file is not there any more."""
         claim = self._claims.pop(str(message.receipt), None)
-        lost = LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
+        lost = LeaseLost(f"message {message.id} of {self._destinations.channel} no longer belongs to this consumer")
         if claim is None:
             raise lost
         try:
@@ -299,7 +299,6 @@ class FilesTransport:
         counts_deliveries=True,
         carries_attempts=True,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         longest_delay=LONGEST_DELAY_SECONDS,

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
@@ -28,6 +29,8 @@ from pump.process_signals import handling
 from pump.program.dispatcher import Dispatcher
 from pump.program.validation import Problem
 from pump.queue.http.command import add_command as add_queue
+from pump.spark.cluster import command as cluster
+from pump.spark.journal.command import add_report
 
 log: Final = logging.getLogger("pump.cli")
 
@@ -136,6 +139,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="print what is wrong, a line each, before anything starts (default)",
     )
+    cluster.add_options(parser, _count, _positive)
     parser.add_argument("--supervisor", type=int, help=argparse.SUPPRESS)  # a worker's socket to its supervisor
     parser.add_argument("--one-of", type=_count, default=1, help=argparse.SUPPRESS)  # how many workers there are
     parser.set_defaults(act=_run)
@@ -183,6 +187,7 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
     "describe": (_add_describe, "print what a dispatcher is going to do"),
     "demo": (_add_demo, "show a small shop on the in-memory bus, live"),
     "queue": (add_queue, "serve the durable queue over HTTP"),
+    "report": (add_report, "write a page that shows what a journal says"),
     "spark": (add_spark, "the data pipeline on Apache Spark"),
 }
 
@@ -191,18 +196,14 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
 
 
 def _run(options: argparse.Namespace) -> int:
+    if cluster.is_wanted(options):
+        return _run_on_cluster(options)
     if options.reload or options.workers > 1:
         return _supervise(options)
     supervisor = None if options.supervisor is None else SupervisorLink(options.supervisor)
-    dispatcher = load_dispatcher(options.target)
-    log_to_stderr(options.log_level)
-    if not dispatcher.plans:
-        raise ConfigurationError(f"{options.target} has no subscriptions, so there is nothing to run: add one")
+    dispatcher = _loaded(options)
     of_process = _process_problems(dispatcher, options.one_of)
-    errors = [each for each in (*(dispatcher.check() if options.check else ()), *of_process) if each.level == "error"]
-    for problem in errors:
-        print(f"pump: {problem}", file=sys.stderr)
-    if errors:
+    if _are_wrong(options, dispatcher, of_process):
         return Exit.WRONG
     for problem in of_process:
         log.warning("%s", problem.text)
@@ -214,6 +215,32 @@ def _run(options: argparse.Namespace) -> int:
         status = _consume(options.target, dispatcher)
     end_by(dispatcher.ends_by, status)
     return status
+
+
+def _run_on_cluster(options: argparse.Namespace) -> int:
+    for file in (options.py_files or "").split(","):
+        if file:
+            sys.path.insert(0, str(Path(file).parent.resolve() if file.endswith(".py") else Path(file).resolve()))
+    dispatcher = _loaded(options)
+    if _are_wrong(options, dispatcher, cluster.problems(dispatcher, options.on, options.performers or 1)):
+        return Exit.WRONG
+    return cluster.run_on_cluster(options, dispatcher, partial(load_dispatcher, options.target))
+
+
+def _loaded(options: argparse.Namespace) -> Dispatcher:
+    dispatcher = load_dispatcher(options.target)
+    log_to_stderr(options.log_level)
+    if not dispatcher.plans:
+        raise ConfigurationError(f"{options.target} has no subscriptions, so there is nothing to run: add one")
+    return dispatcher
+
+
+def _are_wrong(options: argparse.Namespace, dispatcher: Dispatcher, others: Sequence[Problem]) -> bool:
+    """Whether there is an error, in the settings or among the others; each is printed."""
+    errors = [each for each in (*(dispatcher.check() if options.check else ()), *others) if each.level == "error"]
+    for problem in errors:
+        print(f"pump: {problem}", file=sys.stderr)
+    return bool(errors)
 
 
 def _consume(target: str, dispatcher: Dispatcher) -> int:

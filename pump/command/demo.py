@@ -107,7 +107,7 @@ class Demo:
         """The events of the demo: when each happens, as a part of the whole time, its text, and what to do."""
         yield 0.10, "the bank is down: payments are deferred", lambda: self.shop.set_bank(up=False)
         yield 0.15, "a forgotten till sends something", lambda: self._post(OrderFromOldTill("1 x TEA"))
-        yield 0.20, "somebody orders no parcels: there is a bug for that", lambda: self._order(parcels=0)
+        yield 0.20, "somebody orders 0 parcels: the handler has a bug there", lambda: self._order(parcels=0)
         yield 0.30, "shipping is switched off: parcels are held", lambda: self.switches.update({SHIPPING: False})
         yield 0.40, "the bank is up again", lambda: self.shop.set_bank(up=True)
         yield 0.65, "shipping is switched on again", lambda: self.switches.update({SHIPPING: True})
@@ -169,7 +169,7 @@ class Demo:
         total = _Counts(*map(sum, zip(*(self.counts(channel) for channel in _CHANNELS), strict=True)))
         waiting = total.waiting + total.in_hand
         adds_up = total.posted == total.handled + total.dead + waiting
-        verdict = "nothing is lost" if adds_up else "this does not add up, and should"
+        verdict = "nothing is lost" if adds_up else "this does not add up: it is a bug"
         return adds_up, (
             f"posted {total.posted} = handled {total.handled} + dead letters {total.dead} + still waiting {waiting}: "
             f"{verdict}\non the way: deferred {total.deferred} times, held {total.held} times, "

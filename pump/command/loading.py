@@ -83,7 +83,9 @@ def _made(target: str, make: Callable[[], object]) -> object:
         raise _unusable(f"{target} cannot be made", error) from error
     if inspect.iscoroutine(made):
         made.close()
-        raise ConfigurationError(f"{target} is `async def`: what makes a dispatcher is a `def`, as it opens nothing")
+        raise ConfigurationError(
+            f"{target} is `async def`: a function that makes a dispatcher must be a `def`, as it opens nothing"
+        )
     return made
 
 

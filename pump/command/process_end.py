@@ -22,6 +22,6 @@ def _end(moment: float, status: int) -> None:
     clock = SystemClock()
     clock.wait(Signal(), moment - clock.monotonic())
     waits_for = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-    log.error("the process ends, though there still runs: %s", ", ".join(waits_for) or "a function called at its exit")
+    log.error("the process ends, although this still runs: %s", ", ".join(waits_for) or "a function called at its exit")
     logging.shutdown()
     os._exit(status)

@@ -120,7 +120,7 @@ class Delivery(_Received[T, None]):
         if not message.claim():
             return
         try:
-            verdict = decide()
+            verdict = self._judge.told(message, decide())
             verdict.settle(self._channel, message)
         except BaseException:
             message.settled = False
@@ -156,7 +156,7 @@ class AsyncDelivery(_Received[T, Coroutine[Any, Any, None]]):
     async def _carry_out(self, decide: Callable[[], Verdict]) -> None:
         message = self._message
         try:
-            verdict = decide()
+            verdict = self._judge.told(message, decide())
             await verdict.settle(self._channel, message)
         except BaseException:
             message.settled = False

@@ -122,7 +122,7 @@ class Router:
         except Exception as error:
             if is_decision(error):
                 raise
-            raise InvalidMessageAction("its type cannot be told") from error
+            raise InvalidMessageAction("its type cannot be determined") from error
         if route is None:
             raise InvalidMessageAction("unknown type") from MappingError(
                 f"nothing here handles the type {message.header.type[:_SHOWN]!r}"

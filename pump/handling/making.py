@@ -82,7 +82,7 @@ class _Making:
 
     def _fault(self, made: object) -> SetupFault:
         what = type(made).__name__
-        text = f"{self._name}: the factory made {what} of it, which has no handle method and is no context manager"
+        text = f"{self._name}: the factory made {what} of it, which has no handle method and is not a context manager"
         is_async = isinstance(made, AbstractAsyncContextManager)
         error = ConfigurationError(_of_the_wrong_colour(self._name, what) if is_async else f"{text} that gives one")
         fault = SetupFault(str(error))

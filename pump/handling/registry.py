@@ -88,7 +88,7 @@ def _named(handler: object) -> tuple[str, Callable[..., object], type | None]:
     if isinstance(handler, type):
         handle = getattr(handler, "handle", None)
         if not callable(handle) or handle is RequestHandler.handle:
-            raise ConfigurationError(f"{handler.__qualname__} is no handler: it has no handle method")
+            raise ConfigurationError(f"{handler.__qualname__} is not a handler: it has no handle method")
         kind = type(inspect.getattr_static(handler, "handle"))
         if kind in {staticmethod, classmethod}:
             raise ConfigurationError(
@@ -100,7 +100,7 @@ def _named(handler: object) -> tuple[str, Callable[..., object], type | None]:
         return type(handler).__qualname__, handler.handle, None  # type: ignore[attr-defined]
     if not callable(handler):
         raise ConfigurationError(
-            f"{handler!r} is no handler: give a class, an instance with a handle method, or a function"
+            f"{handler!r} is not a handler: give a class, an instance with a handle method, or a function"
         )
     function: object = handler
     while isinstance(function, partial):
@@ -112,7 +112,7 @@ def _only_parameter(name: str, handle: Callable[..., object], *, bound: bool) ->
     try:
         parameters = list(inspect.signature(handle).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name} is no handler: its parameters cannot be read") from error
+        raise ConfigurationError(f"{name} is not a handler: its parameters cannot be read") from error
     if not bound:
         if len(parameters) == 1 and parameters[0].name != "self":
             raise ConfigurationError(f"{name}.handle lacks self: write def handle(self, {parameters[0].name})")
@@ -137,7 +137,7 @@ def _annotation(name: str, handle: Callable[..., object], parameter: inspect.Par
     declared = _argument(owner, {})
     if parameter.annotation is parameter.empty:
         if declared is None:
-            raise ConfigurationError(f"{name}: say by a type hint what its parameter {parameter.name} is")
+            raise ConfigurationError(f"{name}: its parameter {parameter.name} needs a type hint")
         return declared
     try:
         annotation = typing.get_type_hints(function, include_extras=True)[parameter.name]
@@ -197,10 +197,10 @@ def _unwrapped(
     if isinstance(origin, type) and issubclass(origin, Delivery | AsyncDelivery):
         arguments = typing.get_args(annotation)
         if not arguments:
-            raise ConfigurationError(f"{name}: say what is delivered, {origin.__name__}[YourRequest]")
+            raise ConfigurationError(f"{name}: name the type of the request, {origin.__name__}[YourRequest]")
         wrapper, annotation = origin, arguments[0]
     if isinstance(annotation, TypeVar) or annotation in {Any, object, None, type(None), inspect.Parameter.empty}:
-        raise ConfigurationError(f"{name}: {annotation!r} is no type of request")
+        raise ConfigurationError(f"{name}: {annotation!r} is not a type of request")
     return wrapper, annotation
 
 

@@ -64,7 +64,9 @@ class Book:
             return {}
         except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
             log.warning(
-                "what was known of messages in hand cannot be read, and is forgotten: %s: %s", self._file, error
+                "the attempts kept from an earlier process cannot be read, and are counted from 0 again: %s: %s",
+                self._file,
+                error,
             )
             return {}
 
@@ -78,7 +80,7 @@ class Book:
                 if records != before:
                     self._write(records)
         except OSError as error:
-            log.warning("what is known of messages in hand cannot be kept for a restart: %s", error)
+            log.warning("the attempts of messages cannot be kept for a restart: %s", error)
 
     def _write(self, records: Records) -> None:
         now = self._now()
@@ -133,5 +135,5 @@ def _record(fields: list[object]) -> Record:
     numbers = [*fields[:3], 0 if judged is None else judged]
     written = fields[5]
     if not all(isinstance(each, int) and each >= 0 for each in numbers) or not isinstance(written, int | float):
-        raise ValueError(f"{fields} is no record")
+        raise ValueError(f"{fields} is not a record")
     return Record(*fields)  # type: ignore[arg-type]  # checked above

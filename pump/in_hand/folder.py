@@ -40,7 +40,7 @@ class StateFolder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise OSError(f"{path} is not a folder of this user's")
+            raise OSError(f"{path} is not a folder that belongs to this user")
         self.path: Final = path
 
     @contextmanager
@@ -58,7 +58,7 @@ class StateFolder:
         deadline = _clock.monotonic() + LOCK_SECONDS
         while not try_to_lock(descriptor):
             if _clock.monotonic() > deadline:
-                raise OSError(f"another process has used {self.path} for {LOCK_SECONDS:g} s")
+                raise OSError(f"another process has locked {self.path} for {LOCK_SECONDS:g} s")
             _clock.wait(Signal(), _AGAIN_SECONDS)
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from pump.clock import SystemClock
+from pump.clock import Clock, SystemClock
 
 CLAIM_SECONDS: Final = 1.0
 """How long a channel that wants to be alone keeps the others out, if it does not ask again."""
@@ -17,10 +17,11 @@ _clock: Final = SystemClock()
 class Gate:
     """The gate of one process. While it is open, each message costs only one look at `closed`."""
 
-    def __init__(self, in_hand: Callable[[], int]) -> None:
+    def __init__(self, in_hand: Callable[[], int], clock: Clock = _clock) -> None:
         self.closed = False
         """Whether a channel wants to be alone, or is alone."""
         self._in_hand: Final = in_hand
+        self._clock: Final = clock
         self._lock: Final = threading.Lock()
         self._alone: object | None = None
         """Which channel wants to be alone."""
@@ -32,7 +33,7 @@ class Gate:
     def admit(self, channel: object) -> bool:
         """Whether this channel may begin a message that has to be alone. If not yet, the gate keeps the others out."""
         with self._lock:
-            now = _clock.monotonic()
+            now = self._clock.monotonic()
             if now < self._rests_until or (self.closed and self._keeps_out(channel, now)):
                 return False
             if self._alone is not channel:
@@ -48,7 +49,7 @@ class Gate:
     def keeps_out(self, channel: object) -> bool:
         """Whether this channel may begin no message now; asked only while the gate is closed."""
         with self._lock:
-            return self._keeps_out(channel, _clock.monotonic())
+            return self._keeps_out(channel, self._clock.monotonic())
 
     def ended(self) -> None:
         """A message is no longer in hand: if it was the one handled alone, the others go on."""

@@ -172,7 +172,7 @@ class Slots:
             try:  # written, not mapped: on a full disk a page that is only mapped would end the process
                 written = os.pwrite(self._descriptor, page, start)
             except OSError as error:
-                log.warning("what is in hand cannot be noted for a restart: %s", error)
+                log.warning("the messages in hand cannot be noted for a restart: %s", error)
                 written = 0
             if written < _PAGE:
                 return ()
@@ -206,7 +206,7 @@ def guard(path: Path, system: str, place: str, channel: str) -> CrashGuard | Non
             return CrashGuard(slots.hand(name), slots.gate, slots.book.channel(name))
     except OSError as error:
         log.warning(
-            "channel %s: a message that ends this process cannot be told from others after a restart: %s. Give the "
+            "channel %s: after a crash it will not be known which message was in hand: %s. Give the "
             "program a folder that it may write to: Dispatcher(state_folder=…)",
             channel,
             error,
@@ -245,7 +245,7 @@ def _charge(found: Sequence[Found], records: Records) -> None:
             before.shared + (not alone),
             max(each.explained, before.explained_at(each.counted)),
             max(each.counted, before.judged or 0),
-            alone,
+            alone or before.died,
             now,
         )
         text = "the process died while it was handling message %s%s"

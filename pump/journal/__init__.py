@@ -1,5 +1,5 @@
 """The journal: what became of every delivery, written by pumps as Parquet files that analyses read.
 
-Imports: the telemetry and the clock; pyarrow only where a file is written.
-Begin with: `events.py`, the columns of an event.
+Imports: verdicts, the telemetry and the clock; pyarrow in every module but `signature.py` and `rules.py`.
+Begin with: `events.py`, the columns of an event; then `writer.py`.
 """

@@ -91,7 +91,7 @@ class MsgspecCodec:
         elif isinstance(info, types.CustomType) and is_pydantic(cls):
             self._models[cls] = PydanticCodec(cls)
         elif isinstance(info, types.CustomType) and cls is not object:
-            raise TypeError(f"{_shown(cls)} is no dataclass, and JSON has no form for it")
+            raise TypeError(f"{_shown(cls)} is not a dataclass, and JSON has no form for it")
         elif isinstance(info, types.DictType) and isinstance(info.key_type, _NO_KEYS):
             raise TypeError("its keys are not strings, integers, or what is written as one of them")
         elif isinstance(info, types.TypedDictType) and generics:  # msgspec would read the keys of those as Any

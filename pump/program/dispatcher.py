@@ -115,7 +115,7 @@ class Dispatcher:
         self.plans: Final[tuple[Plan, ...]] = plans(subscriptions, self.registry, name, default)
         if isinstance(self.transport, Observed):
             self.transport.observe(self.settings.telemetry)
-        self._producers: Final = Producers(self.transport)
+        self._producers: Final = Producers(self.transport, self.settings.telemetry)
         every = self.registry.joined_by(handler for each in self.plans for handler in each.handlers)
         self.processor: Final = CommandProcessor(
             every, self.publications, self.settings, self._producers, self.request_stop
@@ -327,6 +327,8 @@ class Dispatcher:
                 yield from lifespan.leave(until - CLOSING / 4)
             for closed in self._producers.closing():
                 yield closed, until - CLOSING / 8 - real_clock.monotonic()
+            for finished in self.settings.telemetry.finishing():
+                yield finished, until - CLOSING / 8 - real_clock.monotonic()
             thread, self._loop_thread = self._loop_thread, None
             if thread is not None:
                 thread.stop()
@@ -351,14 +353,15 @@ class Dispatcher:
 
     # -- running
 
-    def run(self) -> int:
+    def run(self, until: Signal | None = None) -> int:
         """Consume until SIGINT or SIGTERM, a request to stop, or until every performer of some channel has stopped.
 
         Returns the exit status for the process: 1 if performers stopped by themselves, else 0. A second signal, of
-        either kind, ends the grace.
+        either kind, ends the grace. `until` is for a program that decides by itself: when it is set, also before the
+        start, that is a request to stop.
         """
         must_not_block("run", "run_async")
-        asked = Signal()
+        asked = until or Signal()
         with asking(asked.set), suppress(StopAsked):
             self._start(asked)
             try:
@@ -368,9 +371,9 @@ class Dispatcher:
                 self.stop()
         return 0
 
-    async def run_async(self) -> int:
+    async def run_async(self, until: Signal | None = None) -> int:
         """The same on this loop. A cancellation stops the dispatcher within its grace, and is then raised."""
-        asked = Signal()
+        asked = until or Signal()
         with asking(asked.set), suppress(StopAsked):
             await self._start_async(asked)
             try:
@@ -418,6 +421,11 @@ class Dispatcher:
         return [state for group in self._groups.values() for state in group.states]
 
     @property
+    def totals(self) -> Mapping[str, Mapping[str, int]]:
+        """How many messages of each channel had each verdict, by the log's word for it, since the last start."""
+        return {channel: group.totals for channel, group in self._groups.items()}
+
+    @property
     def ready(self) -> bool:
         """Whether every performer runs, or is paused."""
         states = self.states
@@ -451,7 +459,7 @@ def _close(group: PerformerGroup) -> None:
     try:
         group.close()
     except Exception as error:  # keeping the attempts for the next start failed; the rest must be closed anyway
-        log.error("channel %s: what is known of attempts is not kept: %s", group.plan.rules.channel, error)
+        log.error("channel %s: the attempts of messages could not be stored: %s", group.plan.rules.channel, error)
 
 
 class Publishing:

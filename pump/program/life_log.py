@@ -1,7 +1,7 @@
 """The log of a dispatcher's life: what starts and where, when it is ready, what a stop waits for, and totals."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from pump.clock import SystemClock
@@ -18,8 +18,7 @@ class LifeLog:
         self._clock: Final = SystemClock()
         self._began: Final = self._clock.monotonic()
         channels = ", ".join(_channel(each) for each in plans) or "no subscription"
-        where = f" ({transport.place})" if isinstance(transport, Placed) else ""
-        log.info("starting: %s on %s%s", channels, transport.capabilities.system, where)
+        log.info("starting: %s on %s", channels, place_of(transport))
 
     def ready(self) -> None:
         """Log that everything was created or found, and that every performer has begun."""
@@ -37,8 +36,18 @@ class LifeLog:
         totals: Counter[str] = Counter()
         for group in groups:
             totals.update(group.totals)
-        told = ", ".join(f"{number:,} {what}" for what, number in sorted(totals.items())) or "no message came"
-        log.info("stopped after %.1f s: %s", self._clock.monotonic() - self._began, told)
+        log.info("stopped after %.1f s: %s", self._clock.monotonic() - self._began, told(totals))
+
+
+def told(totals: Mapping[str, int]) -> str:
+    """How many messages had each verdict, as the log says it."""
+    return ", ".join(f"{number:,} {what}" for what, number in sorted(totals.items())) or "no message came"
+
+
+def place_of(transport: Transport) -> str:
+    """The broker's system and address, as the log says it."""
+    where = f" ({transport.place})" if isinstance(transport, Placed) else ""
+    return f"{transport.capabilities.system}{where}"
 
 
 def _channel(plan: Plan) -> str:

@@ -55,7 +55,7 @@ class Lifespan:
         made = given if isinstance(given, _KINDS) else given()
         if not isinstance(made, _KINDS):
             raise ConfigurationError(
-                f"lifespan={self._name} returned {type(made).__name__}, which is no context manager: put "
+                f"lifespan={self._name} returned {type(made).__name__}, which is not a context manager: put "
                 "@contextlib.contextmanager or asynccontextmanager on it"
             )
         self._context: Final[ContextManager] = made
@@ -93,7 +93,7 @@ class Lifespan:
             self._cancel()
             yield self._ended, until - real_clock.monotonic()
         if not self._ended.is_set():
-            log.error("the lifespan %s has not ended in time, and is left", self._name)
+            log.error("the lifespan %s has not ended in time; the stop does not wait for it any longer", self._name)
 
     @property
     def failure(self) -> BaseException | None:

@@ -113,7 +113,7 @@ class Performer(Generic[AnyPump]):
     def comes_again(self) -> str:
         """A text that says when other consumers get the messages that it has not settled."""
         running = self._running
-        return "it has nothing" if running is None else running.channel.comes_again
+        return "it has no messages" if running is None else running.channel.comes_again
 
     @property
     def in_hand(self) -> int:

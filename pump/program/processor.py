@@ -254,10 +254,10 @@ def _check_options(options: PostOptions) -> None:
     for name in ("id", "key", "correlation_id", "reply_to"):
         value = options.get(name)
         if value is not None and not isinstance(value, str):
-            raise ConfigurationError(f"post: {name} is text, not {value!r}")
+            raise ConfigurationError(f"post: {name} must be text, not {value!r}")
     headers = options.get("headers")
     if headers is not None and not isinstance(headers, Mapping):
-        raise ConfigurationError(f"post: headers are a mapping of names to texts, not {headers!r}")
+        raise ConfigurationError(f"post: headers must be a mapping of names to texts, not {headers!r}")
 
 
 def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -265,7 +265,9 @@ def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
         if not isinstance(text, str):
             raise ConfigurationError(f"headers are text: {name!r} is {type(text).__name__}")
         if name.startswith("pump-"):
-            raise ConfigurationError(f"the header {name!r} is not yours to set: pump-… belongs to the pump")
+            raise ConfigurationError(
+                f"the header {name!r} cannot be set: names that begin with pump- belong to the pump"
+            )
     return MappingProxyType(dict(headers))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from pump.clock import Signal, SystemClock
 from pump.errors import ConfigurationError, PublishError, PumpError
 from pump.message import Message
-from pump.telemetry import log
+from pump.telemetry import Telemetry, log
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.gathering import GatheredSends
 from pump.transport_kit.protocol import AsyncProducer, Producer, Transport
@@ -26,8 +27,9 @@ class Producers:
     They do not share the consumers' connections: a broker that blocks publishers must not block acknowledgements.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, telemetry: Telemetry | None = None) -> None:
         self._transport: Final = transport
+        self._telemetry: Final = telemetry or Telemetry()
         self._lock: Final = threading.Lock()
         self._open = False
         self._producer: Producer | None = None
@@ -44,12 +46,17 @@ class Producers:
             if self._producer is None:
                 self._producer = blocking(self._transport).producer()
             producer = self._producer
+        began = _real_clock.monotonic()
         try:
             producer.send(messages, delay)
-        except PumpError:
+        except PumpError as error:
+            self._tell(messages, began, error)
             raise
         except Exception as error:
-            raise PublishError(f"posting failed: {type(error).__name__}: {error}") from error
+            failure = PublishError(f"posting failed: {type(error).__name__}: {error}")
+            self._tell(messages, began, failure)
+            raise failure from error
+        self._tell(messages, began)
 
     async def send_async(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """The same, awaited."""
@@ -60,12 +67,31 @@ class Producers:
             for ended in [each for each in self._loops if each.is_closed()]:
                 self._loops.pop(ended, None)
             producer = self._loops[loop] = _LoopProducer(self._transport)
+        began = _real_clock.monotonic()
         try:
             await producer.send(messages, delay)
-        except PumpError:
+        except PumpError as error:
+            self._tell(messages, began, error)
             raise
         except Exception as error:
-            raise PublishError(f"posting failed: {type(error).__name__}: {error}") from error
+            failure = PublishError(f"posting failed: {type(error).__name__}: {error}")
+            self._tell(messages, began, failure)
+            raise failure from error
+        self._tell(messages, began)
+
+    def _tell(self, messages: Sequence[Message], began: float, error: PumpError | None = None) -> None:
+        """Tell the listeners what became of each message: confirmed, or not and why; equal ones are told together."""
+        if not self._telemetry:
+            return
+        took = _real_clock.monotonic() - began
+        each_failed = error.failures if isinstance(error, PublishError) else {}
+        outcomes = Counter(
+            (message.header.topic, each_failed.get(place) if each_failed else error)
+            for place, message in enumerate(messages)
+        )
+        for (topic, failure), number in outcomes.items():
+            event = "published" if failure is None else "publish_failed"
+            self._telemetry.tell(event, topic=topic, messages=number, seconds=took, error=failure)
 
     def closing(self) -> Sequence[Signal]:
         """Begin to close every producer; returns a signal for each, set once it is closed. Confirmed posts are stored.

@@ -105,7 +105,7 @@ def _never_filled(plans: Sequence[Plan], capabilities: Capabilities) -> Iterator
         if rules.topic == rules.channel != channel and rules.channel not in filled:
             yield (
                 f"channel {rules.channel} is named as one of dead letters, and on {capabilities.system} they go to "
-                f"{capabilities.default_dead_letter!r}: say Subscription(…, channel={channel!r}, "
+                f"{capabilities.default_dead_letter!r}: write Subscription(…, channel={channel!r}, "
                 f"dead_letter={rules.channel!r}) where they come from, or give this one a topic="
             )
 
@@ -207,11 +207,6 @@ def _transport_errors(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
         target = getattr(rules, name)
         if target is not None and target in {rules.channel, rules.topic}:
             yield f"channel {rules.channel} has itself as {name}: its rejected messages would come back for ever"
-    if rules.dead_letter is not None and not capabilities.dead_letters:
-        yield (
-            f"{capabilities.system} has no dead letters: write Subscription(dead_letter=None) on channel "
-            f"{rules.channel} to accept that rejected messages are gone"
-        )
 
 
 def _attribute_warnings(plan: Plan) -> Iterator[str]:
@@ -244,5 +239,3 @@ def _capability_warnings(plan: Plan, capabilities: Capabilities) -> Iterator[str
     longest = capabilities.longest_delay
     if longest is not None and seconds(rules.requeue_backoff[1]) > longest:
         yield f"channel {rules.channel}: {capabilities.system} delays by at most {longest:g} s"
-    if rules.max_attempts is not None and not capabilities.durable_attempts and not capabilities.counts_deliveries:
-        yield f"channel {rules.channel}: {capabilities.system} keeps no attempts: a restart counts them from 0 again"

@@ -11,8 +11,15 @@ from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
-from pump.pumps.channel_base import RETRY_FIRST, RETRY_LONGEST, RETRY_SECONDS, ChannelBase, as_transport_error
-from pump.transport_kit.dead_letters import PARKED_SECONDS
+from pump.pumps.channel_base import (
+    OTHERS_SECONDS,
+    RETRY_FIRST,
+    RETRY_LONGEST,
+    RETRY_SECONDS,
+    ChannelBase,
+    as_transport_error,
+)
+from pump.transport_kit.parking import PARKED_SECONDS
 from pump.transport_kit.protocol import Consumer
 from pump.verdict import Judge
 
@@ -47,6 +54,7 @@ class Channel(ChannelBase[Consumer]):
         if room == 0:
             self._clock.wait(self._changed, timeout)
             return True
+        returns = self._returns
         try:
             messages = consumer.receive(room, timeout)
         except Exception as error:
@@ -57,6 +65,9 @@ class Channel(ChannelBase[Consumer]):
             self.judge.connected()
         if not messages:
             return False
+        if self._overtakes(returns):
+            self._give_back(consumer, messages)
+            return True
         self._take_in(consumer, messages)
         expires = messages[0].lease_expires
         if expires is not None and self._stop_renewing is None and self._rules.renew_lease:
@@ -110,7 +121,7 @@ class Channel(ChannelBase[Consumer]):
         due = self._clock.monotonic() + delay
         consumer = self._owner(message)
         if self._nack_holds(message, consumer):
-            self._hold(message, due)
+            self._hold(message, due + OTHERS_SECONDS)
             return
         with self._lock:
             successors = self._intake.release(message, due)
@@ -183,7 +194,8 @@ class Channel(ChannelBase[Consumer]):
     def _settle_again(self, message: Message, error: Exception, call: Callable[[], None]) -> None:
         """Try the same verdict again while the lease lasts, within limits; then let the message come later, and raise.
 
-        Without a lease, there is no second try: the channel is reopened, and all its messages come again.
+        Without a lease, there is no second try: the channel is reopened, and all its messages come again. If the same
+        verdict has failed for long, its message comes later then, too.
         """
         if isinstance(error, LeaseLost):
             self._mark_lost(message)
@@ -211,7 +223,7 @@ class Channel(ChannelBase[Consumer]):
                 delay = min(2 * delay, RETRY_LONGEST)
             failure = as_transport_error(error, "settling")
             is_away = stopping and not isinstance(error, PublishError)  # a stop does not wait for a broker that is away
-            if is_away or message.lease_expires is None or not self._parked(message):
+            if is_away or not self._must_let_pass(message, error) or not self._parked(message):
                 self._broken, self._failure = True, failure
             self._free_slot(message)
             raise failure
@@ -267,11 +279,14 @@ class Channel(ChannelBase[Consumer]):
     def hand_back_waiting(self) -> None:
         """Give back, in order, the messages that no handler has begun, while handlers run. A failure is only logged."""
         consumer, waiting = self._consumer, self._may_go_back()
-        if waiting and consumer is not None:
+        if waiting:
             try:
-                self._give_back(consumer, waiting)
+                if consumer is not None:
+                    self._give_back(consumer, waiting)
             except TransportError as error:
                 self._log.failed("handing back", error)
+            finally:
+                self._has_gone_back()
 
     def close(self) -> None:
         """Hand back, in order, the messages that no handler has begun, and close the consumer."""

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from pump.capabilities import Capabilities
 from pump.clock import Signal
-from pump.errors import LeaseLost, TransportError
+from pump.errors import LeaseLost, SetupError, TransportError
 from pump.message import Message
 from pump.pumps.intake import Intake, is_lost
 from pump.text import text_of
@@ -23,8 +23,13 @@ RETRY_FIRST: Final = 0.05
 RETRY_LONGEST: Final = 2.0
 RETRY_SECONDS: Final = 10.0
 """How long a verdict is tried again: messages behind its message must not wait for longer."""
+OTHERS_SECONDS: Final = 0.004
+"""How long after the pump's pause a refused message that is held here comes due: without this time it would always be
+the next one, and no message of another domain would be received or handled."""
 GATE_SECONDS: Final = 0.05
 """How often a channel asks the gate, in seconds: whether it may go on, or handle a suspect alone."""
+FAILING_FOR: Final = 120.0
+"""A verdict that fails again after a longer time than this is taken for a new failure, in seconds."""
 UNSETTLED_WARNING: Final = 30.0
 """A message that is left unsettled for this many seconds, and has no lease that would end, is logged."""
 
@@ -35,7 +40,8 @@ SomeConsumer = TypeVar("SomeConsumer", bound=Consumer | AsyncConsumer)
 class ChannelBase(Generic[SomeConsumer]):
     """The messages of one consumer. `take` is for one pump; the rest may be called from any thread.
 
-    The lock guards the intake, `_retrying` and `_waiting`. The flags are set by one statement and need none.
+    The lock guards the intake, `_failing`, `_retrying`, `_returning`, `_returns` and `_waiting`. The flags are set by
+    one statement and need none.
     """
 
     def __init__(self, capabilities: Capabilities, judge: Judge) -> None:
@@ -77,6 +83,12 @@ class ChannelBase(Generic[SomeConsumer]):
         """The error that the next receive raises, so that the pump waits before it tries again."""
         self._retrying = 0
         """How many settlements are being tried again."""
+        self._returning = 0
+        """How many batches that nobody has begun are going back, while handlers run."""
+        self._returns = 0
+        """How often such a batch began to go back, or had gone back."""
+        self._failing: Final[dict[str, tuple[float, float]]] = {}
+        """By message without a lease whose verdict failed: when it failed first, and when it failed last."""
         self._limit_logged = False
         self._stop_renewing: Callable[[], None] | None = None
         self._renews_at = 0.0
@@ -123,7 +135,7 @@ class ChannelBase(Generic[SomeConsumer]):
             now = self._clock.monotonic()
             lost = self._intake.expire(now)
             back = self._free_to_go() if rests else self._intake.to_hand_back(now)
-            waits = rests or self._retrying or self._closed
+            waits = rests or self._retrying or self._returning or self._closed
             room = 0 if waits else self._intake.room()
             due = self._intake.next_due(now)
             if self._gate.closed:  # another channel has to be alone: look again soon
@@ -143,6 +155,8 @@ class ChannelBase(Generic[SomeConsumer]):
             current = current and message.generation == self._generation
         if self._capabilities.largest_body is not None:
             refuse_larger(messages, self._capabilities.largest_body)
+        if self.judge.recorder is not None:
+            self.judge.recorder.received(messages)
         with self._lock:
             self._intake.offer(messages, now)
         if not current or consumer.generation != self._generation:  # the consumer connected again while it received
@@ -165,7 +179,7 @@ class ChannelBase(Generic[SomeConsumer]):
     def abandon(self, message: Message) -> None:
         """The message's task died and left it unsettled: it comes again after its lease, or to a new consumer."""
         if message.lease_expires is None:
-            self._broken, self._failure = True, TransportError(f"the task of message {message.id} died")
+            self._broken, self._failure = True, TransportError(f"the task of message {message.id} ended unexpectedly")
         self._mark_lost(message)
 
     def _note_unsettled(self, message: Message) -> None:
@@ -199,7 +213,9 @@ class ChannelBase(Generic[SomeConsumer]):
         consumer = self._consumer
         if consumer is None or message.lost or message.generation != consumer.generation:
             self._mark_lost(message, settling=settling)
-            raise LeaseLost(f"message {message.id} is not ours any more: its consumer is gone, or it was given back")
+            raise LeaseLost(
+                f"message {message.id} no longer belongs to this consumer: its connection is gone, or it was given back"
+            )
         expires = message.lease_expires
         if expires is not None and expires <= self._clock.monotonic():
             self._note_lapse((message,))
@@ -220,6 +236,27 @@ class ChannelBase(Generic[SomeConsumer]):
             self._intake.settled(message)
             if self._waiting:
                 self._wake()
+
+    def _must_let_pass(self, message: Message, error: Exception) -> bool:
+        """Whether a message whose verdict failed has to let others pass. Without a lease it comes again at once.
+
+        Then the channel is opened again, as the cause is most often the connection; but for RETRY_SECONDS at most, and
+        not if the set-up is wrong. Nothing is held here instead: the verdict may have been carried out, which only the
+        broker knows.
+        """
+        if message.lease_expires is not None:
+            return True
+        if self._rules.ordered or self._capabilities.requeue == "hold":
+            return False
+        if isinstance(error, SetupError):
+            return True
+        now = self._clock.monotonic()
+        with self._lock:
+            for identity in [each for each, (_, last) in self._failing.items() if now - last > FAILING_FOR]:
+                del self._failing[identity]
+            first, _ = self._failing.get(message.identity, (now, now))
+            self._failing[message.identity] = first, now
+        return now - first >= RETRY_SECONDS
 
     def _nack_holds(self, message: Message, consumer: SomeConsumer) -> bool:
         """Whether a nacked message is held here, instead of going back to the broker."""
@@ -280,7 +317,7 @@ class ChannelBase(Generic[SomeConsumer]):
             self._log.failed("renewing", error)
 
     def _note_lapse(self, lost: Sequence[Message]) -> None:
-        """Note on messages whose leases have ended how long their loop stood still, if that was the reason.
+        """Note on messages whose leases have ended how long their loop was blocked, if that was the reason.
 
         If a renewal was tried and failed, as in an outage, the handlers are not to blame.
         """
@@ -288,7 +325,7 @@ class ChannelBase(Generic[SomeConsumer]):
         if self._loop_renews and now - self._renews_at > 2 * interval:
             for message in lost:
                 leased_for = now - (message.lease_expires or now) + 3 * interval
-                message.stood = min(now - self._renews_at, leased_for)
+                message.blocked_seconds = min(now - self._renews_at, leased_for)
 
     def _ending_leases(self, ahead: float) -> Sequence[Message]:
         now = self._clock.monotonic()
@@ -322,9 +359,22 @@ class ChannelBase(Generic[SomeConsumer]):
     def _may_go_back(self) -> Sequence[Message]:
         with self._lock:
             back = self._free_to_go()
+            if back:
+                self._returning += 1
+                self._returns += 1
         if back:
             self._log.handing_back(len(back))
         return back
+
+    def _has_gone_back(self) -> None:
+        with self._lock:
+            self._returning -= 1
+            self._returns += 1
+            self._wake()
+
+    def _overtakes(self, returns: int) -> bool:
+        """Whether what was received since then would overtake messages that went back meanwhile."""
+        return self._rules.ordered and self._returns != returns
 
     def _free_to_go(self) -> Sequence[Message]:
         """The messages that no handler has begun, and that may go back while others are in hand. Call it with the lock.
@@ -343,9 +393,9 @@ class ChannelBase(Generic[SomeConsumer]):
         with self._lock:
             in_hand, waiting = self._intake.in_hand, self._intake.waiting
         leases = [each.lease_expires - now for each in (*in_hand, *waiting) if each.lease_expires is not None]
-        here = f"{len(in_hand)} in hand" + f", {len(waiting)} behind" * bool(waiting)
+        here = f"{len(in_hand)} in hand" + f", {len(waiting)} waiting" * bool(waiting)
         later = f", or at most {max(leases):.0f} s later, when the lease ends" if leases else ""
-        return f"what was not settled ({here}) comes again when this process ends{later}"
+        return f"messages that are not settled ({here}) come again when this process ends{later}"
 
     # -- life
 
@@ -415,7 +465,7 @@ def refuse_larger(messages: Sequence[Message], largest: int) -> None:
     """Set a fault on messages that are larger than the transport allows: they are not mapped or handled."""
     for message in messages:
         if len(message.body) > largest and not message.fault:
-            message.fault = f"its body has {len(message.body)} bytes, and at most {largest} are taken"
+            message.fault = f"its body has {len(message.body)} bytes, and at most {largest} are allowed"
 
 
 def as_transport_error(error: Exception, doing: str) -> TransportError:

@@ -80,7 +80,7 @@ class ConcurrentProactor(Proactor):
         message = self._tasks.pop(task)
         error = None if task.cancelled() else task.exception()
         if error is not None or task.cancelled():
-            log.error("the task of message %s ended by itself; the message comes again", message.id, exc_info=error)
+            log.error("the task of message %s ended unexpectedly; the message comes again", message.id, exc_info=error)
             self.channel.abandon(message)
         if self.judge.running:
             self._begin()

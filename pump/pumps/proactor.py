@@ -53,7 +53,7 @@ class Proactor:
                 verdict = judge.failed(message, error)
             else:
                 verdict = judge.handled(message)
-            judge.ends(place)
+            judge.ends(place, message, verdict)
         try:
             await verdict.settle(self.channel, message)
         except Exception as error:

@@ -51,7 +51,7 @@ class Reactor:
                 verdict = judge.failed(message, error)
             else:
                 verdict = judge.handled(message)
-            judge.ends(place)
+            judge.ends(place, message, verdict)
         try:
             verdict.settle(self.channel, message)
         except Exception as error:

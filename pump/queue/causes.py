@@ -26,6 +26,8 @@ class Fault(NamedTuple):
     """Result codes of SQLite."""
     numbers: Sequence[int] = ()
     """Error numbers of the operating system."""
+    lasts: bool = False
+    """Whether it goes on until somebody mends it, though some requests may still be carried out."""
 
 
 OTHER: Final = Fault("other", "the database does not answer as it should")
@@ -36,39 +38,41 @@ GONE: Final = Fault("gone", "the file is gone: put it back, or begin with a new 
 CAUSES: Final = (
     Fault(
         "disk_full", "the disk is full: make room on it", ("53100",),
-        results=(sqlite3.SQLITE_FULL,), numbers=(errno.ENOSPC, errno.EDQUOT),
+        results=(sqlite3.SQLITE_FULL,), numbers=(errno.ENOSPC, errno.EDQUOT), lasts=True,
     ),
     Fault(
         "read_only",
         "the database is read-only: after a failover the address leads to a standby server, so connect to the primary",
-        ("25006",),
+        ("25006",), "session is read-only|server is in hot standby mode",
     ),
     Fault(
-        "read_only_file", "the file cannot be written: mend its permissions and those of its folder",
+        "read_only_file", "the file cannot be written: correct its permissions and those of its folder",
         results=(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), numbers=(errno.EROFS, errno.EACCES, errno.EPERM),
     ),
     Fault(
         "damaged", "pages of the database are damaged: stop writing to it, and restore a backup",
-        ("XX001", "XX002"), results=(sqlite3.SQLITE_CORRUPT,),
+        ("XX001", "XX002"), results=(sqlite3.SQLITE_CORRUPT,), lasts=True,
     ),
     Fault(
-        "foreign", "the file is no SQLite database: give the queue a file of its own", results=(sqlite3.SQLITE_NOTADB,)
+        "foreign", "the file is no SQLite database: give the queue another file", results=(sqlite3.SQLITE_NOTADB,)
     ),
-    Fault("unknown_database", "there is no database of that name: create it, or mend the URL", ("3D000",),
+    Fault("unknown_database", "there is no database of that name: create it, or correct the URL", ("3D000",),
           r'database ".*" does not exist'),
-    Fault("wrong_password", "the password is wrong, or there is none: mend the URL", ("28P01",),
+    Fault("wrong_password", "the password is wrong, or there is none: correct the URL", ("28P01",),
           "password authentication failed|no password supplied|authentication failed"),
-    Fault("unknown_user", "there is no such user: create it, or mend the URL", (), 'role ".*" does not exist'),
+    Fault("unknown_user", "there is no such user: create it, or correct the URL", (), 'role ".*" does not exist'),
     Fault("not_allowed", "this machine or this user is not allowed to connect: see pg_hba.conf", ("28",),
           "pg_hba.conf|permission denied for database|not permitted to log in"),
-    Fault("no_right", "the user lacks a right that the queue needs", ("42501",)),
+    Fault("no_right", "the user lacks a right that the queue needs", ("42501",), lasts=True),
+    Fault("no_tables", "the queue's tables are gone, or another version changed them: restore them, then start again",
+          ("42P01", "42883", "42703", "3F000"), lasts=True),
     Fault("too_many_connections", "the server has no connection left: raise max_connections, or lower pool_size",
           ("53300",), "too many clients|too many connections|remaining connection slots"),
     Fault("starting", "the server is starting, stopping or recovering: wait for it", ("57P03",),
           "starting up|shutting down|recovery mode|not yet accepting"),
-    Fault("unknown_host", "the host's name is unknown: mend the URL, or the name service", (),
+    Fault("unknown_host", "the host's name is unknown: correct the URL, or the name service", (),
           "could not translate host name|resolve host|Name or service not known|name resolution"),
-    Fault("refused", "nobody listens at that address: start the server, or mend host and port", (),
+    Fault("refused", "nobody listens at that address: start the server, or correct host and port", (),
           "Connection refused|No such file or directory", numbers=(errno.ECONNREFUSED,)),
     Fault("no_answer", "the server does not answer in time: see whether it hangs, and the network",
           (), "timeout expired|timed out|timeout|No route to host|unreachable",
@@ -83,7 +87,7 @@ CAUSES: Final = (
     Fault("cannot_open", "the file cannot be opened: see its folder, its permissions and the limit of open files",
           results=(sqlite3.SQLITE_CANTOPEN,), numbers=(errno.EMFILE, errno.ENFILE)),
     Fault("input_output", "the disk fails: see the log of the system", ("58",), results=(sqlite3.SQLITE_IOERR,),
-          numbers=(errno.EIO,)),
+          numbers=(errno.EIO,), lasts=True),
 )  # fmt: skip
 """Tried in this order: the first one that fits is the cause."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pump.errors import PumpError
-from pump.queue.errors import QueueUnavailable
+from pump.queue.errors import QueueUnavailable, QueueUnusable
 from pump.queue.ids import ids_for
 from pump.queue.limits import (
     LARGEST_PAYLOAD_BYTES,
@@ -58,6 +58,8 @@ class Engine(ABC):
     """Seconds added to the database's time, for tests."""
     largest_payload: int = LARGEST_PAYLOAD_BYTES
     """No message may be larger."""
+    sweep_seconds: float = 5.0
+    """The least time between two looks for settled messages behind one that is not settled."""
 
     @abstractmethod
     def close(self) -> None:
@@ -79,7 +81,7 @@ class Engine(ABC):
         """Why the database cannot be written to now, in words; "" if it can."""
         try:
             self._write(lambda work: work.probe())
-        except QueueUnavailable as error:
+        except (QueueUnavailable, QueueUnusable) as error:
             return error.cause.words
         except PumpError as error:
             return str(error)
@@ -266,7 +268,7 @@ class Engine(ABC):
         Returns the seconds until there is more to do. Without this call no message is lost or late, since `pop` also
         gives due messages their places; but no message is removed either.
         """
-        return self._write(lambda work: work.maintain())
+        return self._write(lambda work: work.maintain(self.sweep_seconds))
 
     # -- what differs between the databases
 

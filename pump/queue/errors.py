@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pump.errors import PumpError, TransportError
+from pump.errors import PumpError, SetupError, TransportError
 from pump.queue.causes import OTHER, Fault
 
 
@@ -28,6 +28,14 @@ class QueueFull(QueueError):  # noqa: N818 - it says what is wrong
 
 class QueueUnavailable(TransportError):  # noqa: N818 - it says what is wrong
     """The database cannot be reached, or is too busy: the same call may succeed later."""
+
+    def __init__(self, text: str, cause: Fault = OTHER) -> None:
+        super().__init__(text)
+        self.cause: Final = cause
+
+
+class QueueUnusable(SetupError):  # noqa: N818 - it says what is wrong
+    """The database does not let the queue work: somebody has to mend it, or the URL, before a call succeeds."""
 
     def __init__(self, text: str, cause: Fault = OTHER) -> None:
         super().__init__(text)

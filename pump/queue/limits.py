@@ -24,6 +24,8 @@ MOST_ITEMS: Final = 10_000
 MOST_POPPED: Final = 10_000
 MOST_PARTITIONS: Final = 100_000
 """The most partitions of one queue."""
+LOOKED_AT_A_SECOND: Final = 20_000
+"""How many messages that stay maintenance looks at a second, on average, to find settled ones among them."""
 LARGEST_NUMBER: Final = 2**31 - 1
 """The largest count."""
 FARTHEST_SECONDS: Final = 100_000_000_000.0

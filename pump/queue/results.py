@@ -33,6 +33,6 @@ def push_refused(item: Push, transaction_id: str, partition_id: str, why: str) -
 def push_of(dead: DeadLetter, trace_id: str | None) -> Push:
     """The Push that stores a dead letter's message again."""
     if dead.payload is None:
-        raise Conflict(f"dead letter {dead.id} is encrypted with a key that is not here")
+        raise Conflict(f"dead letter {dead.id} is encrypted with a key that the server does not have")
     name = REDRIVEN + dead.transaction_id
     return Push(dead.queue, dead.payload, dead.partition, name, trace_id=trace_id, producer=dead.producer)

@@ -105,14 +105,14 @@ class MissingKeys:
         """Record that a sealed payload could not be opened."""
         key_id = sealed[1 : 1 + sealed[0]].decode()
         if key_id not in self._seen:
-            log.warning("messages are passed over that are sealed with the key %r: add it, or mend it", key_id)
+            log.warning("messages that are sealed with the key %r are passed over: add that key, or correct it", key_id)
         self._seen[key_id] = time.monotonic()
 
     def warnings(self) -> list[str]:
         """One sentence for each key that was missed lately."""
         since = time.monotonic() - _REMEMBERED_SECONDS
         return [
-            f"messages sealed with the key {key_id!r} are passed over: it is not here, or another one has its id"
+            f"messages sealed with the key {key_id!r} are passed over: the key is missing, or another key has its id"
             for key_id, seen in sorted(self._seen.items())
             if seen > since
         ]

@@ -101,7 +101,7 @@ class Operations(Protocol):
         self, partition_id: str | None, transaction_id: str | None, name: str | None, /, *, limit: int, offset: int
     ) -> list[Trace]: ...
     def trace_names(self) -> list[str]: ...
-    def maintain(self) -> float: ...
+    def maintain(self, rest: float, /) -> float: ...
 
 
 # -- keys
@@ -126,7 +126,9 @@ def check_keys(work: Operations, keys: Sealing) -> None:
         if work.key_check(key_id) is None:
             work.add_key_check(key_id, keys.check_value(key_id))
         if not keys.proves(key_id, work.key_check(key_id) or b""):
-            raise ConfigurationError(f"the key {key_id!r} is not the one that sealed what the database holds: mend it")
+            raise ConfigurationError(
+                f"the key {key_id!r} is not the one with which the messages in the database were sealed: correct it"
+            )
 
 
 # -- several steps as one transaction

@@ -18,6 +18,7 @@ from pump.subscription import Subscription
 from pump.testing.driver import Sample, TransportDriver
 
 IN_HAND: Final = "in hand"
+ALONE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,17 @@ class Holding:
     topic: str
     dead_letter: str
     lease: float
+    ordered: bool
     messages: int
-    """How many messages it takes in hand."""
+    """How many messages it takes in hand. If 0, it makes sure that none comes."""
 
     @classmethod
     def of(cls, make: str, colour: Colour, subscription: Subscription, messages: int) -> "Holding":
         """Instructions to consume the subscription's channel."""
         lease = subscription.lease
         assert isinstance(lease, int | float)
-        return cls(
-            make, colour, subscription.channel, subscription.topic, subscription.dead_letter or "", lease, messages
-        )
+        rules = subscription
+        return cls(make, colour, rules.channel, rules.topic, rules.dead_letter or "", lease, rules.ordered, messages)
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def holding(request: Holding) -> Iterator[None]:
         try:
             assert process.stdout is not None
             said = process.stdout.readline().strip()
-            assert said == IN_HAND, f"the other process took no {request.messages} messages in hand: {said}"
+            assert said == IN_HAND, f"the other process did not receive {request.messages} messages: {said}"
             yield
         finally:
             process.kill()
@@ -68,13 +69,16 @@ def _hold(request: Holding) -> None:
         channel=request.channel,
         dead_letter=request.dead_letter,
         lease=request.lease,
-        in_flight=request.messages,
+        ordered=request.ordered,
+        in_flight=max(1, request.messages),
     )
     driver = TransportDriver(names["transport"], request.colour, SystemClock())
     driver.prepare(subscription)
     channel = driver.open(subscription)
     for _ in range(request.messages):
         assert channel.receive(60.0) is not None
+    if not request.messages:
+        assert channel.receive(ALONE_SECONDS) is None
     sys.stdout.write(f"{IN_HAND}\n")
     sys.stdout.flush()
     Event().wait()

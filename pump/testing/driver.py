@@ -5,10 +5,11 @@ The tests are in `pump.testing.contract` and `pump.testing.settlement`.
 
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
+from itertools import cycle
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from pump.subscription import Publication, Subscription
 from pump.telemetry import Telemetry
 from pump.transport_kit.bridge import awaiting, blocking
 from pump.transport_kit.loop_thread import LoopThread
-from pump.transport_kit.protocol import Transport
+from pump.transport_kit.protocol import AsyncConsumer, Consumer, Transport
 from pump.verdict import Judge
 
 Result = TypeVar("Result")
@@ -80,12 +81,48 @@ class ChannelDriver:
     reject = _driven(Channel.reject)
     extend = _driven(Channel.extend)
     purge = _driven(Channel.purge)
+    pause = _driven(Channel.pause)
+    resume = _driven(Channel.resume)
     stop = _driven(Channel.stop)
     close = _driven(Channel.close)
 
     def requeue(self, message: Message, delay: float = 0.0, attempts: int = 1) -> None:
         """As Channel's `requeue`."""
         self._driver.call(self._channel.requeue, message, delay, attempts)
+
+
+class ConsumerDriver:
+    """A transport's consumer of either colour, driven as if its calls blocked."""
+
+    def __init__(self, driver: "TransportDriver", consumer: Consumer | AsyncConsumer) -> None:
+        self._driver: Final = driver
+        self._consumer: Final = consumer
+        self._closed = False
+
+    def receive(self, limit: int, within: float) -> Sequence[Message]:
+        """The first messages that come in time, up to `limit`; none if none comes."""
+        clock = self._driver.clock
+        deadline = clock.monotonic() + within
+        while True:
+            left = max(0.0, deadline - clock.monotonic())
+            messages = self._driver.call(self._consumer.receive, limit, left)
+            if messages or left <= 0:
+                return messages
+            clock.wait(Signal(), min(left, EMPTY_DELAY))
+
+    def acknowledge(self, message: Message) -> None:
+        """As Consumer's."""
+        self._driver.call(self._consumer.acknowledge, message)
+
+    def hand_back(self, *messages: Message) -> None:
+        """As Consumer's."""
+        self._driver.call(self._consumer.hand_back, messages)
+
+    def close(self) -> None:
+        """As Consumer's; once."""
+        if not self._closed:
+            self._closed = True
+            self._driver.call(self._consumer.close)
 
 
 class TransportDriver:
@@ -111,6 +148,7 @@ class TransportDriver:
             self._prepare, self._make_consumer = two.async_prepare, two.async_consumer
             self._make_producer, self._make_channel = two.async_producer, AsyncChannel
         self._channels: Final[list[ChannelDriver]] = []
+        self._consumers: Final[list[ConsumerDriver]] = []
         self._producer: Any = None
 
     def call(
@@ -136,6 +174,12 @@ class TransportDriver:
         channel = self._make_channel(partial(self._make_consumer, subscription), self.capabilities, judge)
         self._channels.append(ChannelDriver(self, subscription, channel))
         return self._channels[-1]
+
+    def consumer(self, subscription: Subscription) -> "ConsumerDriver":
+        """A consumer without a channel around it; closed with the driver."""
+        consumer = ConsumerDriver(self, self.call(self._make_consumer, subscription))
+        self._consumers.append(consumer)
+        return consumer
 
     def send(self, *messages: Message, delay: float = 0.0) -> None:
         """Send all of them at once; they are confirmed when this returns."""
@@ -175,8 +219,8 @@ class TransportDriver:
                 stack.callback(self._loop.close)
             if self._producer is not None:
                 stack.callback(self.call, self._producer.close)
-            for channel in self._channels:
-                stack.callback(channel.close)
+            for opened in (*self._channels, *self._consumers):
+                stack.callback(opened.close)
 
 
 class Sample(Command):
@@ -206,6 +250,8 @@ class ContractBase:
     """How long it may take until messages arrive again after the connection broke."""
     makes_channels_on_use: bool = False
     """Whether the broker itself creates a missing channel when it is consumed."""
+    ordered: bool = False
+    """Whether the channels keep order. Inherit once more from your test class, with True, to test that too."""
 
     @pytest.fixture
     def transport(self) -> Transport:
@@ -261,7 +307,13 @@ class ContractBase:
     def subscription(self, topic: str = "") -> Subscription:
         """A subscription with a channel of its own; by default the topic has the channel's name. Leases are short."""
         name, lease = self.unique_name(), self.lease_seconds
-        return Subscription(Sample, topic=topic or name, channel=name, dead_letter=f"{name}-dead", lease=lease)
+        return Subscription(
+            Sample, topic=topic or name, channel=name, dead_letter=f"{name}-dead", lease=lease, ordered=self.ordered
+        )
+
+    def requeue(self, driver: TransportDriver) -> str:
+        """How a message comes again later; in an ordered channel it is always held."""
+        return "hold" if self.ordered else driver.capabilities.requeue
 
     def open(self, driver: TransportDriver, subscription: Subscription | None = None) -> ChannelDriver:
         """A channel that is prepared for receiving and posting."""
@@ -301,6 +353,18 @@ class ContractBase:
         message = channel.receive(self.arrives_within_seconds if within is None else within)
         assert message is not None, f"nothing came on {channel.subscription.channel}"
         return message
+
+    def expect_on_either(
+        self, driver: TransportDriver, first: ChannelDriver, second: ChannelDriver
+    ) -> tuple[Message, ChannelDriver, ChannelDriver]:
+        """The next message of a channel that has two consumers, the one that has it, and the other one."""
+        deadline = driver.clock.monotonic() + self.arrives_within_seconds
+        for holder, other in cycle(((first, second), (second, first))):
+            message = holder.receive(self.silence_seconds / 10)
+            if message is not None:
+                return message, holder, other
+            assert driver.clock.monotonic() < deadline, f"nothing came on {first.subscription.channel}"
+        raise AssertionError  # a cycle never ends
 
     def expect_bodies(self, channel: ChannelDriver, *bodies: str) -> None:
         """Acknowledge the next messages; fails if they are not these."""

@@ -257,7 +257,9 @@ class PumpHarness:
                 if len(handlers) > 1 or handlers[0].registration.explicit:
                     break
                 return pump, message, handlers[0]
-        raise ConfigurationError(f"{kind.__name__} has no one handler that can be called so: post it, and run")
+        raise ConfigurationError(
+            f"{kind.__name__} does not have exactly one handler that can be called directly: post it, and run"
+        )
 
     @property
     def _turns(self) -> int:

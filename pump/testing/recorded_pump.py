@@ -51,14 +51,14 @@ class RecordingJudge(Judge):
     def settled(self, message: Message, verdict: Verdict) -> None:
         """The verdict was carried out."""
         super().settled(message, verdict)
-        self._record(message, verdict)
+        self._note(message, verdict)
 
     def unsettled(self, message: Message, verdict: Verdict, error: BaseException) -> None:
         """The verdict could not be carried out."""
         super().unsettled(message, verdict, error)
-        self._record(message, verdict)
+        self._note(message, verdict)
 
-    def _record(self, message: Message, verdict: Verdict) -> None:
+    def _note(self, message: Message, verdict: Verdict) -> None:
         if not (isinstance(verdict, Unsettled) and message.settled):  # else it was recorded when its handler settled it
             self.pump.records.verdicts.append((self.pump.request(message), verdict))
 

@@ -27,6 +27,7 @@ from pump.transport_kit.protocol import (
     PostsAwaiting,
     Producer,
     ReceivesAhead,
+    ReceivesSoon,
     Transport,
     ignore_uncounted,
 )
@@ -140,8 +141,14 @@ class _AwaitingConsumer(_BridgedConsumer[Consumer]):
         self._settling: Final = settling
         self._receiving: Final = CallThreads(1, "pump-receive")
         self._under_way: Future[Sequence[Message]] | None = None
+        self._receive_soon: Final = consumer.receive_soon if isinstance(consumer, ReceivesSoon) else None
 
     async def receive(self, limit: int, timeout: float) -> Sequence[Message]:
+        if self._under_way is None and self._receive_soon is not None:
+            await asyncio.sleep(0)  # else nothing but this pump would run on its loop while messages are there
+            messages = self._receive_soon(limit)
+            if messages:
+                return messages
         if self._under_way is None:
             self._under_way = self._receiving.submit(self._consumer.receive, limit, timeout)
         await _ended(self._under_way)

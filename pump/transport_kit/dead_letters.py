@@ -1,14 +1,17 @@
-"""How any broker's transport rejects a message: headers that fit, rejections that fail, and no dead-letter channel.
+"""How any broker's transport rejects a message: dead letters that fit, and messages that get none.
 
 The order of a rejection is always: store the dead letter, wait until that is confirmed, then settle the original.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
 
 from pump.dead_letter import TOTAL_LIMIT, Rejection, dead_letter
+from pump.errors import PumpError
 from pump.message import ATTEMPTS_HEADER, FIRST_FAILURE_HEADER, Header, Message
+from pump.transport_kit.sending import not_sent
 
 SHORT_LIMIT: Final = 256
 """Bytes of a short provenance: reason, origin and little more."""
@@ -16,8 +19,6 @@ MINIMAL: Final = ("pump-attempts", "pump-reason", "pump-origin")
 """The only headers of a minimal dead letter, beside its id."""
 _CONTINUES: Final = 0x80
 _BEGINS: Final = 0xC0
-PARKED_SECONDS: Final = 8.0
-"""How long a message is parked if it can be neither handled again nor given up now."""
 
 
 def dead_letter_headers(
@@ -47,6 +48,95 @@ def cut_letters(header: Header, body: bytes, room: int) -> Iterator[tuple[Header
         kept = kept // 2 if kept else -1
 
 
+Letter = TypeVar("Letter")
+
+
+def letters_that_fit(
+    message: Message,
+    rejection: Rejection,
+    *,
+    write: Callable[[Header, bytes], Letter],
+    write_least: Callable[[Header, bytes], Letter],
+    size: Callable[[Letter], int],
+    largest: int,
+    as_it_came: Callable[[], Letter | None],
+    body_share: float = 1.0,
+) -> Iterator[tuple[Letter, str]]:
+    """A dead letter of at most `largest` bytes and what is left out of it; then smaller and smaller ones.
+
+    `write_least` is for letters with a minimal header. `as_it_came` makes the message with only its own headers, or
+    None if that is too large. Only after it is the body cut, to this share of the room beside a minimal header.
+    """
+    *_, minimal = headers = list(dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)))
+    for header in headers:
+        letter = (write_least if header is minimal else write)(header, message.body)
+        if size(letter) <= largest:
+            yield letter, ""
+    whole = as_it_came()
+    if whole is not None:
+        yield whole, "it is stored without the headers that say why"
+    room = largest - size(write_least(minimal, b""))
+    for header, body, left_out in cut_letters(minimal, message.body, int(room * body_share)):
+        yield write_least(header, body), left_out
+
+
+class LetterTries(Generic[Letter]):
+    """Stores the first of a message's dead letters that the broker takes, in code of any colour.
+
+        for each in LetterTries(log, message, channel, rejection, letters, is_too_large=is_too_large):
+            with each:
+                store(each.letter)
+
+    An error that `is_too_large` is true for leads to the next letter; without a next one, it is raised. Any other error
+    is raised at once. What is left out of the letter that was stored is logged.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        message: Message,
+        channel: str,
+        rejection: Rejection,
+        letters: Iterable[tuple[Letter, str]],
+        *,
+        is_too_large: Callable[[PumpError], bool],
+    ) -> None:
+        self.letter: Letter
+        """The letter to store now."""
+        self._log: Final = log
+        self._message: Final = message
+        self._channel: Final = channel
+        self._reason: Final = rejection.reason
+        self._letters: Final = letters
+        self._is_too_large: Final = is_too_large
+        self._left_out = ""
+        self._stored = False
+        self._refusal: PumpError | None = None
+
+    def __iter__(self) -> Iterator[Self]:
+        for letter, left_out in self._letters:
+            self.letter, self._left_out = letter, left_out
+            yield self
+            if self._stored:
+                return
+        raise self._refusal or not_sent(f"no dead letter of message {self._message.id} is small enough for the broker")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if isinstance(error, PumpError) and self._is_too_large(error):
+            self._refusal = error
+            return True
+        self._stored = error is None
+        if self._stored and self._left_out:
+            text = "the dead letter of message %s of %s (%s) is too large for the broker: %s"
+            self._log.error(text, self._message.id, self._channel, self._reason, self._left_out)
+        return False
+
+
 def _whole_characters(text: bytes) -> bytes:
     """The text without an incomplete character at its end. An end that is not UTF-8 is left as it is."""
     for back in range(1, min(4, len(text) + 1)):
@@ -74,15 +164,6 @@ def copy_headers(message: Message, attempts: int, now: float) -> dict[str, str]:
     return added
 
 
-def must_be_parked(message: Message, rejection: Rejection, max_attempts: int | None) -> bool:
-    """Whether a message whose rejection failed has used up its attempts, and the broker does not know that yet.
-
-    Such a message is requeued for PARKED_SECONDS with `rejection.attempts`, and rejected when it comes again. Otherwise
-    a restart would forget its attempts. The channel's own queue may work while the one for dead letters does not.
-    """
-    return max_attempts is not None and message.attempts < max_attempts <= rejection.attempts
-
-
 def report_gone(
     log: logging.Logger,
     message: Message,
@@ -95,8 +176,3 @@ def report_gone(
     """Log that a rejected message was given up without a dead letter, as a setting of its subscription says."""
     text = "message %s of %s %s: it was rejected (%s), and its subscription says %s"
     log.error(text, message.id, channel, what, rejection.reason, setting)
-
-
-def report_kept(log: logging.Logger, message: Message, channel: str, error: Exception) -> None:
-    """Log that a message could be neither given up nor parked: it stays unsettled where it is."""
-    log.warning("message %s of %s stays where it is: %s", message.id, channel, error)

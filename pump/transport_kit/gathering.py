@@ -13,7 +13,7 @@ from pump.message import Message
 from pump.transport_kit.sending import failure_among
 
 MOST_SENDS: Final = 8
-"""The most sends to one topic at a time. When so many are under way, later posts make the next send larger."""
+"""The most sends to one topic at a time. When this many are under way, later posts make the next send larger."""
 
 Send: TypeAlias = Callable[[Sequence[Message], float], Awaitable[None]]
 

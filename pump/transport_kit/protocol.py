@@ -104,6 +104,17 @@ class AcknowledgesSoon(Protocol):
 
 
 @runtime_checkable
+class ReceivesSoon(Protocol):
+    """A blocking consumer that can also hand out what it has received already, without waiting.
+
+    A bridge then need not change threads for messages that are there.
+    """
+
+    def receive_soon(self, limit: int) -> Sequence[Message]:
+        """As `receive`, never while one is under way, and without waiting: none if none are there."""
+
+
+@runtime_checkable
 class ExtendsFromThreads(Protocol):
     """An awaiting consumer whose leases can also be renewed without its loop, which a handler may block.
 

@@ -118,6 +118,13 @@ def finite_seconds(system: str, name: str, value: Duration) -> float:
     return seconds(value)
 
 
+def yes_or_no(text: str) -> bool:
+    """The value of an option of a URL that is `true` or `false`; ValueError for any other text."""
+    if text not in {"true", "false"}:
+        raise ValueError("it is true or false")
+    return text == "true"
+
+
 def at_least(system: str, name: str, value: float | None, least: float) -> None:
     """ConfigurationError if a number is given that is too small."""
     if value is not None and not value >= least:

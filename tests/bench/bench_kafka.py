@@ -1,20 +1,23 @@
 """Draining a Kafka topic: against a bare loop of the client library on the same messages, and against FastStream.
 
 On the broker within the client library, which keeps 5 MB of each partition: all drain one topic, each as a new group.
+The bare loop decodes each message to the same dataclass and calls the same handler. One that does neither is beside it:
+it shows what the client library alone costs.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 from faststream.confluent import KafkaBroker
 
-from bench.orders import COUNT, LONG, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain
+from bench.orders import COUNT, LONG, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain, span
 from bench.table import Row
 from brokers.kafka import Kafka
 from pump import Dispatcher, Publication, Subscription
@@ -40,11 +43,12 @@ class Bench:
         rules = Subscription(PlaceOrder, topic=self._topic, channel=f"g-{uuid4().hex[:8]}", **options)
         return drain(Dispatcher(self._broker.url, handlers=[handler], subscriptions=[rules]))
 
-    def drain_bare(self) -> float:
-        """A loop by hand: five hundred at a time, each decoded, the last of them stored."""
+    def drain_bare(self, *, decoded: bool = True) -> float:
+        """A loop by hand: five hundred at a time, each decoded and handled, the last of each partition stored."""
         settings = {"group.id": uuid4().hex, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
         client: Any = Consumer(self._broker.client(**settings))
-        decode = msgspec.json.Decoder(PlaceOrder).decode
+        decode, handle = msgspec.json.Decoder(PlaceOrder).decode, Blocking().handle
+        span.begin()
         done, began = 0, 0.0
         client.subscribe([self._topic])
         while done < COUNT:
@@ -52,9 +56,13 @@ class Bench:
             if not records:
                 continue
             began = began or time.perf_counter()
-            for record in records:
-                decode(record.value())
-                client.store_offsets(record)
+            if decoded:
+                for record in records:
+                    handle(decode(record.value()))
+            last = {record.partition(): record for record in records}
+            client.store_offsets(
+                offsets=[TopicPartition(self._topic, number, record.offset() + 1) for number, record in last.items()]
+            )
             done += len(records)
         took = time.perf_counter() - began
         client.close()
@@ -91,6 +99,7 @@ def rows() -> Iterator[Row]:
         bench = Bench(broker)
         measures: dict[str, Callable[[], float]] = {
             "bare confluent-kafka": bench.drain_bare,
+            "bare confluent-kafka, nothing decoded or handled": partial(bench.drain_bare, decoded=False),
             "FastStream": bench.drain_faststream,
         }
         for pump, handler in pumps.items():

@@ -35,11 +35,11 @@ class Bench:
     def __init__(self, server: PubSub) -> None:
         self._server = server
 
-    def dispatcher(self, handler: type, **options: Any) -> tuple[str, Dispatcher]:
+    def dispatcher(self, handler: type, *, streaming: bool = False, **options: Any) -> tuple[str, Dispatcher]:
         """On a topic of its own."""
         name = f"bench-{uuid4().hex[:8]}"
         return name, Dispatcher(
-            self._server.url,
+            f"{self._server.url}&streaming={str(streaming).lower()}",
             handlers=[handler],
             subscriptions=[Subscription(PlaceOrder, topic=name, channel=name, **options)],
             publications=[Publication(PlaceOrder, topic=name)],
@@ -126,9 +126,10 @@ def rows() -> Iterator[Row]:
         measures: dict[str, Callable[[], float]] = {"bare streaming pull": bench.drain_bare}
         for pump, handler in pumps.items():
             for buffer in (BUFFER, 10):
-                measures[f"{pump}, buffer {buffer}"] = lambda handler=handler, buffer=buffer: bench.drain(  # type: ignore[misc]
-                    handler, buffer_size=buffer
-                )
+                for streaming in (False, True):
+                    name = f"{pump}, buffer {buffer}{', streaming' if streaming else ''}"
+                    options: dict[str, Any] = {"buffer_size": buffer, "streaming": streaming}
+                    measures[name] = lambda handler=handler, options=options: bench.drain(handler, **options)  # type: ignore[misc]
         figures = best(measures, ROUNDS)
         posting = best(
             {"bare publish": bench.post_bare, "post": bench.post_each, "100 posts at once": bench.post_hundred}, ROUNDS
@@ -138,6 +139,7 @@ def rows() -> Iterator[Row]:
     for name, figure in posting.items():
         yield Row(name, POSTS / figure, "msg/s")
     for pump in pumps:
-        ours = figures[f"{pump}, buffer {BUFFER}"]
-        yield Row(f"{pump} against a bare streaming pull", figures["bare streaming pull"] / ours, "×", 0.75)
+        for way in ("", ", streaming"):
+            ours = figures[f"{pump}, buffer {BUFFER}{way}"]
+            yield Row(f"{pump}{way} against a bare streaming pull", figures["bare streaming pull"] / ours, "×", 0.75)
     yield Row("post against a bare publish", posting["bare publish"] / posting["post"], "×", 0.75)

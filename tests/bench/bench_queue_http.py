@@ -376,6 +376,30 @@ def timed(bench: Bench, where: str, note: str, *, gated: bool) -> Iterator[Row]:
         yield Row(f"{name}: p99", measured.p99_ms, "ms", p99, "at most", note)
 
 
+QUEUES: Final = 3_000
+LOOKS: Final = 5
+SOON_MS: Final = 300
+NUMBERS: Final = ("/metrics", "/metrics/prometheus", "/api/v1/status")
+
+
+def of_many_queues(bench: Bench, where: str, note: str) -> Iterator[Row]:
+    """How long the numbers of thousands of queues take, each with three messages, of which one is leased."""
+    names = [f"queue-{number}" for number in range(QUEUES)]
+    for first in range(0, QUEUES, 1000):
+        bench.engine.push([Push(name, PAYLOAD) for name in names[first : first + 1000] for _ in range(3)])
+    for name in names:
+        bench.engine.pop(PopRequest(queue=name))
+    with Connection(bench.url) as connection:
+        for path in NUMBERS:
+            waits = []
+            for _ in range(LOOKS):
+                began = time.perf_counter()
+                check(connection.ask(get(path)), 200)
+                waits.append((time.perf_counter() - began) * 1000)
+            name = f"{where}: GET {path} of {QUEUES:,} queues, median of {LOOKS}"
+            yield Row(name, sorted(waits)[LOOKS // 2], "ms", SOON_MS, "at most", f"worst {max(waits):.0f} ms; {note}")
+
+
 @contextmanager
 def serving(database: str, folder: Path) -> Iterator[Bench]:
     """The server as a program of its own, and an engine in this process, on one database."""
@@ -394,3 +418,7 @@ def rows() -> Iterator[Row]:
         with serving(f"sqlite:///{folder / 'queue.db'}", folder) as bench:
             yield from compared(bench, "SQLite", note, gated=False)
             yield from timed(bench, "SQLite", note, gated=False)
+        with serving(f"{postgres.url}?schema=many_queues", folder) as bench:
+            yield from of_many_queues(bench, "PostgreSQL", note)
+        with serving(f"sqlite:///{folder / 'many_queues.db'}", folder) as bench:
+            yield from of_many_queues(bench, "SQLite", note)

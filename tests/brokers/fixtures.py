@@ -6,7 +6,8 @@ Their contents are shared too, so use new names of queues, streams and keys in e
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from typing import TypeVar
 
 import pytest
 
@@ -22,162 +23,65 @@ from brokers.servicebus import ServiceBus
 from brokers.sqs import CREDENTIALS, Sqs
 
 ProxyTo = Callable[[int], Proxy]
+Broker = TypeVar("Broker")
 
 
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ() as broker:
-        yield broker
+def started(make: Callable[[], AbstractContextManager[Broker]]) -> Callable[[], Iterator[Broker]]:
+    """What a fixture does that starts a broker and ends it."""
+
+    def start() -> Iterator[Broker]:
+        with make() as broker:
+            yield broker
+
+    return start
 
 
-@pytest.fixture(scope="session")
-def nats_server() -> Iterator[Nats]:
-    with Nats() as broker:
-        yield broker
+def revived(fixture: str) -> Callable[[pytest.FixtureRequest], object]:
+    """What a fixture does that has the broker of another one running, whatever the last test did to it."""
+
+    def revive(request: pytest.FixtureRequest) -> object:
+        broker = request.getfixturevalue(fixture)
+        broker.revive()
+        return broker
+
+    return revive
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
+rabbitmq = pytest.fixture(scope="session")(started(RabbitMQ))
+nats_server = pytest.fixture(scope="session")(started(Nats))
+postgres = pytest.fixture(scope="session")(started(Postgres))
+redis_server = pytest.fixture(scope="session")(started(Redis))
+mosquitto = pytest.fixture(scope="session")(started(Mosquitto))
+kafka_broker = pytest.fixture(scope="session")(started(Kafka))
+servicebus = pytest.fixture(scope="session")(started(ServiceBus))
+pubsub_server = pytest.fixture(scope="session")(started(PubSub))
+pubsub_emulator = pytest.fixture(scope="session")(started(PubSubEmulator))
+"""Google's own; skips where it is not installed."""
+running_sqs = pytest.fixture(scope="session")(started(Sqs))
+
+second_rabbitmq = pytest.fixture(scope="session")(started(RabbitMQ))
+second_nats_server = pytest.fixture(scope="session")(started(Nats))
+second_postgres = pytest.fixture(scope="session")(started(Postgres))
+second_redis_server = pytest.fixture(scope="session")(started(Redis))
+second_mosquitto = pytest.fixture(scope="session")(started(Mosquitto))
+second_kafka_broker = pytest.fixture(scope="session")(started(Kafka))
+second_servicebus = pytest.fixture(scope="session")(started(ServiceBus))
+second_pubsub_server = pytest.fixture(scope="session")(started(PubSub))
+second_sqs_server = pytest.fixture(scope="session")(started(Sqs))
+
+own_rabbitmq = pytest.fixture(revived("second_rabbitmq"))
+own_nats_server = pytest.fixture(revived("second_nats_server"))
+own_postgres = pytest.fixture(revived("second_postgres"))
+own_redis_server = pytest.fixture(revived("second_redis_server"))
+own_mosquitto = pytest.fixture(revived("second_mosquitto"))
+own_kafka_broker = pytest.fixture(revived("second_kafka_broker"))
+own_servicebus = pytest.fixture(revived("second_servicebus"))
+own_pubsub_server = pytest.fixture(revived("second_pubsub_server"))
 
 
 @pytest.fixture(scope="session")
 def postgres_url(postgres: Postgres) -> str:
     return postgres.url
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[Redis]:
-    with Redis() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def mosquitto() -> Iterator[Mosquitto]:
-    with Mosquitto() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def kafka_broker() -> Iterator[Kafka]:
-    with Kafka() as broker:
-        yield broker
-
-
-@pytest.fixture
-def own_kafka_broker(second_kafka_broker: Kafka) -> Kafka:
-    second_kafka_broker.revive()
-    return second_kafka_broker
-
-
-@pytest.fixture(scope="session")
-def second_kafka_broker() -> Iterator[Kafka]:
-    with Kafka() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def servicebus() -> Iterator[ServiceBus]:
-    with ServiceBus() as broker:
-        yield broker
-
-
-@pytest.fixture
-def own_rabbitmq(second_rabbitmq: RabbitMQ) -> RabbitMQ:
-    second_rabbitmq.revive()
-    return second_rabbitmq
-
-
-@pytest.fixture
-def own_nats_server(second_nats_server: Nats) -> Nats:
-    second_nats_server.revive()
-    return second_nats_server
-
-
-@pytest.fixture
-def own_postgres(second_postgres: Postgres) -> Postgres:
-    second_postgres.revive()
-    return second_postgres
-
-
-@pytest.fixture
-def own_redis_server(second_redis_server: Redis) -> Redis:
-    second_redis_server.revive()
-    return second_redis_server
-
-
-@pytest.fixture
-def own_mosquitto(second_mosquitto: Mosquitto) -> Mosquitto:
-    second_mosquitto.revive()
-    return second_mosquitto
-
-
-@pytest.fixture
-def own_servicebus(second_servicebus: ServiceBus) -> ServiceBus:
-    second_servicebus.revive()
-    return second_servicebus
-
-
-@pytest.fixture(scope="session")
-def second_rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def second_nats_server() -> Iterator[Nats]:
-    with Nats() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def second_postgres() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def second_redis_server() -> Iterator[Redis]:
-    with Redis() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def second_mosquitto() -> Iterator[Mosquitto]:
-    with Mosquitto() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def second_servicebus() -> Iterator[ServiceBus]:
-    with ServiceBus() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def pubsub_server() -> Iterator[PubSub]:
-    with PubSub() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def pubsub_emulator() -> Iterator[PubSubEmulator]:
-    """Google's own; skips where it is not installed."""
-    with PubSubEmulator() as broker:
-        yield broker
-
-
-@pytest.fixture
-def own_pubsub_server(second_pubsub_server: PubSub) -> PubSub:
-    second_pubsub_server.revive()
-    return second_pubsub_server
-
-
-@pytest.fixture(scope="session")
-def second_pubsub_server() -> Iterator[PubSub]:
-    with PubSub() as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -186,12 +90,6 @@ def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-
-
-@pytest.fixture(scope="session")
-def running_sqs() -> Iterator[Sqs]:
-    with Sqs() as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -203,12 +101,6 @@ def sqs_server(running_sqs: Sqs, aws_credentials: None) -> Sqs:
 def own_sqs_server(second_sqs_server: Sqs, aws_credentials: None) -> Sqs:
     second_sqs_server.revive()
     return second_sqs_server
-
-
-@pytest.fixture(scope="session")
-def second_sqs_server() -> Iterator[Sqs]:
-    with Sqs() as broker:
-        yield broker
 
 
 @pytest.fixture

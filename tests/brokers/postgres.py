@@ -69,18 +69,50 @@ class Postgres(Peer):
         settings = (word for name, value in self._settings.items() for word in ("-c", f"{name}={value}"))
         return self._run(*_as_somebody(), self._program, "-D", self._data, *settings)
 
-    def _make_cluster(self) -> None:
-        self._data.mkdir(mode=0o700)
+    def alter(self, setting: str, value: str) -> None:
+        """Change a setting of the server while it runs."""
+        with self.connect(options="-c default_transaction_read_only=off") as connection:
+            connection.execute(f"alter system set {setting} = '{value}'")
+            connection.execute("select pg_reload_conf()")
+
+    def own(self, folder: Path) -> Path:
+        """The folder, given to the user that the server runs as; it is made if it is missing."""
+        folder.mkdir(mode=0o700, exist_ok=True)
         if os.geteuid() == 0:
-            shutil.chown(self._data, _somebody().pw_uid, _somebody().pw_gid)
+            shutil.chown(folder, _somebody().pw_uid, _somebody().pw_gid)
             self.folder.chmod(0o711)
+        return folder
+
+    def _make_cluster(self) -> None:
         options = ("--username=test", "--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8")
-        making = self._run(*_as_somebody(), self.program("initdb"), "-D", self._data, *options)
-        wait_until(lambda: not making.is_alive, "initdb ends")
+        self._make_data("initdb", "-D", self.own(self._data), *options)
+
+    def _make_data(self, program: str, *arguments: str | Path) -> None:
+        making = self._run(*_as_somebody(), self.program(program), *arguments)
+        wait_until(lambda: not making.is_alive, f"{program} ends")
 
     def _greet(self) -> None:
         with self.connect() as connection:
             connection.execute("select 1")
+
+
+class PostgresStandby(Postgres):
+    """A copy of another server, which follows it until it is promoted."""
+
+    name: ClassVar[str] = "postgres-standby"
+
+    def __init__(self, primary: Postgres, **settings: str) -> None:
+        self._primary = primary
+        super().__init__(**settings)
+
+    def promote(self) -> None:
+        """Make it a primary."""
+        with self.connect() as connection:
+            connection.execute("select pg_promote()")
+
+    def _make_cluster(self) -> None:
+        options = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--wal-method=stream")
+        self._make_data("pg_basebackup", "-D", self.own(self._data), "--dbname", self._primary.url, *options)
 
 
 def _somebody() -> pwd.struct_passwd:

@@ -91,6 +91,7 @@ def described_by(body: bytes) -> tuple[str, Rules, str]:
         ttl=seconds_of(texts.get("DefaultMessageTimeToLive", "")),
         dead_letters_expired=texts.get("DeadLetteringOnMessageExpiration") == "true",
         duplicates=seconds_of(window) if duplicates else 0.0,
+        sessions=texts.get("RequiresSession") == "true",
         forward=unquote(urlsplit(texts.get("ForwardTo", "")).path.strip("/")),
     )
     return kind, rules, ET.tostring(found, encoding="unicode")

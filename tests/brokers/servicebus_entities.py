@@ -44,6 +44,7 @@ class Rules:
     dead_letters_expired: bool = False
     duplicates: float = 0.0
     """For how many seconds a message id is remembered; 0 is not at all."""
+    sessions: bool = False
     forward: str = ""
 
 
@@ -53,6 +54,10 @@ class Refused(Exception):  # noqa: N818 - it says what happened
     def __init__(self, condition: str, text: str, code: int = 400) -> None:
         super().__init__(text)
         self.condition, self.text, self.code = condition, text, code
+
+
+def session_lock_lost() -> Refused:
+    return Refused("com.microsoft:session-lock-lost", "The session lock has expired. Accept the session again.", 410)
 
 
 def lock_lost() -> Refused:
@@ -74,6 +79,10 @@ class Queue:
         self.deferred: dict[int, Stored] = {}
         self.scheduled: dict[int, Stored] = {}
         self.seen: dict[str, float] = {}
+        self.sessions: dict[str, tuple[Any, float]] = {}
+        """Which link has a session, and until when."""
+        self.states: dict[str, bytes] = {}
+        """What clients have noted of sessions."""
         self.dead = Queue(name + DEAD, rules, note, has_dead_letters=False) if has_dead_letters else None
 
     @property
@@ -104,16 +113,20 @@ class Queue:
         else:
             bisect.insort(self.ready, stored, key=lambda each: each.sequence)
 
-    def take(self) -> Stored | None:
+    def take(self, session: str | None = None) -> Stored | None:
         """The next message, locked."""
-        if not self.ready:
-            return None
-        stored = self.ready.pop(0)
-        self.lock(stored)
-        return stored
+        for place, stored in enumerate(self.ready):
+            if session is not None and stored.parts.session != session:
+                continue
+            del self.ready[place]
+            self.lock(stored)
+            return stored
+        return None
 
     def lock(self, stored: Stored) -> None:
-        stored.token, stored.until = uuid.uuid4(), time.time() + self.rules.lock
+        """Until the lock of its session ends, where it has one."""
+        ends = time.time() + self.rules.lock
+        stored.token, stored.until = uuid.uuid4(), self.sessions.get(stored.parts.session, (None, ends))[1]
         self.locked[stored.token] = stored
 
     def renew(self, token: uuid.UUID) -> float:
@@ -127,7 +140,7 @@ class Queue:
         """Complete, abandon, release, defer, or make it a dead letter."""
         stored = self.locked.pop(token, None)
         if stored is None:
-            raise lock_lost()
+            raise session_lock_lost() if self.has_sessions else lock_lost()
         stored.token, deferred = None, stored.state == 1
         self.deferred.pop(stored.sequence, None)
         if how == "complete":
@@ -191,6 +204,44 @@ class Queue:
                     self._note("gone", self.name, stored.sequence)
         return len(self.ready) != before
 
+    # -- sessions
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether it is consumed by sessions. Dead letters are not."""
+        return self.rules.sessions and self.dead is not None
+
+    def free_session(self) -> str | None:
+        """The session of the oldest message that nobody has."""
+        return next((each.parts.session for each in self.ready if each.parts.session not in self.sessions), None)
+
+    def renew_session(self, name: str) -> float:
+        """Until when it is locked now, and with it all of its messages."""
+        link, until = self.sessions.get(name, (None, LONG_AGO))
+        if until <= time.time():
+            raise session_lock_lost()
+        until = time.time() + self.rules.lock
+        self.sessions[name] = (link, until)
+        for stored in self.locked.values():
+            if stored.parts.session == name:
+                stored.until = until
+        return until
+
+    def end_session(self, name: str, *, counted: bool) -> None:
+        """Its messages are anybody's. Those of one whose lock has ended are counted, those of one closed are not."""
+        self.sessions.pop(name, None)
+        for token, stored in list(self.locked.items()):
+            if stored.parts.session == name:
+                if counted:
+                    del self.locked[token]
+                    self.fail(stored)
+                else:
+                    self.settle(token, "release")
+
+    def expired_sessions(self, now: float) -> list[tuple[Any, str]]:
+        """The links of sessions whose locks have ended. Look before `tick`, which counts what had a lock of its own."""
+        return [(link, name) for name, (link, until) in self.sessions.items() if until <= now]
+
 
 @dataclass
 class Namespace:
@@ -227,6 +278,9 @@ class Namespace:
             return
         queue = self.find(name)
         if queue is None:
+            return
+        if what == "state":
+            queue.states[more[0]] = more[1]
             return
         number = more[0] if what == "gone" else more[0].sequence
         queue.ready = [each for each in queue.ready if each.sequence != number]
@@ -292,7 +346,14 @@ class Namespace:
         kept: list[tuple[Queue, int]] = []
         for queue in targets:
             forward = queue.rules.forward
-            if forward:
+            if queue.has_sessions and not parts.session:
+                raise Refused("amqp:not-allowed", "The SessionId was not set on a message, and it cannot be sent.")
+            target = self.find(forward) if forward else None
+            if target is not None and target.has_sessions and not parts.session:
+                queue.last += 1
+                why = "Session enabled entity doesn't allow a message whose session identifier is null."
+                queue.bury(Stored(queue.last, parts, time.time()), "Session ID is null", why)
+            elif forward:
                 kept += self.publish(forward, parts, due)
             else:
                 kept.append((queue, queue.put(parts, due)))

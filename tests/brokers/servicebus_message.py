@@ -9,8 +9,8 @@ from proton import Data, Described, symbol, ulong
 
 HEADER, ANNOTATIONS, PROPERTIES, APPLICATION, DATA = 0x70, 0x72, 0x73, 0x74, 0x75
 SECTIONS = range(0x70, 0x79)
-MESSAGE_ID = 0
-"""Its place in the list of properties."""
+MESSAGE_ID, SESSION_ID = 0, 10
+"""Places in the list of properties."""
 
 
 @dataclass
@@ -21,6 +21,7 @@ class Parts:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     ttl: float = 0.0
     message_id: str = ""
+    session: str = ""
 
     def encoded(self, count: int, more: Mapping[str, Any]) -> bytes:
         """As it is delivered: with a header that has the delivery count, also if that is 0."""
@@ -41,7 +42,7 @@ class Parts:
             else:
                 after += raw
         rest = before + encoded(APPLICATION, {**found, **more}) + after
-        return Parts(rest, self.annotations, self.ttl, self.message_id)
+        return Parts(rest, self.annotations, self.ttl, self.message_id, self.session)
 
 
 def encoded(code: int, value: object) -> bytes:
@@ -74,6 +75,7 @@ def parsed(raw: bytes) -> Parts:
             parts.rest += section
         if code == PROPERTIES:
             parts.message_id = str(value[MESSAGE_ID]) if value and value[MESSAGE_ID] is not None else ""
+            parts.session = str(value[SESSION_ID] or "") if len(value) > SESSION_ID else ""
     return parts
 
 

@@ -26,12 +26,14 @@ from proton.handlers import Handshaker
 from proton.reactor import ApplicationEvent, Container, EventInjector
 
 from brokers.servicebus_admin import Admin, Call
-from brokers.servicebus_entities import Namespace, Queue, Refused, Stored, lock_lost
+from brokers.servicebus_entities import Namespace, Queue, Refused, Stored, lock_lost, session_lock_lost
 from brokers.servicebus_message import parsed, split
 
 TICK = 0.02
 LARGEST = 1024 * 1024
 MANAGEMENT = "/$management"
+SESSION_FILTER = "com.microsoft:session-filter"
+NEXT_SESSION_SECONDS = 60.0
 SETTLED_AS = {
     Delivery.ACCEPTED: "complete",
     Delivery.RELEASED: "release",
@@ -39,6 +41,8 @@ SETTLED_AS = {
     Delivery.REJECTED: "dead",
 }
 DISPOSITIONS = {"completed": "complete", "abandoned": "abandon", "defered": "defer", "suspended": "dead"}
+TRACKED = {symbol("com.microsoft:tracking-id"): "peer"}
+"""More of an error. The client wants this field, and proton leaves it out where it is empty."""
 CODES = {"amqp:not-found": 404, "com.microsoft:server-busy": 503, "amqp:unauthorized-access": 401}
 
 
@@ -54,6 +58,13 @@ def path_of(address: str | None) -> str:
     return address.strip("/")
 
 
+class Consuming:
+    """What is known of a link that messages are sent on."""
+
+    def __init__(self, link: Any, queue: Queue, session: str | None) -> None:
+        self.link, self.queue, self.session = link, queue, session
+
+
 class Broker(Handshaker):  # type: ignore[misc]
     """All connections, on one thread."""
 
@@ -64,8 +75,9 @@ class Broker(Handshaker):  # type: ignore[misc]
         self.keys: dict[str, dict[str, Any]] = settings["keys"]
         self.namespace = Namespace(Path(settings["journal"]))
         self.injector = injector
-        self.consumers: dict[Any, Queue] = {}
-        """The links that messages are sent on, and of which queue."""
+        self.consumers: dict[Any, Consuming] = {}
+        self.waiting: dict[Any, tuple[Queue, float]] = {}
+        """Links that wait for any session."""
         self.replies: dict[tuple[Any, str], Any] = {}
         self.claims: dict[Any, set[str]] = {}
         self.connections: list[Any] = []
@@ -85,8 +97,12 @@ class Broker(Handshaker):  # type: ignore[misc]
     def on_timer_task(self, event: Any) -> None:
         now = time.time()
         for queue in self.namespace.everything():
+            for link, name in queue.expired_sessions(now):
+                self._lose_session(link, queue, name)
             if queue.tick(now) or queue.ready:
                 self.pump(queue)
+        for link, (queue, until) in list(self.waiting.items()):
+            self._accept_session(link, queue, until)
         self.container.schedule(TICK, self)
 
     def on_call(self, event: Any) -> None:
@@ -122,15 +138,20 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def on_transport_closed(self, event: Any) -> None:
         connection = event.connection
-        for link in [each for each in self.consumers if each.connection == connection]:
+        for link in [each for each in (*self.consumers, *self.waiting) if each.connection == connection]:
             self.forget(link)
         self.replies = {key: link for key, link in self.replies.items() if link.connection != connection}
         self.claims.pop(connection, None)
         self.connections = [each for each in self.connections if each != connection]
 
     def forget(self, link: Any) -> None:
-        """The link is gone. Locks of messages stay until they expire."""
-        self.consumers.pop(link, None)
+        """The link is gone. Locks of messages stay until they expire; that of a session goes with its link."""
+        self.waiting.pop(link, None)
+        consumer = self.consumers.pop(link, None)
+        if consumer is not None and consumer.session is not None:
+            queue = consumer.queue
+            if queue.sessions.get(consumer.session, (None, 0))[0] == link:
+                queue.end_session(consumer.session, counted=False)
 
     # -- links
 
@@ -154,9 +175,10 @@ class Broker(Handshaker):  # type: ignore[misc]
             self._check_claim(link, "listen")
             self._check_busy("attach")
             queue = self.namespace.find(path)
-            if queue is None or queue.rules.forward:
+            if queue is None or (queue.rules.forward and queue.dead is not None):
                 raise self._absent(path)
-            self.consumers[link] = queue
+            if not self._consume(link, queue):
+                return
         else:
             self._check_claim(link, "send")
             if lower not in self.namespace.topics and lower not in self.namespace.queues:
@@ -175,6 +197,60 @@ class Broker(Handshaker):  # type: ignore[misc]
                 raise self._absent(entity)
         if link.is_sender:
             self.replies[link.session, lower] = link
+
+    def _consume(self, link: Any, queue: Queue) -> bool:
+        """Whether the link is open now; one that wants any session waits for it."""
+        filters = _filters(link)
+        if SESSION_FILTER not in filters:
+            if queue.has_sessions:
+                text = "It is not possible for an entity that requires sessions to create a non-sessionful receiver."
+                raise Refused("amqp:not-allowed", text)
+            self.consumers[link] = Consuming(link, queue, None)
+            return True
+        if not queue.has_sessions:
+            raise Refused("amqp:not-allowed", "A sessionful receiver cannot be created on an entity without sessions.")
+        session = filters[SESSION_FILTER]
+        if session is None:
+            self.waiting[link] = (queue, time.time() + _patience(link))
+            self._accept_session(link, *self.waiting[link])
+            return False
+        if session in queue.sessions:
+            raise Refused("com.microsoft:session-cannot-be-locked", f"The session {session} cannot be locked")
+        self._give_session(link, queue, str(session))
+        return True
+
+    def _accept_session(self, link: Any, queue: Queue, until: float) -> None:
+        session = queue.free_session()
+        if session is not None:
+            del self.waiting[link]
+            self._give_session(link, queue, session)
+            link.open()
+        elif time.time() > until:
+            del self.waiting[link]
+            self.refuse(link, Refused("com.microsoft:timeout", "No session became available in time"))
+
+    def _give_session(self, link: Any, queue: Queue, session: str) -> None:
+        until = time.time() + queue.rules.lock
+        queue.sessions[session] = (link, until)
+        self.consumers[link] = Consuming(link, queue, session)
+        self.seen["sessions"] += 1
+        filters = Data()
+        filters.put_map()
+        filters.enter()
+        filters.put_symbol(symbol(SESSION_FILTER))
+        filters.put_string(session)
+        filters.exit()
+        link.source.filter.copy(filters)
+        properties = {symbol("com.microsoft:locked-until-utc"): _ticks(until)}
+        link.properties = properties
+
+    def _lose_session(self, link: Any, queue: Queue, name: str) -> None:
+        """Its lock has ended: its messages go back, and its link is closed."""
+        self.consumers.pop(link, None)
+        queue.end_session(name, counted=True)
+        lost = session_lock_lost()
+        link.condition = Condition(lost.condition, lost.text)
+        link.close()
 
     def refuse(self, link: Any, refused: Refused) -> None:
         """An attach without source and target, then a detach that says why."""
@@ -202,9 +278,9 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def on_link_flow(self, event: Any) -> None:
         link = event.link
-        queue = self.consumers.get(link)
-        if queue is not None:
-            self.pump(queue)
+        consumer = self.consumers.get(link)
+        if consumer is not None:
+            self.pump(consumer.queue)
         if link.is_sender and link.drain_mode:
             link.drained()
 
@@ -212,10 +288,11 @@ class Broker(Handshaker):  # type: ignore[misc]
         """Send what is ready to links with credit, one after another."""
         while queue.ready:
             sent = False
-            for link in [link for link, consumed in self.consumers.items() if consumed is queue]:
+            for consumer in [each for each in self.consumers.values() if each.queue is queue]:
+                link = consumer.link
                 if link.credit <= 0 or not link.state & Endpoint.LOCAL_ACTIVE:
                     continue
-                stored = queue.take()
+                stored = queue.take(consumer.session)
                 if stored is not None:
                     self._deliver(link, queue, stored)
                     sent = True
@@ -267,7 +344,7 @@ class Broker(Handshaker):  # type: ignore[misc]
                 self._check_busy("send")
                 self.publish(path, raw)
         except Refused as refused:
-            delivery.local.condition = Condition(refused.condition, refused.text)
+            delivery.local.condition = Condition(refused.condition, refused.text, TRACKED)
             delivery.update(Delivery.REJECTED)
         else:
             delivery.update(Delivery.ACCEPTED)
@@ -391,6 +468,19 @@ class Broker(Handshaker):  # type: ignore[misc]
         ends = [milliseconds(queue.renew(token)) for token in _elements(body["lock-tokens"])]
         return 200, {"expirations": Array(UNDESCRIBED, Data.TIMESTAMP, *ends)}
 
+    def _answer_renew_session_lock(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"expiration": milliseconds(queue.renew_session(body["session-id"]))}
+
+    def _answer_set_session_state(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
+        name, state = body["session-id"], body["session-state"]
+        queue.renew_session(name)
+        queue.states[name] = b"" if state is None else bytes(state)
+        self.namespace.note("state", queue.name, name, queue.states[name])
+        return 200, None
+
+    def _answer_get_session_state(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"session-state": queue.states.get(body["session-id"]) or None}
+
     def _answer_update_disposition(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
         how = DISPOSITIONS[body["disposition-status"]]
         for token in _elements(body["lock-tokens"]):
@@ -402,6 +492,8 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def _answer_peek_message(self, queue: Queue, body: dict[str, Any]) -> tuple[int, Any]:
         found = [each for each in queue.everything if each.sequence >= body["from-sequence-number"]]
+        if "session-id" in body:
+            found = [each for each in found if each.parts.session == body["session-id"]]
         shown = [{"message": self.encoded(each, locked=False)} for each in found[: body["message-count"]]]
         return (200, {"messages": shown}) if shown else (204, None)
 
@@ -428,7 +520,7 @@ class Broker(Handshaker):  # type: ignore[misc]
     def _command_detach(self, given: dict[str, Any]) -> int:
         """All consumers of an entity, or all there are."""
         queue = self.namespace.find(given.get("entity", ""))
-        links = [link for link, consumed in self.consumers.items() if queue in {None, consumed}]
+        links = [each.link for each in self.consumers.values() if queue in {None, each.queue}]
         for link in links:
             self.forget(link)
             link.condition = Condition(given.get("condition", "amqp:link:detach-forced"), "as commanded")
@@ -437,8 +529,10 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def _command_close(self, given: dict[str, Any]) -> int:
         """All connections, with an error."""
+        for link in [*self.consumers, *self.waiting]:
+            self.forget(link)
         for connection in self.connections:
-            connection.condition = Condition("amqp:connection:forced", "as commanded")
+            connection.condition = Condition("amqp:connection:forced", "as commanded", TRACKED)
             connection.close()
         return len(self.connections)
 
@@ -450,13 +544,16 @@ class Broker(Handshaker):  # type: ignore[misc]
         queue = self._queue(given["entity"])
         for stored in queue.locked.values():
             stored.until = 0.0
+        for link, name in [(link, name) for name, (link, _) in queue.sessions.items()]:
+            self._lose_session(link, queue, name)
         if queue.tick(time.time()):
             self.pump(queue)
 
     def _command_count(self, given: dict[str, Any]) -> dict[str, Any]:
         queue = self._queue(given["entity"])
         counts = [each.count for each in queue.everything]
-        return {"all": len(queue.everything), "locked": len(queue.locked), "counts": counts}
+        found = {"all": len(queue.everything), "locked": len(queue.locked), "counts": counts}
+        return {**found, "sessions": sorted(queue.sessions)}
 
     def _command_seen(self, given: dict[str, Any]) -> dict[str, int]:
         return dict(self.seen)
@@ -475,6 +572,26 @@ def parse_raw(query: str, name: str) -> str:
 
 def _elements(value: Any) -> list[Any]:
     return list(value.elements if isinstance(value, Array) else value)
+
+
+def _ticks(seconds: float) -> int:
+    return int(seconds * 10_000_000) + 621_355_968_000_000_000
+
+
+def _patience(link: Any) -> float:
+    """For how many seconds a link that wants any session waits for one: what it says itself, or a minute."""
+    data = link.remote_properties
+    said = {str(name): value for name, value in (data or {}).items()}
+    return float(said.get("com.microsoft:timeout", NEXT_SESSION_SECONDS * 1000)) / 1000
+
+
+def _filters(link: Any) -> dict[str, Any]:
+    data = link.remote_source.filter
+    data.rewind()
+    if not data.next():
+        return {}
+    found = data.get_object() or {}
+    return {str(name): getattr(value, "value", value) for name, value in found.items()}
 
 
 def main() -> None:

@@ -57,16 +57,24 @@ BROKERS: Mapping[str, tuple[str, Callable[[Any, Proxy], str]]] = {
     "sqs": ("own_sqs_server", lambda server, proxy: server.url_for("sqs", proxy.port)),
     "fifo": ("own_sqs_server", lambda server, proxy: server.url_for("sqs+fifo", proxy.port)),
     "servicebus": ("own_servicebus", lambda server, proxy: proxy.url(server.url)),
+    "sessions": (
+        "own_servicebus",
+        lambda server, proxy: proxy.url(server.url).replace("servicebus", "servicebus+sessions", 1),
+    ),
     "pubsub": (
         "own_pubsub_server",
         lambda server, proxy: server.url.replace(server.endpoint, f"127.0.0.1:{proxy.port}"),
+    ),
+    "streaming": (
+        "own_pubsub_server",
+        lambda server, proxy: server.url.replace(server.endpoint, f"127.0.0.1:{proxy.port}") + "&streaming=true",
     ),
 }
 """For each transport that a proxy can cut off: the fixture of its broker, and its URL by way of the proxy."""
 
 
 KINDS = [*BROKERS, "kafka", "sqlite", "postgres"]
-ONLY_LONG = {"fifo"}
+ONLY_LONG = {"fifo", "sessions", "streaming"}
 
 
 @pytest.fixture(params=[pytest.param(each, marks=pytest.mark.long) if each in ONLY_LONG else each for each in KINDS])
@@ -160,7 +168,6 @@ def blows(place: Place, kills: int, restarts: int, cuts: int) -> Iterator[str]:
                 yield kind
 
 
-@pytest.mark.requirement("P-13")
 @pytest.mark.parametrize("colour", ["blocking", "awaiting"])
 def test_nothing_is_lost_whatever_breaks(place: Place, colour: str, tmp_path: Path) -> None:
     scores(place, colour, tmp_path, count=400, kills=2, restarts=1, cuts=1)

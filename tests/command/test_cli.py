@@ -157,7 +157,7 @@ def test_run_ends_in_time_though_a_handler_has_left_something_that_never_does(fo
 
         output = program.output
     assert status == 0
-    assert "performer pump-orders-1 has not ended" in output or "the process ends, though there still runs" in output
+    assert "performer pump-orders-1 has not ended" in output or "the process ends, although this still runs" in output
 
 
 @pytest.mark.requirement("P-20")

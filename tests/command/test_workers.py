@@ -15,11 +15,16 @@ from pump.command.workers import Supervisor, snapshot
 from support.programs import Program, eventually, lives, pump
 
 STOCK = """
-import os, threading, time
+import os, sys, threading, time
 from dataclasses import dataclass, replace
 
 from pump import *
 from pump.transports.memory import MemoryTransport
+
+
+def say(text):  # in one write: print makes several, and those of two processes mix
+    sys.stdout.write(f"{text}\\n")
+    sys.stdout.flush()
 
 
 class Shared(MemoryTransport):
@@ -33,14 +38,14 @@ class Count(Command):
 
 class CountHandler(RequestHandler[Count]):
     def handle(self, count):
-        print("handling in", os.getpid(), flush=True)
+        say(f"handling in {os.getpid()}")
         if count.seconds == 0:
             raise RuntimeError("a bug")
         if count.seconds > 10:
             SystemClock().wait(self.context.stopping, 60)
-            print("asked to stop", flush=True)
+            say("asked to stop")
         time.sleep(count.seconds)
-        print("handled in", os.getpid(), flush=True)
+        say(f"handled in {os.getpid()}")
 
 
 def make(**options):
@@ -58,7 +63,7 @@ def when_ready(act, **options):
     def wait():
         while not made.ready:
             time.sleep(0.01)
-        print("ready in", os.getpid(), flush=True)
+        say(f"ready in {os.getpid()}")
         act(made)
 
     threading.Thread(target=wait, daemon=True).start()

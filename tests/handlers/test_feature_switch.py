@@ -83,7 +83,7 @@ def test_while_the_provider_fails_its_last_answer_stands(harness: Harness, caplo
     run = harness.around(FeatureSwitch("orders", provider=lambda _: _next(answers)), Failing())
 
     assert [run(), run(), run(), run()] == [None, None, None, "done"]
-    assert [record.levelname for record in caplog.records if "could not be asked" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "could not be read" in record.message] == ["WARNING"]
 
 
 def test_a_provider_that_has_never_answered_gives_the_default(harness: Harness) -> None:
@@ -109,7 +109,10 @@ def test_a_change_is_told_once(harness: Harness, caplog: pytest.LogCaptureFixtur
         run()
 
     assert [record.message for record in caplog.records if "Switch" in record.message] == [
-        "Switch orders is off: messages are acknowledged unhandled (message m-1, channel orders, handler Handler)",
+        (
+            "Switch orders is off: messages are acknowledged without being handled "
+            "(message m-1, channel orders, handler Handler)"
+        ),
         "Switch orders is on (message m-1, channel orders, handler Handler)",
     ]
     assert [(event, fields["on"]) for event, fields in harness.told] == [("switch", False), ("switch", True)]

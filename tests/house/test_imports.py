@@ -49,8 +49,9 @@ QUEUE_LAYERS: tuple[str, ...] = (
 SPARK_LAYERS: tuple[str, ...] = (
     "columns given session staging",
     "sink source",
-    "data_source",
-    "cluster dead_letters journal lake recover registered",
+    "data_source posted",
+    "commands",
+    "cluster dead_letters journal lake recover recover_command registered",
 )
 """The same for pump/spark/."""
 
@@ -69,6 +70,7 @@ class Imported(NamedTuple):
     """Loaded by a string, not imported by a statement."""
 
 
+@cache
 def imports(source: str) -> list[Imported]:
     """All that a module imports, anywhere in it; `from a import b` is `a.b`, and so is a name it loads."""
     tree = ast.parse(source)

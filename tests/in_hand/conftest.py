@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from support.redis_works import Works
-
 BROKERS = ("quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres")
 
 
@@ -23,8 +21,3 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if kind == "sqlite":
         return f"sqlite:///{tmp_path}/queue.db"
     return f"{request.getfixturevalue('postgres_url')}?schema=test_{tmp_path.name[-30:].replace('-', '_')}"
-
-
-@pytest.fixture
-def works(tmp_path: Path) -> Works:
-    return Works(tmp_path)

@@ -12,8 +12,8 @@ from brokers.redis import Redis
 from pump import Dispatcher, Subscription
 from pump.context import current_context
 from support.programs import Program, lives, pump
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 LEASE = 1.0
 TESTS = Path(__file__).parent.parent
@@ -122,7 +122,7 @@ WORK = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from support.redis_works import dispatcher as made
+from support.works import dispatcher as made
 
 dispatcher = made(
     {url!r}, {channel!r}, Path({file!r}), state_folder={state!r}, lease=1.0, may_block=True, max_attempts=2

@@ -1116,14 +1116,14 @@ class TestWhatCannotBeMapped:
 
         text = unmappable(Outer)
 
-        assert "Inner.callback cannot be mapped: type is no dataclass" in text
+        assert "Inner.callback cannot be mapped: type is not a dataclass" in text
         assert "pass a Mapper" in text
 
     def test_a_plain_class_is_told_to_be_a_dataclass(self) -> None:
         class Plain(Command):
             pass
 
-        assert "is no dataclass" in unmappable(Plain)
+        assert "is not a dataclass" in unmappable(Plain)
         assert "Make " in unmappable(Plain)
 
     @pytest.mark.parametrize(
@@ -1142,7 +1142,7 @@ class TestWhatCannotBeMapped:
             (Literal[Colour.RED], "only contain None/booleans/integers/strings"),
             (Enum("Empty", []), "at least one item"),
             (Enum("Odd", {"A": 1.5}), "all str or all int"),
-            (complex, "complex is no dataclass"),
+            (complex, "complex is not a dataclass"),
             (Final, "Type 'typing.Final' is not supported"),
             ([int], "Type '[<class 'int'>]' is not supported"),
             ("int", "Type ''int'' is not supported"),

@@ -252,7 +252,7 @@ def test_a_post_that_is_not_confirmed_raises() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"headers": {"pump-attempts": "9"}}, "is not yours to set"),
+        ({"headers": {"pump-attempts": "9"}}, "cannot be set"),
         ({"headers": {"count": 3}}, "headers are text"),
         ({"delay": -1}, "cannot be negative"),
     ],

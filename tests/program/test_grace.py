@@ -242,11 +242,14 @@ def test_what_nobody_has_begun_goes_back_at_once_though_a_handler_still_runs(
 
         assert left_behind(broker) == [(f"order-{number}", 0, 0) for number in range(16, 40)]
         assert begun == list(range(1, 16))
-        eventually(lambda: "messages that nobody has begun go back" in caplog.text)
+        eventually(lambda: "messages that no handler has begun go back" in caplog.text)
         if how == "stop":
             stopping.join(LIMIT)
             if not kind.awaits:
-                assert "what was not settled (1 in hand) comes again when this process ends, or at most" in caplog.text
+                assert (
+                    "messages that are not settled (1 in hand) come again when this process ends, or at most"
+                    in caplog.text
+                )
         gate.set()
 
 

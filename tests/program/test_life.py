@@ -522,7 +522,7 @@ def test_what_cannot_be_kept_at_the_end_keeps_nothing_from_being_closed(
     with consuming(kind, Outcomes(None)) as dispatcher:
         eventually(lambda: dispatcher.ready)
 
-    assert "what is known of attempts is not kept: the disk is full" in caplog.text
+    assert "the attempts of messages could not be stored: the disk is full" in caplog.text
     eventually(lambda: threads_of_pumps() == [])
 
 

@@ -395,14 +395,14 @@ def test_what_cannot_be_a_lifespan_is_refused_when_the_dispatcher_is_made(given:
 
 
 def test_a_function_that_makes_none_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match="returned int, which is no context manager"):
+    with pytest.raises(ConfigurationError, match="returned int, which is not a context manager"):
         living(KINDS[0], lambda: 3, Outcomes(None)).start()
 
 
 # -- as a process
 
 SHOP = """
-import os
+import os, sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pump import *
@@ -413,10 +413,10 @@ class Order(Command):
 
 @contextmanager
 def database():
-    print("open in", os.getpid(), flush=True)
+    sys.stdout.write(f"open in {{os.getpid()}}\\n")  # one write: print makes several, and those of workers mix
     {enter}
     yield
-    print("closed in", os.getpid(), flush=True)
+    sys.stdout.write(f"closed in {{os.getpid()}}\\n")
     {leave}
 
 def handle(order: Order) -> None: ...

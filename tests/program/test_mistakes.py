@@ -131,9 +131,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a time without end": (options(dont_ack_delay=inf), "dont_ack_delay must be a number of seconds or a timedelta"),
     "a lease that is none": (options(lease=nan), "lease must be a number of seconds or a timedelta, not nan"),
     "a limit of 0": (options(dont_ack_longest_delay=0), "dont_ack_longest_delay must be longer than 0 s, not 0"),
-    "one back-off": (options(requeue_backoff=5), "requeue_backoff is (first, longest), two numbers"),
-    "three back-offs": (options(failure_backoff=(1, 2, 3)), "failure_backoff is (first, longest), two numbers"),
-    "text for a back-off": (options(requeue_backoff=("1", 2)), "requeue_backoff is (first, longest), two numbers"),
+    "one back-off": (options(requeue_backoff=5), "requeue_backoff must be (first, longest), two numbers"),
+    "three back-offs": (options(failure_backoff=(1, 2, 3)), "failure_backoff must be (first, longest), two numbers"),
+    "text for a back-off": (options(requeue_backoff=("1", 2)), "requeue_backoff must be (first, longest), two numbers"),
     "text for a truth": (options(ordered="no"), "ordered must be True or False, not 'no'"),
     "a number for a channel": (options(channel=3), "channel must be text, not 3"),
     "a number for a topic": (options(topic=3), "topic must be text, not 3"),
@@ -198,7 +198,7 @@ def test_a_mistake_is_refused_with_its_name_and_what_to_write(name: str) -> None
     [
         ({"key": 5}, "post: key is text, not 5"),
         ({"id": 5}, "post: id is text, not 5"),
-        ({"headers": [("a", "b")]}, "post: headers are a mapping of names to texts, not [('a', 'b')]"),
+        ({"headers": [("a", "b")]}, "post: headers must be a mapping of names to texts, not [('a', 'b')]"),
         ({"headers": {"a": 5}}, "headers are text: 'a' is int"),
     ],
 )

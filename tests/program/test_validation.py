@@ -279,10 +279,6 @@ ERRORS: dict[str, tuple[Dispatcher, str]] = {
         dispatcher(REACTOR.handler(NOTHING), subscriptions=subscribed(topic="orders", channel="c", invalid="orders")),
         "has itself as invalid",
     ),
-    "no dead letters": (
-        dispatcher(REACTOR.handler(NOTHING), subscriptions=subscribed(), capabilities={"dead_letters": False}),
-        r"memory has no dead letters: write Subscription\(dead_letter=None\)",
-    ),
     "one wire type for two": (
         dispatcher(
             REACTOR.handler(NOTHING), subscriptions=subscribed(), publications=[Publication(Dispatch, topic="d")]
@@ -332,13 +328,6 @@ def test_with_a_factory_arguments_are_its_business() -> None:
     assert found == []
 
 
-def test_without_dead_letters_none_may_be_written_out() -> None:
-    capabilities = {"dead_letters": False}
-    found = problems(REACTOR.handler(NOTHING), subscriptions=subscribed(dead_letter=None), capabilities=capabilities)
-
-    assert found == []
-
-
 def test_an_ordered_channel_may_have_several_performers_where_keys_stay_together() -> None:
     rules = subscribed(ordered=True, performers=2)
 
@@ -360,12 +349,6 @@ WARNINGS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "deferred, and held": (DeferMessageOnError(), {}, {"requeue": "hold"}, "cannot deliver a message later"),
     "rejected, and gone": (RejectMessageOnError(), {"dead_letter": None}, {}, "gone"),
     "longer than it can be": (None, {"requeue_backoff": (1, 3600)}, {"longest_delay": 900.0}, "by at most 900 s"),
-    "attempts in memory alone": (
-        None,
-        {},
-        {"durable_attempts": False, "counts_deliveries": False},
-        "keeps no attempts",
-    ),
 }
 
 

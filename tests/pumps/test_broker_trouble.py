@@ -146,15 +146,18 @@ def test_one_that_fails_to_the_end_of_the_lease_is_given_up_and_nothing_is_lost(
     assert numbers(bench.acknowledged) == ([2] if call == "reject" else [1, 2])
 
 
+@pytest.mark.parametrize("leases", [True, False])
 @pytest.mark.parametrize("call", SETTLED)
-def test_one_that_can_never_be_carried_out_does_not_hold_up_the_others(pumping: Pumping, call: str) -> None:
+def test_one_that_can_never_be_carried_out_does_not_hold_up_the_others(
+    pumping: Pumping, call: str, *, leases: bool
+) -> None:
     def body(order: Order) -> None:
         error = SETTLED[call]
         if order.number == 1 and error is not None and not mended:
             raise error
 
     mended: list[bool] = []
-    bench = pumping(body, may_block=True)
+    bench = pumping(body, may_block=True, capabilities={} if leases else NO_LEASES)
     bench.broker.fail_for(call, "order-1", TransportError("no such thing"))
     bench.post_orders(1, 2, 3)
     began = bench.clock.monotonic()

@@ -223,6 +223,25 @@ def test_where_there_is_no_lease_it_raises_and_the_consumer_is_made_anew(line: L
     assert [consumer.closed for consumer in line.script.consumers] == [True, False]
 
 
+@pytest.mark.parametrize("options", [{}, {"ordered": True}])
+def test_where_there_is_no_lease_and_the_set_up_is_wrong_the_message_comes_later_unless_order_is_kept(
+    make_line: MakeLine, options: dict[str, Any]
+) -> None:
+    line = make_line(**options)
+    line.script.put("1", lease=None)
+    line.script.fail("reject", SetupError("a key is in use for something else"))
+
+    with pytest.raises(TransportError, match="in use"):
+        line.reject(line.receive_one())
+
+    if options:
+        with pytest.raises(TransportError, match="opened again"):
+            line.receive()
+    else:
+        line.receive()
+    assert [call.split()[0] for call in line.script.done()] == ["reject!", *([] if options else ["requeue"])]
+
+
 def test_while_a_dead_letter_cannot_be_stored_the_waits_grow_though_receiving_works(line: Line) -> None:
     line.script.broken["reject"] = PublishError("full")
     waits = []

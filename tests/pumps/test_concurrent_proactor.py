@@ -79,7 +79,7 @@ def test_a_turn_that_dies_frees_its_slot_and_its_message_comes_again(
 
     assert line.script.done("acknowledge")[-1] == "acknowledge 3"
     assert line.channel.in_hand == ()
-    assert caplog.text.count("ended by itself") == 2
+    assert caplog.text.count("ended unexpectedly") == 2
     assert (len(line.script.consumers) > 1) is (lease is None)
 
 
@@ -180,7 +180,7 @@ def test_where_leases_are_renewed_on_the_loop_a_handler_that_blocks_it_is_told_o
     assert len(runs) == 2
     (letter,) = broker.bus.messages("orders.dead")
     assert (letter.header.headers["pump-reason"], letter.header.headers["pump-attempts"]) == ("attempts exhausted", "2")
-    told = [each.getMessage() for each in caplog.records if "The event loop stood still for 0." in each.getMessage()]
+    told = [each.getMessage() for each in caplog.records if "The event loop was blocked for 0." in each.getMessage()]
     assert len(told) == 2
     assert all("handle_async" in each for each in told)
 

@@ -88,6 +88,22 @@ def test_nothing_from_behind_a_held_message_is_handled_first(pumping: Pumping) -
     assert numbers(body.seen) == [1, 2, 2, 2, 3, 4]
 
 
+def test_a_message_that_is_always_refused_does_not_keep_others_from_being_received(
+    pumping: Pumping,
+) -> None:
+    def body(order: Order) -> None:
+        if order.number == 1:
+            raise DontAckAction
+
+    bench = pumping(body, capabilities={**HOLDS, "blocks": "partition"})
+    for number in range(1, 4):
+        bench.post(Order(number), key=str(number))
+
+    bench.run(seconds=30)
+
+    assert numbers(bench.acknowledged) == [2, 3]
+
+
 def test_an_ordered_channel_holds_what_is_deferred(pumping: Pumping) -> None:
     body = Outcomes(None, DeferMessageAction(60), None)
     bench = pumping(body, ordered=True)

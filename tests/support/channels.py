@@ -36,7 +36,6 @@ def capabilities(**options: Any) -> Capabilities:
         "counts_deliveries": True,
         "carries_attempts": True,
         "durable": False,
-        "durable_attempts": True,
         "leases": True,
         "delayed_publish": False,
     }

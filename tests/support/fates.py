@@ -53,6 +53,8 @@ class Settings:
     renew: bool = True
     on_unhandled: Literal["retry", "dont_ack", "reject", "acknowledge", "nak"] = "retry"
     buffer_size: int = 8
+    remembers: bool = False
+    """Whether the machine keeps what its processes had in hand."""
 
 
 @dataclass

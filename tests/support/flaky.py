@@ -26,7 +26,9 @@ class WatchedConsumer(MemoryConsumer):
             fate = world.fates[self._locked[receipt].header.id]
             fate.unexplained += unexplained
             fate.known_here = fate.known_here or not self.performer.process.dead
-        world.calm = world.calm and not (unexplained and receipts)
+        if unexplained and receipts:
+            world.calm = False
+            world.steady = world.steady and self.performer.process.dead
         return super()._give_back(channel, receipts, unexplained)
 
 
@@ -53,7 +55,7 @@ class FlakyConsumer:
         failures = self.world.failures.get(call)
         failure = failures.pop(0) if failures else None
         if failure is not None:
-            self.world.calm = False
+            self.world.trouble()
         if failure == "before":
             raise TransportError(f"{call} failed")
         result = act(*arguments) if act is not None else None
@@ -116,7 +118,7 @@ class FlakyConsumer:
 
     def reject(self, message: Message, rejection: Rejection) -> None:
         if self.world.clock.monotonic() < self.world.dead_letters_down_until:
-            self.world.calm = False
+            self.world.trouble()
             raise PublishError("nobody stores dead letters")
         self._settle("reject", self._rejected, message, rejection)
 

@@ -25,7 +25,6 @@ HOLDS = Capabilities(
     carries_attempts=False,
     keeps_held_attempts=False,
     durable=True,
-    durable_attempts=False,
     leases=False,
     delayed_publish=False,
     purges=False,
@@ -36,9 +35,7 @@ HOLDS = Capabilities(
 )
 """The least that a transport may be able to do."""
 
-COPIES = replace(
-    HOLDS, blocks="nothing", requeue="copy", carries_attempts=True, durable_attempts=True, purges=True, waits=True
-)
+COPIES = replace(HOLDS, blocks="nothing", requeue="copy", carries_attempts=True, purges=True, waits=True)
 """Defers by copies to its own channel; no message waits behind a held one."""
 
 
@@ -75,7 +72,7 @@ class _Consumer:
         self, consumer: MemoryConsumer, memory: MemoryTransport, subscription: Subscription, can: Capabilities
     ) -> None:
         self.generation = consumer.generation
-        self._consumer: Final = consumer
+        self._consumer = consumer
         self._memory: Final = memory
         self._subscription: Final = subscription
         self._can: Final = can
@@ -124,7 +121,11 @@ class _Consumer:
         """There is nothing to extend."""
 
     def hand_back(self, messages: Sequence[Message]) -> None:
+        """All of them go back, also those in hand; and so what was received before is void."""
         self._consumer.hand_back(messages)
+        self._consumer.close()
+        self._consumer = self._memory.consumer(self._subscription)
+        self.generation = self._consumer.generation
 
     def purge(self) -> int:
         if not self._can.purges:

@@ -29,6 +29,16 @@ def connected(broker: Mosquitto, client_id: str = "", **options: Any) -> Iterato
         client.loop_stop()
 
 
+def remove_session(broker: Mosquitto, client_id: str) -> None:
+    """With all that is in it, whether or not its client is connected."""
+    client = broker.client(client_id)
+    client.connect("127.0.0.1", broker.port, clean_start=True)
+    client.loop_start()
+    eventually(client.is_connected)
+    client.disconnect()
+    client.loop_stop()
+
+
 def publish(broker: Mosquitto, topic: str, body: bytes, *user_properties: tuple[str, str], qos: int = 1) -> None:
     """Publish as any other program does; returns when it is confirmed."""
     from paho.mqtt.packettypes import PacketTypes

@@ -7,7 +7,7 @@ from brokers.mosquitto import Mosquitto
 from pump import Dispatcher, Publication, Subscription
 from pump.transports.mqtt import MqttServer, MqttTransport
 from support.pumps import Body, Kind, Order
-from support.redis_works import Job
+from support.works import Job
 
 FAST: dict[str, Any] = {
     "max_attempts": 3,

@@ -155,7 +155,7 @@ class Performer:
         fate.failed += outcome.ends in FAILING
         fate.decisions.add(outcome.ends)
         if outcome.ends == "KeyboardInterrupt":
-            self.world.calm = False
+            self.world.trouble()
         make = ERRORS[outcome.ends]
         raise make()
 
@@ -163,6 +163,8 @@ class Performer:
         if message.unexplained and self.judge.suspect(message):
             self.world.must(self.channel.in_hand == (message,), "a suspect was not alone in hand")
             self.world.must(len(self.channel._intake) == 1, "something waited beside a suspect")
+            hand = None if self.process.guard is None else self.process.guard.hand
+            self.world.must(hand is None or hand.full <= 1, "another performer's message was in hand beside a suspect")
 
     # -- ending
 
@@ -187,7 +189,8 @@ class StepwiseJudge(Judge):
 
     def __init__(self, performer: Performer) -> None:
         world = performer.world
-        super().__init__(world.rules, performer.process.ledger, world.clock, PumpLog("orders", Telemetry()))
+        process, log = performer.process, PumpLog("orders", Telemetry())
+        super().__init__(world.rules, process.ledger, world.clock, log, guard=process.guard)
         self.performer: Final = performer
 
     @property

@@ -93,6 +93,15 @@ def pump_run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def runs(name: str, folder: Path) -> None:
+    """Run a program of the folder to its end, which must be a success without a word on standard error."""
+    here = {**os.environ, "PYTHONPATH": str(folder)}  # tox keeps the folder of a program off its path
+    ran = subprocess.run(
+        [sys.executable, name], cwd=folder, env=here, check=False, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def eventually(happened: Callable[[], bool], what: str) -> None:
     """Wait until something outside of this process has happened."""
     deadline = time.monotonic() + DEADLINE

@@ -13,7 +13,9 @@ from pump.message import Header, Message
 from pump.transports.pubsub import PubSubSettings, PubSubTransport
 from pump.transports.pubsub.consumer import PubSubConsumer
 from support.pumps import Body, Kind, Order
+from support.recovery import everything_was_run
 from support.waiting import eventually
+from support.works import Works
 
 REJECTED = Rejection("delivery error", "OutOfTea", "no tea left")
 LEASE = 30.0
@@ -77,6 +79,11 @@ class PubSubBench:
     @property
     def dead(self) -> int:
         return self.left(f"{self.channel}.dead")
+
+    def everything_was_run(self, works: Works, count: int, at_most_twice: int) -> None:
+        channel = works.channel
+        everything_was_run(works, count, at_most_twice, lambda: self.left(channel) + self.left(f"{channel}.retry"))
+        assert self.left(f"{channel}.dead") == 0
 
     def ends(self, dead: int = 0) -> None:
         """Wait until nothing is left, and there are so many dead letters."""

@@ -35,6 +35,7 @@ class PubSubContract(TransportContract):
 
     broker: PubSub
     network: Proxy
+    streaming = False
     silence_seconds = 0.3
     lease_seconds = LEASE
 
@@ -45,7 +46,7 @@ class PubSubContract(TransportContract):
     @pytest.fixture
     def transport(self, own_pubsub_server: PubSub, proxy_to: ProxyTo) -> Transport:
         self.network = proxy_to(own_pubsub_server.port)
-        return transport_to(self.network.port)
+        return transport_to(self.network.port, streaming=self.streaming)
 
     def break_connection(self, transport: Transport) -> None:
         self.network.reset()

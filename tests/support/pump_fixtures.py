@@ -1,12 +1,15 @@
-"""Fixtures of the tests of pumps: each kind of pump in turn, and benches that are closed after the test."""
+"""Fixtures of the tests of pumps: each kind of pump in turn, and what is closed after the test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pump import Dispatcher
 from support.pumps import KINDS, Bench, Body, Kind
+from support.works import Works
 
 Pumping = Callable[..., Bench]
 
@@ -44,3 +47,22 @@ def benches() -> Iterator[ExitStack]:
     """Closes everything that is entered into it."""
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture(params=["reactor", "proactor"])
+def awaiting(request: pytest.FixtureRequest) -> bool:
+    """Whether the pump awaits: first not, then yes."""
+    return bool(request.param == "proactor")
+
+
+@pytest.fixture
+def works(tmp_path: Path) -> Works:
+    """A channel with jobs to do."""
+    return Works(tmp_path)
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[Dispatcher], Dispatcher]]:
+    """Start dispatchers; they are stopped after the test."""
+    with ExitStack() as stack:
+        yield stack.enter_context

@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from brokers.servicebus import ServiceBus
 from pump import Command, Publication, Subscription
 from pump.message import Header, Message
-from pump.transports.servicebus import ServiceBusTransport
+from pump.transports.servicebus import ServiceBusSessionsTransport, ServiceBusTransport
 from pump.transports.servicebus.consumer import ServiceBusConsumer
 from support.waiting import eventually
 
@@ -24,10 +24,12 @@ class Sample(Command):
 class QueueBench:
     """A queue with a name of its own; what is opened is closed with the stack."""
 
+    made_by: type[ServiceBusTransport] = ServiceBusTransport
+
     def __init__(self, broker: ServiceBus, stack: ExitStack, **options: Any) -> None:
         self.broker, self.stack = broker, stack
         self.name = f"q-{uuid4().hex[:10]}"
-        self.transport = ServiceBusTransport(broker.connection_string, management_port=broker.admin_port, **options)
+        self.transport = self.made_by(broker.connection_string, management_port=broker.admin_port, **options)
 
     def subscription(self, **options: Any) -> Subscription:
         return Subscription(Sample, **{"topic": self.name, "channel": self.name, "lease": 5.0, **options})
@@ -77,6 +79,17 @@ class QueueBench:
     def holds(self, number: int, name: str = "") -> None:
         """Wait until there are so many messages, in hand or not."""
         eventually(lambda: self.count(name)["all"] == number, PATIENCE)
+
+
+class SessionsBench(QueueBench):
+    """A queue that requires sessions."""
+
+    made_by: type[ServiceBusTransport] = ServiceBusSessionsTransport
+
+    def sessions(self) -> list[str]:
+        """Those that somebody has locked."""
+        found: list[str] = self.count()["sessions"]
+        return found
 
 
 def receive(consumer: ServiceBusConsumer, limit: int = 1, number: int = 1) -> list[Message]:

@@ -1,6 +1,7 @@
 """The contract on the project's own Service Bus, driven by the vendor's client through a network that breaks."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -12,7 +13,7 @@ from pump.subscription import Subscription
 from pump.testing.contract import TransportContract
 from pump.testing.driver import ChannelDriver, TransportDriver
 from pump.transport_kit.protocol import Transport
-from pump.transports.servicebus import ServiceBusTransport
+from pump.transports.servicebus import ServiceBusSessionsTransport, ServiceBusTransport
 
 
 class ServiceBusContract(TransportContract):
@@ -21,6 +22,7 @@ class ServiceBusContract(TransportContract):
     released_within_seconds = 1.0
     broker: ServiceBus
     network: Proxy
+    made_by: type[ServiceBusTransport] = ServiceBusTransport
 
     def expect_nothing_left(self, driver: TransportDriver, channel: ChannelDriver) -> None:
         """The broker itself says what it has: nobody need wait until a lock would have ended."""
@@ -34,11 +36,14 @@ class ServiceBusContract(TransportContract):
 
     @pytest.fixture
     def transport(self, _on: None) -> Transport:
-        return ServiceBusTransport.from_url(self.network.url(self.broker.url))
+        return self.made_by.from_url(self._with_scheme(self.network.url(self.broker.url)))
+
+    def _with_scheme(self, url: str) -> str:
+        return url.replace("servicebus", self.made_by.scheme, 1)
 
     def in_another_process(self, transport: Transport) -> str:
-        url = self.broker.url
-        return f"from pump.transports.servicebus import ServiceBusTransport as T\ntransport = T.from_url({url!r})"
+        url, made_by = self._with_scheme(self.broker.url), self.made_by.__name__
+        return f"from pump.transports.servicebus import {made_by} as T\ntransport = T.from_url({url!r})"
 
     def break_connection(self, transport: Transport) -> None:
         self.network.reset()
@@ -50,7 +55,8 @@ class ServiceBusContract(TransportContract):
         body = b"\xff\xfe no sense"
         client = ServiceBusClient.from_connection_string(self.broker.connection_string)
         with client, client.get_queue_sender(topic) as sender:
-            sender.send_messages(ServiceBusMessage(body, application_properties={"pump-time": "yesterday"}))
+            properties: dict[str | bytes, Any] = {"pump-time": "yesterday"}
+            sender.send_messages(ServiceBusMessage(body, application_properties=properties, session_id="k"))
         return body
 
 
@@ -68,3 +74,9 @@ class QueuesContract(ServiceBusContract):
     def subscription(self, topic: str = "") -> Subscription:
         self.skip_if(bool(topic), "a queue has one channel")
         return super().subscription()
+
+
+class SessionsContract(TopicsContract):
+    """The same, and each queue requires sessions."""
+
+    made_by: type[ServiceBusTransport] = ServiceBusSessionsTransport

@@ -1,21 +1,36 @@
 """The project's own files, in the folders beside the tests."""
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PACKAGES = {"pump": ROOT / "pump", "pump.transports": ROOT / "transports", "pump.handlers": ROOT / "handlers"}
-"""The packages, and the folders of their files."""
+PACKAGES = {
+    "pump": ROOT / "pump",
+    "pump.transports": ROOT / "transports",
+    "pump.handlers": ROOT / "handlers",
+    "pyspark_pump": ROOT / "pump" / "spark" / "registered",
+}
+"""The packages, and the folders of their files. Spark imports `pyspark_pump` by that name."""
 
 
+@cache
 def modules(package: str) -> dict[str, Path]:
     """A package's own modules by their full names; the links in pump/ are not followed."""
     folder = PACKAGES[package]
-    files = (file for file in sorted(folder.rglob("*.py")) if not _behind_a_link(file, folder))
+    files = (
+        file for file in sorted(folder.rglob("*.py")) if not _behind_a_link(file, folder) and owner(file) == package
+    )
     return {_module_name(package, file.relative_to(folder)): file for file in files}
+
+
+def owner(file: Path) -> str | None:
+    """The package that a file belongs to: a folder within a package's folder may be another one."""
+    inside = [package for package, folder in PACKAGES.items() if file.is_relative_to(folder)]
+    return max(inside, key=lambda package: len(PACKAGES[package].parts), default=None)
 
 
 def tracked_files() -> list[Path]:

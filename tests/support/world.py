@@ -8,9 +8,11 @@ from typing import Any, Final
 from pump.clock import ManualClock
 from pump.ledger import Ledger
 from pump.message import Header, Message
+from pump.program.performer_group import keeps_attempts_itself
 from pump.subscription import Subscription
 from pump.transports.memory import MemoryTransport
 from support.fates import Fate, Outcome, Settings
+from support.machine import Machine
 from support.performers import Performer
 
 NEVER_LAPSES: Final = 1e12
@@ -47,6 +49,7 @@ class World:
             requeue="hold" if settings.holds else "same",
             leases=settings.leases,
             hands_back="all" if settings.hands_back_all else "each",
+            carries_attempts=settings.style in {"own", "copying"},
         )
         self.transport.prepare([self.rules], [])
         self.fates: Final[dict[str, Fate]] = {}
@@ -58,6 +61,9 @@ class World:
         """What always failed does so no more."""
         self.calm = True
         """Nothing went wrong but handlers."""
+        self.steady = True
+        """Nothing went wrong but handlers and processes."""
+        self.machine: Final = Machine() if settings.remembers else None
         self.copied: Final[dict[str, int]] = {}
         """By message, how many deliveries there were before its last copy was made."""
         self.starts: Final[list[str]] = []
@@ -85,6 +91,10 @@ class World:
                 task.cancel()
             if left:
                 self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+    def trouble(self) -> None:
+        """Something went wrong that is neither a handler nor a process."""
+        self.calm = self.steady = False
 
     def restart(self) -> None:
         """The process ends in good order, and another begins."""
@@ -128,7 +138,8 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self.world: Final = world
-        self.ledger: Final = Ledger(world.clock)
+        self.guard: Final = None if world.machine is None else world.machine.guard(world.clock)
+        self.ledger: Final = Ledger(world.clock, book=None if self.guard is None else self.guard.book)
         self.dead = False
         self.performers: Final = [Performer(self) for _ in range(world.settings.performers)]
 
@@ -155,9 +166,13 @@ class Process:
     def die(self) -> None:
         """Nothing of this process does anything any more."""
         self.dead = True
+        if self.guard is not None and self.world.machine is not None:
+            self.world.machine.charge(self.guard)
         for performer in self.performers:
             performer.vanish()
 
     def end(self) -> None:
         for performer in self.performers:
             performer.end()
+        if self.guard is not None:
+            self.ledger.keep(attempts=keeps_attempts_itself(self.world.rules, self.world.capabilities))

@@ -443,3 +443,39 @@ def test_an_acknowledgement_that_need_not_wait_goes_by_no_thread() -> None:
 
     assert peer.threads["acknowledge_soon"] == threading.current_thread().name
     assert peer.calls[1:-1] == [("acknowledge_soon", "1"), ("acknowledge_soon", "full"), ("acknowledge", "full")]
+
+
+def test_what_is_there_already_is_received_by_no_thread_and_lets_the_loop_go_on() -> None:
+    class Soon(BlockingPeer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.there: list[Message] = [message(str(number)) for number in range(4)]
+
+        def receive_soon(self, limit: int) -> Sequence[Message]:
+            self.record("receive_soon", limit)
+            some, self.there = self.there[:limit], self.there[limit:]
+            return some
+
+    async def scenario(peer: Soon) -> list[list[str]]:
+        consumer = await opened(peer)
+        peer.batches = [[message("5")]]
+        turns: list[int] = []
+
+        async def others() -> None:
+            while True:
+                turns.append(1)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        received = [[each.id for each in await consumer.receive(2, LIMIT)] for _ in range(2)]
+        assert len(turns) >= 2
+        task.cancel()
+        received.append([each.id for each in await consumer.receive(2, LIMIT)])
+        await consumer.close()
+        return received
+
+    peer = Soon()
+
+    assert asyncio.run(scenario(peer)) == [["0", "1"], ["2", "3"], ["5"]]
+    assert peer.threads["receive_soon"] == threading.current_thread().name
+    assert peer.threads["receive"].startswith("pump-receive")

@@ -17,7 +17,6 @@ SMALL = Capabilities(
     counts_deliveries=False,
     carries_attempts=False,
     durable=False,
-    durable_attempts=False,
     leases=False,
     delayed_publish=False,
     largest_body=4,

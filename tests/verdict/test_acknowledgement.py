@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from pump.attribute import Attribute, Rest, Steps
 from pump.clock import Signal
 from pump.errors import DontAckAction, LeaseLost, RejectMessageAction, TransportError
 from support.pump_fixtures import Pumping
@@ -127,6 +128,32 @@ def test_without_auto_ack_nothing_is_said_to_the_broker(pumping: Pumping, outcom
 
     assert bench.broker.named("acknowledge", "nack", "requeue", "reject", "hand_back") == []
     assert bench.broker.bus.locked("Order") == 1
+
+
+class Skips(Attribute):
+    """Answers instead of the handler, except for order 0."""
+
+    def around(self, request: object, rest: Rest) -> Steps:
+        if request != Order(0):
+            return rest.skip()
+        return (yield from rest(request))
+
+
+@pytest.mark.requirement("E-24")
+@pytest.mark.parametrize("auto_ack", [True, False])
+def test_what_an_attribute_answers_is_settled_as_if_the_handler_had_returned(
+    pumping: Pumping, *, auto_ack: bool
+) -> None:
+    body = Outcomes(None)
+    bench = pumping(body, Skips(), auto_ack=auto_ack)
+    bench.post_orders(1)
+
+    bench.run(turns=1)
+
+    settled = bench.broker.named("acknowledge", "nack", "requeue", "reject", "hand_back")
+    assert body.runs == 0
+    assert settled == (["acknowledge"] if auto_ack else [])
+    assert bench.broker.bus.locked("Order") == (0 if auto_ack else 1)
 
 
 @pytest.mark.requirement("E-24")

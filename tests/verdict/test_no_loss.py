@@ -57,6 +57,7 @@ def worlds(draw: Any) -> Settings:
         renew=draw(st.booleans()),
         on_unhandled=draw(st.sampled_from(["retry", "retry", "retry", "dont_ack", "reject", "acknowledge", "nak"])),
         buffer_size=draw(st.sampled_from([1, 3, 8])),
+        remembers=draw(st.booleans()),
     )
 
 
@@ -76,8 +77,8 @@ class NoLoss(RuleBasedStateMachine):
             for which in range(chosen.performers):
                 self.world.process.step(which, [Outcome()] * 4)
         self.post(count)
-        finds_killers = chosen.style != "uncounted" and not chosen.may_block and chosen.performers == 1
-        if killer and finds_killers:
+        by_count = chosen.style != "uncounted" and not chosen.may_block and chosen.performers == 1
+        if killer and (chosen.remembers or by_count):
             self.world.post("killer")
 
     @rule(count=st.integers(1, 4))
@@ -107,7 +108,7 @@ class NoLoss(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2))
     def the_process_is_killed_in_a_run(self, which: int) -> None:
-        if self.world.settings.performers == 1:
+        if self.world.settings.performers == 1 or self.world.settings.remembers:
             self.world.process.step(which, [Outcome(), Outcome(ends="crash")])
 
     @rule()
@@ -187,11 +188,12 @@ class NoLoss(RuleBasedStateMachine):
             case "attempts exhausted":
                 counted = fate.failed + len(fate.stood)
                 known = counted if chosen.may_block else counted + fate.unexplained
+                known += fate.crashes if chosen.remembers else 0
                 assert counted
                 assert rejection.attempts >= MAX
                 assert known >= MAX or fate.forgotten
             case "process died":
-                assert not chosen.may_block
+                assert chosen.remembers or not chosen.may_block
                 assert chosen.performers > 1 or fate.crashes or fate.forgotten, f"{name} is innocent"
             case reason:
                 assert chosen.on_unhandled == "reject", reason
@@ -206,6 +208,16 @@ class NoLoss(RuleBasedStateMachine):
         if self.world.settings.ordered:
             order = list(dict.fromkeys(self.world.starts))
             assert order == [name for name in self.world.fates if name in order]
+
+    @invariant()
+    def where_only_processes_die_nothing_fails_too_often(self) -> None:
+        """Where the broker keeps the attempts, that is: what is held here is forgotten with its process."""
+        if not hasattr(self, "world") or not self.world.steady:
+            return
+        chosen = self.world.settings
+        keeps = chosen.style in {"own", "copying"} and not chosen.holds and not chosen.ordered
+        if keeps and chosen.on_unhandled == "retry":
+            assert all(fate.failed <= MAX for fate in self.world.fates.values())
 
     # -- the end
 
@@ -236,7 +248,7 @@ class NoLoss(RuleBasedStateMachine):
             if name.startswith("k"):
                 assert fate.rejection is not None
                 assert fate.rejection.reason == "process died"
-                assert fate.crashes <= 3 * MAX + 1
+                assert fate.crashes <= (2 * MAX if world.settings.remembers else 3 * MAX + 1)
             assert fate.acknowledged != (fate.rejection is not None)
 
 

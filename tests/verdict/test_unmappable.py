@@ -148,7 +148,7 @@ def test_a_dispatcher_that_subscribes_by_a_function_finds_the_type_itself(kind: 
     bench.run()
 
     assert numbers(seen.seen) == numbers(bench.acknowledged) == [1]
-    assert [letter.reason for letter in bench.invalid] == ["its type cannot be told"]
+    assert [letter.reason for letter in bench.invalid] == ["its type cannot be determined"]
 
 
 @pytest.mark.parametrize(("size", "handled"), [(40, True), (41, False), (4000, False)])
@@ -167,5 +167,5 @@ def test_a_body_larger_than_the_transport_takes_is_invalid_and_kept_whole(
     if not handled:
         (invalid,) = bench.invalid
         assert invalid.reason == "unreadable"
-        assert invalid.description == f"its body has {size} bytes, and at most 40 are taken"
+        assert invalid.description == f"its body has {size} bytes, and at most 40 are allowed"
         assert len(invalid.message.body) == size

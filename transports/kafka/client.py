@@ -1,4 +1,4 @@
-"""The errors of the client library as ours, and what is logged of an outage: the only reader of its error codes."""
+"""Turns errors of the client library into ours, and logs outages. No other module reads the library's error codes."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,7 +10,7 @@ from pump.errors import ConfigurationError, PublishError, PumpError, SetupError,
 from pump.telemetry import log
 
 PROBE_SECONDS: Final = 1.0
-"""How often an outage is looked at, whether it is over."""
+"""How often to look whether an outage is over."""
 
 _REFUSALS: Final = frozenset(
     {
@@ -28,7 +28,7 @@ _REFUSALS: Final = frozenset(
         KafkaError.INVALID_REPLICATION_FACTOR,
     }
 )
-"""Somebody has to change something first."""
+"""Errors that last until somebody changes something."""
 _NEVER_STORED: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -45,7 +45,7 @@ _NEVER_STORED: Final = frozenset(
         KafkaError._INVALID_ARG,  # noqa: SLF001 - as above
     }
 )
-"""Sending the same again is of no use before somebody has changed something."""
+"""Errors with which the same record is not stored, until somebody changes something."""
 _TOO_LARGE: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -74,13 +74,13 @@ _OUTAGES: Final = frozenset(
 
 
 def kafka_error(error: BaseException) -> KafkaError | None:
-    """What the client library says; None where the error is not of its kind."""
+    """The client library's own error; None if this is another exception."""
     first = error.args[0] if isinstance(error, KafkaException) and error.args else None
     return first if isinstance(first, KafkaError) else None
 
 
 def as_ours(error: BaseException | KafkaError, doing: str) -> PumpError:
-    """SetupError where somebody has to change something, else TransportError."""
+    """The error as a SetupError, if somebody has to change something first; else as a TransportError."""
     told = error if isinstance(error, KafkaError) else kafka_error(error)
     text = f"kafka: {doing}: {told.str() if told is not None else error}"
     failure = SetupError(text) if told is not None and told.code() in _REFUSALS else TransportError(text)
@@ -98,14 +98,14 @@ def not_stored(error: KafkaError, topic: str) -> PublishError:
     return failure
 
 
-def is_too_large(error: PublishError) -> bool:
+def is_too_large(error: PumpError) -> bool:
     """Whether a smaller record could be stored where this one was not."""
     told = None if error.__cause__ is None else kafka_error(error.__cause__)
     return told is not None and told.code() in _TOO_LARGE
 
 
 def ends_consuming(error: KafkaError) -> bool:
-    """Whether a new client has to be made, since this one will not go on by itself."""
+    """Whether the client cannot recover, so that a new one must be made."""
     return error.fatal() or error.code() in _MISSING
 
 
@@ -119,7 +119,7 @@ def made(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any]) -> Any
 
 
 class Outage:
-    """Logs one line when the cluster cannot be reached, and one when it can again. Used by one thread."""
+    """Logs one line when the cluster cannot be reached, and one when it can be again. For one thread."""
 
     def __init__(self, who: str, clock: Clock) -> None:
         self._who: Final = who
@@ -128,7 +128,7 @@ class Outage:
         self._probe_at = 0.0
 
     def note(self, error: KafkaError) -> None:
-        """The client library tells of an error; most of them are over by themselves."""
+        """Note an error that the client library reports; most of them end by themselves."""
         if error.code() in _OUTAGES and self._began is None:
             self._began = now = self._clock.monotonic()
             self._probe_at = now + PROBE_SECONDS

@@ -1,4 +1,4 @@
-"""One consumer of one channel: what it receives, and how it carries verdicts out."""
+"""One consumer of one channel: it receives messages, and carries verdicts out."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 from pump.clock import Signal
 from pump.dead_letter import Rejection
-from pump.errors import PublishError, PumpError, SetupError
+from pump.errors import LeaseLost, PublishError, PumpError, SetupError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.dead_letters import LetterTries, report_gone
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.kafka.client import is_too_large
 from pump.transports.kafka.member import GroupMember
-from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord, copy_record, dead_letter_records
+from pump.transports.kafka.records import KafkaMessage, copy_record, dead_letter_records
 
 if TYPE_CHECKING:
     from pump.transports.kafka.transport import KafkaTransport
@@ -28,8 +29,8 @@ FORWARD_AGAIN_SECONDS: Final = 1.0
 class KafkaConsumer:
     """Consumes the channel's topic as a member of the group of the channel's name, and its retry topics as another.
 
-    They are two groups, so that the partitions of the topic are shared evenly among the consumers, whoever has how many
-    of the others. One thread receives; any thread settles or interrupts.
+    They are two groups, so that the partitions of the topic are shared evenly among the consumers, however those of
+    the retry topics are shared. One thread receives; any thread settles or interrupts.
     """
 
     broker_limit: int | None = None
@@ -40,7 +41,7 @@ class KafkaConsumer:
         self._destinations: Final = destinations
         self._channel: Final = destinations.channel
         self._retry: Final = transport.retry_topics(destinations)
-        self._max_attempts: Final = subscription.max_attempts
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._clock: Final = transport.clock
         self._store: Final = transport.stores.take()
         self._arrived: Final = Signal()
@@ -76,6 +77,10 @@ class KafkaConsumer:
                 return messages
             self._clock.wait(self._arrived, left)
 
+    def receive_soon(self, limit: int) -> Sequence[Message]:
+        """As `receive`, without waiting."""
+        return self._take(limit)
+
     def _take(self, limit: int) -> Sequence[Message]:
         for member in self._members:
             if member.failure is not None:
@@ -90,27 +95,31 @@ class KafkaConsumer:
 
     # -- settling
 
-    def _member_of(self, message: Message) -> GroupMember:
-        receipt = message.receipt
-        if isinstance(receipt, KafkaReceipt) and receipt.partition.topic in self._retry.names:
-            return self._retrying
-        return self._consuming
-
     def acknowledge_soon(self, message: Message) -> bool:
-        """As `acknowledge`, which never waits."""
+        """The same as `acknowledge`, which never waits."""
         self.acknowledge(message)
         return True
 
     def acknowledge(self, message: Message) -> None:
         """The message is done; it is committed soon, if everything before it is done."""
-        self._member_of(message).settle(message)
+        first = self._ours(message)
+        first.done = True
+        if first.assigned.held is first:
+            first.assigned.held = None
+            self._arrived.set()
+
+    def _ours(self, message: Message) -> KafkaMessage:
+        """The message as it was received; LeaseLost if it is settled, or not this consumer's any more."""
+        if isinstance(message, KafkaMessage) and not self._closed and message.first.is_ours:
+            return message.first
+        raise LeaseLost(f"message {message.id} of {self._channel} no longer belongs to this consumer")
 
     def nack(self, message: Message) -> None:
         """Nothing is sent: what is not settled is not committed. The channel holds the message."""
 
     def extend(self, message: Message) -> None:
         """There is no lease to extend: a delivery is this consumer's for as long as it has the partition."""
-        self._member_of(message).check(message)
+        self._ours(message)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Store a copy that comes to this channel after the delay; then settle the original."""
@@ -121,18 +130,18 @@ class KafkaConsumer:
         self._store.store_and_wait([copy_record(message, topic, attempts, now, due=now + delay, wait=now + wait)])
         self.acknowledge(message)
 
-    def _forward(self, read: ReadRecord) -> None:
-        """Send a copy on its way again that is due later than its topic has it wait."""
-        message, now = read.message, self._clock.wall()
-        topic, wait = self._retry.place(read.due - now)
-        record = copy_record(message, topic, message.attempts, now, due=read.due, wait=now + wait)
+    def _forward(self, message: KafkaMessage) -> None:
+        """Store a copy once more, since it has waited as long as its retry topic allows and is still not due."""
+        now = self._clock.wall()
+        topic, wait = self._retry.place(message.due - now)
+        record = copy_record(message, topic, message.attempts, now, due=message.due, wait=now + wait)
 
         def done(failures: object) -> None:
             if failures:
-                self._clock.alarm(FORWARD_AGAIN_SECONDS, lambda: self._forward(read))
+                self._clock.alarm(FORWARD_AGAIN_SECONDS, lambda: self._forward(message))
                 return
-            with suppress(PumpError):  # it is another consumer's by now, which sends it on as well
-                self._retrying.settle(message)
+            with suppress(PumpError):  # another consumer has it now, and stores it once more as well
+                self.acknowledge(message)
 
         if not message.lost and not self._closed:
             self._store.store([record], done)
@@ -147,49 +156,32 @@ class KafkaConsumer:
             try:
                 self._store_dead_letter(topic, message, rejection)
             except PublishError:
-                self._park(message, rejection)
+                self._parking.park(message, rejection, self.requeue)
                 raise
         self.acknowledge(message)
 
     def _store_dead_letter(self, topic: str, message: Message, rejection: Rejection) -> None:
         room = self._transport.capabilities.largest_body or 0
-        refusal: PublishError | None = None
-        for record, saying in dead_letter_records(message, rejection, topic, room):
-            try:
-                self._store.store_and_wait([record])
-            except PublishError as error:
-                if not is_too_large(error):
-                    raise
-                refusal = error
-                continue
-            if saying:
-                log.error("kafka: message %s of %s: its dead letter did not fit: %s", message.id, self._channel, saying)
-            return
-        if refusal is not None:
-            raise refusal
-
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
+        records = dead_letter_records(message, rejection, topic, room)
+        for each in LetterTries(log, message, self._channel, rejection, records, is_too_large=is_too_large):
+            with each:
+                self._store.store_and_wait([each.letter])
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Nobody has begun these: they are the next ones here, or another consumer's, when this one is closed."""
+        """Take back messages that no handler has begun: they come next here, or elsewhere when this consumer closes."""
         ours = [each for each in messages if isinstance(each, KafkaMessage)]
-        for member in self._members:
-            member.put_back([each for each in ours if self._member_of(each) is member])
+        copied = self._retry.names
+        self._retrying.put_back([each for each in ours if each.assigned.topic in copied])
+        self._consuming.put_back([each for each in ours if each.assigned.topic not in copied])
 
     def purge(self) -> int:
-        """Nothing is removed: that is an operator's command on Kafka, for all groups."""
+        """Remove nothing: on Kafka only an operator can do that, and for all groups at once."""
         raise SetupError(f"kafka: channel {self._channel} cannot be emptied: set the offsets of its group instead")
 
     # -- ending
 
     def close(self) -> None:
-        """Commit what is settled and leave the groups. Brokers that do not answer are not waited for for long."""
+        """Commit what is settled and leave the groups. If the brokers do not answer, the close soon stops waiting."""
         if self._closed:
             return
         self._closed = True
@@ -198,5 +190,8 @@ class KafkaConsumer:
         deadline = self._clock.monotonic() + CLOSE_SECONDS
         left = [member.has_left(deadline - self._clock.monotonic()) for member in self._members]
         if not all(left):
-            log.warning("kafka: channel %s: the brokers do not answer; its group is left without a word", self._channel)
+            log.warning(
+                "kafka: channel %s: the brokers do not answer; its consumer leaves the group without telling them",
+                self._channel,
+            )
         self._transport.stores.release()

@@ -14,7 +14,7 @@ from pump.transport_kit.destinations import Destinations
 from pump.transport_kit.protocol import new_generation
 from pump.transports.kafka.client import as_ours, made
 from pump.transports.kafka.partitions import AssignedPartition
-from pump.transports.kafka.records import read_record
+from pump.transports.kafka.records import read_message
 
 if TYPE_CHECKING:
     from pump.transports.kafka.transport import KafkaTransport
@@ -70,7 +70,7 @@ class KafkaLog:
         with self._errors(f"partition {partition}"):
             self._client.assign([TopicPartition(self._topic, partition, begin)])
             for record in self._records(partition, end):
-                messages.append(read_record(record, assigned, self._generation).message)  # noqa: PERF401 - read in steps
+                messages.append(read_message(record, assigned, self._generation))  # noqa: PERF401 - read in steps
             self._client.unassign()
         return messages
 

@@ -2,49 +2,62 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from pump.clock import Signal
-from pump.errors import LeaseLost, PumpError, TransportError
+from pump.errors import PumpError, TransportError
 from pump.message import Message
 from pump.telemetry import log
 from pump.transports.kafka.client import Outage, as_ours, ends_consuming, made
 from pump.transports.kafka.partitions import AssignedPartition
-from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, ReadRecord, read_record
+from pump.transports.kafka.records import KafkaMessage, read_message
 
 if TYPE_CHECKING:
     from pump.transports.kafka.transport import KafkaTransport
 
 POLL_SECONDS: Final = 0.1
-"""No poll lasts longer, so that a stop, or what is due, does not wait."""
+"""The longest poll: a stop, or a message that becomes due, waits no longer."""
 MOST: Final = 500
-"""How many messages wait here at most, and …"""
+"""The most messages that wait here, and …"""
 HEAVIEST: Final = 8 * 2**20
-"""… how many bytes of them."""
+"""… the most bytes of them."""
 FULL_SECONDS: Final = 0.3
 """How long to wait for room before everything is paused: pausing throws away what the client has fetched."""
 BUSY_SECONDS: Final = 0.02
-"""Nor longer than this while something is unsettled, so that it is committed soon."""
+"""The longest poll while messages are unsettled, so that they are committed soon."""
 COMMIT_SECONDS: Final = 0.05
 """How often what is settled is committed."""
 DRAIN_SECONDS: Final = 5.0
-"""How long a partition that goes to another consumer waits for handlers that run for its messages."""
+"""How long a partition that another consumer gets waits until the handlers of its messages have ended."""
 LOOK_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 1.0
 SOON_SECONDS: Final = 0.05
-"""A copy that is due so soon is not sent on its way again."""
+"""A copy that is due this soon waits here, and is not stored once more."""
+
+
+class _Run:
+    """Some of what one partition has ready, in order: records as they came, and messages that were read already."""
+
+    __slots__ = ("items", "partition")
+
+    def __init__(self, partition: AssignedPartition, items: Iterable[Any]) -> None:
+        self.partition: Final = partition
+        self.items: Final[deque[Any]] = deque(items)
 
 
 class GroupMember:
     """A client that consumes some topics as a member of a group.
 
-    A thread of its own polls the client, and is the only one that the client calls back; it lives until `close`. Any
-    thread takes and settles. The lock guards the partitions and what is ready.
+    A thread of its own polls the client, and is the only one that the client calls back; it lives until `close`. It
+    passes records on as they come; whoever takes them reads them. The lock guards the partitions and what is ready. To
+    settle a message takes no lock: the message is marked.
     """
 
     def __init__(
@@ -55,7 +68,7 @@ class GroupMember:
         topics: Sequence[str],
         generation: int,
         arrived: Signal,
-        forward: Callable[[ReadRecord], None],
+        forward: Callable[[KafkaMessage], None],
         longest_wait: float = 0.0,
     ) -> None:
         self._transport: Final = transport
@@ -65,24 +78,26 @@ class GroupMember:
         self._arrived: Final = arrived
         """Set when there is something to take, or to raise."""
         self._forward: Final = forward
-        """Is called with what has waited as long as its topic allows, and is not due."""
+        """Called with each copy that has waited as long as its topic allows, and is not due yet."""
         self._longest_wait: Final = longest_wait
         """Seconds for which a copy may wait in these topics; 0 where there are no copies."""
         self._clock: Final = transport.clock
         self._outage: Final = Outage(f"group {group}", self._clock)
         self._lock: Final = threading.Lock()
         self._partitions: Final[dict[tuple[str, int], AssignedPartition]] = {}
-        self._ready: Final[deque[KafkaMessage]] = deque()
+        self._ready: deque[_Run] = deque()
+        self._count = 0
+        """How many messages are ready."""
         self._largest = 1
-        """Bytes of the largest body that came lately."""
+        """The size of the largest body that came lately."""
         self._taken: Final = Signal()
         self.closing: Final = Signal()
         self._ended: Final = Signal()
         self.failure: TransportError | None = None
-        """Why nothing comes any more."""
+        """Why nothing can be received any more; None if it can."""
         self._commit_at = 0.0
         self._full = False
-        """Whether everything is paused, since what waits here is not taken."""
+        """Whether everything is paused, because nobody takes the messages that wait here."""
         self._client: Final[Any] = made(Client, self._settings())
         threading.Thread(target=self._run, name="pump-kafka-poll", daemon=True).start()
 
@@ -106,27 +121,48 @@ class GroupMember:
     # -- taking
 
     def take(self, limit: int) -> Sequence[Message]:
-        """Up to so many messages that are ready, in their order."""
+        """Up to `limit` messages that are ready, those of a partition in their order."""
+        if not self._ready:
+            return ()
         with self._lock:
-            return self._take(limit)
+            messages = self._take(limit)
+            if messages and self._count <= self._most() // 2:
+                self._taken.set()
+        return messages
 
     def _take(self, limit: int) -> Sequence[Message]:
-        ready = self._ready
         messages: list[Message] = []
-        behind: list[KafkaMessage] = []
-        while ready and len(messages) < limit:
-            message = ready.popleft()
-            receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
-            if receipt.lost:
-                continue
-            if receipt.partition.is_blocked:
-                behind.append(message)  # it would only take the room of those that may be handled
+        blocked: list[_Run] = []
+        while self._ready and len(messages) < limit:
+            run = self._ready.popleft()
+            if run.partition.leaving:
+                self._count -= len(run.items)
+            elif run.partition.is_blocked:
+                blocked.append(run)  # they would only take the room of those that may be handled
             else:
-                messages.append(message)
-        ready.extendleft(reversed(behind))
-        if messages and len(ready) <= self._most() // 2:
-            self._taken.set()
+                messages += self._read(run, limit - len(messages))
+                if run.items:
+                    self._ready.appendleft(run)
+        self._ready.extendleft(reversed(blocked))
         return messages
+
+    def _read(self, run: _Run, limit: int) -> Iterable[Message]:
+        items, partition = run.items, run.partition
+        number = min(limit, len(items))
+        self._count -= number
+        for _ in range(number):
+            item = items.popleft()
+            if not isinstance(item, KafkaMessage):
+                item = self._message(item, partition)
+            if not item.lost:
+                yield item
+
+    def _message(self, record: Any, partition: AssignedPartition) -> KafkaMessage:  # noqa: ANN401 - the vendor's
+        message = read_message(record, partition, self._generation)
+        if not partition.read(message):
+            text = "kafka: group %s: topic %s was deleted and created again: what was received before is void"
+            log.warning(text, self._group, partition.topic)
+        return message
 
     def _most(self) -> int:
         return max(1, min(MOST, HEAVIEST // self._largest))
@@ -164,13 +200,13 @@ class GroupMember:
                 self._outage.is_over()
 
     def _room(self) -> int:
-        """How many messages there is room for. While there is none for long, everything is paused, and 0 it is."""
-        room = self._most() - len(self._ready)
+        """How many messages there is room for. If there is none for long, everything is paused."""
+        room = self._most() - self._count
         if room <= 0 and not self._full:
             self._taken.clear()
-            if len(self._ready) >= self._most():
+            if self._count >= self._most():
                 self._clock.wait(self._taken, FULL_SECONDS)
-            room = self._most() - len(self._ready)
+            room = self._most() - self._count
             if room <= 0 and not self.closing.is_set():
                 self._full = True
         elif self._full and room > self._most() // 2:
@@ -206,53 +242,68 @@ class GroupMember:
         return [first, *(self._client.consume(room - 1, 0) if room > 1 else ())]
 
     def _take_in(self, records: Sequence[Any]) -> None:
+        self._largest = max(*map(len, records), self._largest // 2, 1)
+        for key, some in self._by_partition(records):
+            partition = self._partitions.get(key)
+            if partition is None:
+                continue  # it was revoked meanwhile
+            if self._longest_wait:
+                self._take_in_copies(partition, some)
+            else:
+                self._present(partition, some)
+
+    def _by_partition(self, records: Sequence[Any]) -> Iterable[tuple[tuple[str, int], Sequence[Any]]]:
+        """The records that are no errors, those of one partition together where they came together."""
+        key, some = ("", -1), list[Any]()
+        for record in records:
+            error = record.error()
+            if error is not None:
+                self._note_failure(error)
+                continue
+            own = (record.topic(), record.partition())
+            if own != key and some:
+                yield key, some
+                some = []
+            key = own
+            some.append(record)
+        if some:
+            yield key, some
+
+    def _take_in_copies(self, partition: AssignedPartition, records: Sequence[Any]) -> None:
+        """Read copies at once: some are not due yet."""
         now, ready = self._clock.wall(), []
-        largest = 1
         with self._lock:
             for record in records:
-                error = record.error()
-                if error is not None:
-                    self._note_failure(error)
-                    continue
-                partition = self._partitions.get((record.topic(), record.partition()))
-                if partition is None:
-                    continue  # it was revoked meanwhile
-                read = read_record(record, partition, self._generation).bounded(now, self._longest_wait)
-                largest = max(largest, len(read.message.body))
-                self._note_received(partition, read)
-                if partition.waiting or read.wait > now:
-                    partition.waiting.append(read)
+                message = self._message(record, partition).bounded(now, self._longest_wait)
+                if partition.waiting or message.wait > now:
+                    partition.waiting.append(message)
                 else:
-                    ready.append(read)
-            self._largest = max(largest, self._largest // 2)
-        self._present(ready)
-
-    def _note_received(self, partition: AssignedPartition, read: ReadRecord) -> None:
-        receipt: KafkaReceipt = read.message.receipt  # type: ignore[assignment]
-        if not partition.received(receipt):
-            text = "kafka: group %s: topic %s was made anew: what was received of it before is not ours any more"
-            log.warning(text, self._group, partition.topic)
+                    ready.append(message)
+        self._present_copies(partition, ready)
 
     def _present_due(self) -> None:
         now = self._clock.wall()
-        with self._lock:
-            ready = [read for each in self._partitions.values() if each.waiting for read in each.due(now)]
-        self._present(ready)
+        for partition in tuple(self._partitions.values()):
+            if partition.waiting:
+                self._present_copies(partition, partition.due(now))
 
-    def _present(self, ready: Sequence[ReadRecord]) -> None:
-        """Show what may be handled now; what has waited only as long as its topic allows, is sent on its way again."""
-        if not ready:
-            return
+    def _present_copies(self, partition: AssignedPartition, messages: Sequence[KafkaMessage]) -> None:
+        """Make messages ready that are due. Copies that are not due, but leave their topic, are stored again."""
         soon = self._clock.wall() + SOON_SECONDS
-        later = [read for read in ready if read.due > soon]
-        with self._lock:
-            self._ready.extend(read.message for read in ready if read.due <= soon)
+        self._present(partition, [message for message in messages if message.due <= soon])
+        for message in messages:
+            if message.due > soon:
+                self._forward(message)
+
+    def _present(self, partition: AssignedPartition, items: Sequence[Any]) -> None:
+        if items:
+            with self._lock:
+                self._ready.append(_Run(partition, items))
+                self._count += len(items)
             self._arrived.set()
-        for read in later:
-            self._forward(read)
 
     def _commit(self, partitions: Sequence[AssignedPartition], *, asynchronous: bool) -> None:
-        """Commit what is settled. Only this thread does: elsewhere the client may wait for it, and the process stop."""
+        """Commit what is settled. Only on this thread: on another one the client may wait for this one, and block."""
         with self._lock:
             moved = [(each, offset) for each in partitions if (offset := each.to_commit()) is not None]
         if not moved:
@@ -267,7 +318,7 @@ class GroupMember:
     # -- what the client tells, in the polling thread
 
     def _committed(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
-        """What could not be committed is tried again, with what is settled then."""
+        """After a failed commit, try again later, together with what is settled by then."""
         for each in offsets:
             partition = self._partitions.get(_key(each))
             if partition is not None and (error is not None or each.error is not None):
@@ -284,7 +335,10 @@ class GroupMember:
             self.failure = _transport_error(as_ours(error, f"group {self._group}"))
             self._arrived.set()
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:  # noqa: SLF001 - the library's public name for it
-            log.warning("kafka: group %s: this process stood still, and its partitions were taken", self._group)
+            log.warning(
+                "kafka: group %s: this process did not run for too long, and its partitions went to other consumers",
+                self._group,
+            )
 
     def _fail(self, error: PumpError) -> None:
         if self.failure is None and not self.closing.is_set():
@@ -297,71 +351,60 @@ class GroupMember:
                 self._partitions[each.topic, each.partition] = AssignedPartition(each.topic, each.partition)
 
     def _revoked(self, _client: object, partitions: Sequence[TopicPartition]) -> None:
-        """Others get these: what nobody has begun is theirs, what runs may end here first, and is committed."""
-        with self._lock:
-            leaving = [self._partitions[key] for each in partitions if (key := _key(each)) in self._partitions]
-            receipts = [receipt for partition in leaving for receipt in partition.unsettled]
-            for receipt in receipts:
-                receipt.lost = not receipt.begun or self.closing.is_set()
+        """Other consumers get these partitions, with all messages that nobody has begun. Handlers that run may end."""
+        leaving, messages = self._leaving(partitions)
+        for message in messages:
+            message.lost = not message.has_begun or self.closing.is_set()
         if not self.closing.is_set():
-            self._drain(receipts)
+            self._drain(messages)
+        for partition in leaving:  # whatever becomes of commits that are under way
+            partition.was_not_committed()
         self._commit(leaving, asynchronous=False)
-        self._forget(leaving, receipts)
+        self._forget(leaving, messages)
 
     def _lost(self, _client: object, partitions: Sequence[TopicPartition]) -> None:
-        """Others have these already."""
+        """Other consumers have these partitions already."""
+        self._forget(*self._leaving(partitions))
+
+    def _leaving(
+        self, partitions: Sequence[TopicPartition]
+    ) -> tuple[Sequence[AssignedPartition], Sequence[KafkaMessage]]:
+        """The partitions that are still here, and their unsettled messages. Nothing is taken of them from now on."""
         with self._lock:
             leaving = [self._partitions[key] for each in partitions if (key := _key(each)) in self._partitions]
-            receipts = [receipt for partition in leaving for receipt in partition.unsettled]
-        self._forget(leaving, receipts)
+            for partition in leaving:
+                partition.leaving = True
+            return leaving, [message for partition in leaving for message in partition.unsettled]
 
-    def _drain(self, receipts: Sequence[KafkaReceipt]) -> None:
-        """Wait for handlers that run for these, so that nobody runs the next of a key before they have ended."""
+    def _drain(self, messages: Sequence[KafkaMessage]) -> None:
+        """Wait until the handlers of these messages have ended: the next ones of a key must not run beside them."""
         deadline = self._clock.monotonic() + DRAIN_SECONDS
-        while receipts and self._clock.monotonic() < deadline and not self.closing.is_set():
+        while messages and self._clock.monotonic() < deadline and not self.closing.is_set():
             self._clock.wait(self.closing, LOOK_SECONDS)
-            with self._lock:
-                receipts = [receipt for receipt in receipts if receipt.begun and receipt.partition.has(receipt)]
-                for receipt in receipts:  # those too that had been taken, and began only after they were lost
-                    receipt.lost = False
+            messages = [message for message in messages if message.has_begun and not message.done]
+            for message in messages:  # also messages that were taken before, and begun only after they were lost
+                message.lost = False
 
-    def _forget(self, leaving: Sequence[AssignedPartition], receipts: Sequence[KafkaReceipt]) -> None:
+    def _forget(self, leaving: Sequence[AssignedPartition], messages: Sequence[KafkaMessage]) -> None:
         with self._lock:
             for partition in leaving:
                 partition.lose()
                 self._partitions.pop(partition.domain, None)
-            staying = [message for message in self._ready if not message.lost]
-            self._ready.clear()
-            self._ready.extend(staying)
-        for receipt in receipts:
-            receipt.lost = True
-            interrupt = receipt.interrupt
+            self._ready = deque(run for run in self._ready if not run.partition.leaving)
+            self._count = sum(len(run.items) for run in self._ready)
+        for message in messages:
+            message.lost = True
+            interrupt = message.interrupt
             if interrupt is not None and not self.closing.is_set():
-                with suppress(Exception):  # the handler's affair: its verdict has no effect any more
+                with suppress(Exception):  # the error belongs to the handler, whose verdict has no effect any more
                     interrupt()
 
-    # -- settling
-
-    def check(self, message: Message) -> KafkaReceipt:
-        """The message's receipt; LeaseLost if the message is settled, or not this member's any more."""
-        receipt = message.receipt
-        if not isinstance(receipt, KafkaReceipt) or self.closing.is_set() or not receipt.partition.holds(receipt):
-            raise LeaseLost(f"message {message.id} of {self._group} is not this consumer's any more")
-        return receipt
-
-    def settle(self, message: Message) -> None:
-        """The message is done; it is committed soon, if everything before it is done."""
-        with self._lock:
-            receipt = self.check(message)
-            was_blocked = receipt.partition.is_blocked
-            receipt.partition.settle(receipt)
-        if was_blocked:
-            self._arrived.set()
-
     def put_back(self, messages: Sequence[KafkaMessage]) -> None:
-        """These are the next ones."""
+        """Take these back: they come next."""
+        runs = [_Run(partition, some) for partition, some in groupby(messages, key=attrgetter("assigned"))]
         with self._lock:
-            self._ready.extendleft(reversed([each for each in messages if not each.lost]))
+            self._ready.extendleft(reversed(runs))
+            self._count += len(messages)
         self._arrived.set()
 
     # -- ending
@@ -372,11 +415,11 @@ class GroupMember:
         self._taken.set()
 
     def has_left(self, timeout: float) -> bool:
-        """Whether the group is left, within so many seconds."""
+        """Whether the member has left the group, after waiting at most this many seconds."""
         return self._clock.wait(self._ended, timeout)
 
     def _leave(self) -> None:
-        """Give up the partitions before the client is closed: one that is given a partition while it closes hangs."""
+        """Give up the partitions before closing the client: one that gets a partition while it closes would hang."""
         with suppress(KafkaException, RuntimeError):
             self._client.unsubscribe()
             deadline = self._clock.monotonic() + LEAVE_SECONDS

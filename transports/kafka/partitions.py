@@ -1,18 +1,19 @@
-"""What one consumer has of one partition. Pure: it is told what happens, and never waits."""
+"""The state of one partition in one consumer. It does no input or output, and never waits."""
 
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from pump.transport_kit.watermark import Watermark
-from pump.transports.kafka.records import KafkaReceipt, ReadRecord
+from pump.transports.kafka.records import KafkaMessage
 
 
 class AssignedPartition:
-    """A partition while it is assigned to this consumer: what was received, what is settled, what waits until due.
+    """A partition while it is assigned to this consumer: what was read, what is settled, what waits until due.
 
-    Promises: an offset may be committed only when everything before it is settled; of an offset that was settled, or is
-    lost, nothing is settled again; what waits comes out in the order in which it came in, none before its time.
+    Promises: an offset may be committed only when everything before it is settled; of what is lost nothing is committed
+    any more; what waits comes out in the order in which it came in, none before its time.
+
+    Nobody is told that a message is settled: its own mark says so, and is looked at when it is time to commit.
     """
 
     def __init__(self, topic: str, number: int) -> None:
@@ -20,85 +21,74 @@ class AssignedPartition:
         self.number: Final = number
         self.domain: Final = (topic, number)
         """What is kept in order."""
+        self.name: Final = f"{topic}/{number}/"
+        """How the places of its messages begin, for people to read."""
+        self.leaving = False
+        """Whether another consumer has it, or will have it soon: none of its messages begins here any more."""
         self.paused = False
         """Whether the client was told to fetch nothing from it."""
-        self.held: KafkaReceipt | None = None
-        """What was held here last."""
-        self.waiting: Final[deque[ReadRecord]] = deque()
-        """What is not due yet, in its order."""
-        self._receipts: Final[dict[int, KafkaReceipt]] = {}
-        self._watermark = Watermark()
+        self.held: KafkaMessage | None = None
+        """The message that was held here last, until it is settled."""
+        self.waiting: Final[deque[KafkaMessage]] = deque()
+        """Messages that are not due yet, in order."""
+        self._unsettled: Final[deque[KafkaMessage]] = deque()
+        """What was read, from the first one that was not settled when there was a commit last."""
         self._last = -1
         self._settled_to: int | None = None
-        """The offset of the first message that is not settled."""
+        """The offset of the first message that was not settled then."""
         self._committing: int | None = None
-        """What the broker was told of that."""
+        """The offset that the broker was last told to commit."""
 
-    def received(self, receipt: KafkaReceipt) -> bool:
-        """A record came. False if the topic was made anew meanwhile, as an offset that goes back says.
+    def read(self, message: KafkaMessage) -> bool:
+        """Note a message. False if its offset went back: the topic was deleted and created again meanwhile.
 
-        Then what was received before is lost, and counting begins again.
+        Then what was read before is lost, and counting begins again.
         """
-        went_on = receipt.offset > self._last
+        went_on = message.offset > self._last
         if not went_on:
             self.lose()
-            self._watermark = Watermark()
             self._settled_to = self._committing = None
-        self._last = receipt.offset
-        self._receipts[receipt.offset] = receipt
-        self._watermark.received(receipt.offset)
+        self._last = message.offset
+        self._unsettled.append(message)
         return went_on
-
-    def has(self, receipt: KafkaReceipt) -> bool:
-        """Whether the delivery is not settled."""
-        return self._receipts.get(receipt.offset) is receipt
-
-    def holds(self, receipt: KafkaReceipt) -> bool:
-        """Whether the delivery is not settled, and still this consumer's."""
-        return not receipt.lost and self.has(receipt)
-
-    def settle(self, receipt: KafkaReceipt) -> None:
-        """The delivery is settled. What is settled without a gap may be committed."""
-        if self.holds(receipt):
-            del self._receipts[receipt.offset]
-            position = self._watermark.settled(receipt.offset)
-            if position is not None:
-                self._settled_to = position + 1
 
     def to_commit(self) -> int | None:
         """The offset to commit now, if that has moved since it was asked for last."""
+        unsettled = self._unsettled
+        while unsettled and unsettled[0].done:
+            self._settled_to = unsettled.popleft().offset + 1
         if self._settled_to == self._committing:
             return None
         self._committing = self._settled_to
         return self._settled_to
 
     def was_not_committed(self) -> None:
-        """Committing failed: it is to be tried again."""
+        """Note that committing failed, so that it is tried again."""
         self._committing = None
 
     def lose(self) -> None:
-        """Nothing that was received is this consumer's any more."""
-        for receipt in self._receipts.values():
-            receipt.lost = True
-        self._receipts.clear()
+        """Note that the partition is lost: no delivery of it belongs to this consumer any more."""
+        for message in self.unsettled:
+            message.lost = True
+        self._unsettled.clear()
         self.waiting.clear()
 
     @property
-    def unsettled(self) -> Sequence[KafkaReceipt]:
-        """What was received and is not settled."""
-        return tuple(self._receipts.values())
+    def unsettled(self) -> Sequence[KafkaMessage]:
+        """What was read and is not settled."""
+        return [message for message in self._unsettled if not message.done]
 
     @property
     def is_blocked(self) -> bool:
         """Whether a message that was refused or deferred here is to be handled again before those behind it."""
-        return self.held is not None and self.holds(self.held)
+        return self.held is not None and self.held.is_ours
 
     @property
     def is_busy(self) -> bool:
-        """Whether something may soon be committed: more is unsettled than what waits."""
-        return len(self._receipts) > len(self.waiting) or self._settled_to != self._committing
+        """Whether something may soon be committed, because more messages are unsettled than only those that wait."""
+        return len(self._unsettled) > len(self.waiting) or self._settled_to != self._committing
 
-    def due(self, now: float) -> Sequence[ReadRecord]:
+    def due(self, now: float) -> Sequence[KafkaMessage]:
         """Take out what has waited long enough."""
         ready = []
         while self.waiting and self.waiting[0].wait <= now:
@@ -107,5 +97,5 @@ class AssignedPartition:
 
     @property
     def next_due(self) -> float | None:
-        """When the first one that waits is due, on the wall's clock."""
+        """When the first message that waits is due, on the wall clock."""
         return self.waiting[0].wait if self.waiting else None

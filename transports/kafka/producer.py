@@ -1,4 +1,4 @@
-"""Stores records, in the order of their keys and none twice, and says of each whether that is confirmed."""
+"""Stores records, each once and those of a key in their order, and reports for each whether it was confirmed."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ POLL_SECONDS: Final = 0.1
 FLUSH_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 1.5
 WAIT_BEYOND_SECONDS: Final = 5.0
-"""How much longer than the client's own limit to wait for its report."""
+"""How long to wait for the client's report beyond the client's own limit."""
 LARGEST_RECORD: Final = 100 * 2**20
 """In bytes, as far as the client is concerned: the broker has a limit of its own, and says so."""
 
@@ -34,12 +34,12 @@ Failures = Mapping[int, PublishError]
 
 
 class _Reports:
-    """What becomes of the records of one call; calls `done` when that is known of all."""
+    """The results of the records of one call; calls `done` when all are known."""
 
     def __init__(self, count: int, done: Callable[[], None]) -> None:
         self.failures: Final[dict[int, PublishError]] = {}
         self._left = count + 1
-        """One more, until all were given to the client."""
+        """The records without a result, plus one until all were given to the client."""
         self._done: Final = done
         self._lock: Final = threading.Lock()
 
@@ -50,12 +50,12 @@ class _Reports:
         self.one_less()
 
     def fail(self, place: int, error: PublishError) -> None:
-        """It was not even given to the client."""
+        """Note a record that could not even be given to the client."""
         self.failures[place] = error
         self.one_less()
 
     def one_less(self) -> None:
-        """There is one less to wait for."""
+        """Count one result; after the last one, call `done`."""
         with self._lock:
             self._left -= 1
             last = self._left == 0
@@ -82,7 +82,7 @@ class RecordStore:
         }
         self._clock: Final[Clock] = transport.clock
         self.longest_wait: Final = transport.timeout + WAIT_BEYOND_SECONDS
-        self._outage: Final = Outage("what is to be stored", self._clock)
+        self._outage: Final = Outage("sending", self._clock)
         self._lock: Final = threading.Lock()
         self._client: Any = None
         self._failed = False
@@ -111,7 +111,9 @@ class RecordStore:
 
         self.store(records, done)
         if not self._clock.wait(known, self.longest_wait):
-            raise PublishError(f"kafka: no report within {self.longest_wait:g} s", sent=None)
+            raise PublishError(
+                f"kafka: the brokers did not confirm the messages within {self.longest_wait:g} s", sent=None
+            )
         if outcome[0]:
             raise together(outcome[0], len(records))
 
@@ -144,7 +146,7 @@ class RecordStore:
                 raise not_sent("the producer is closed", retriable=True)
             if self._client is None or self._failed:
                 if self._failed:
-                    log.warning("kafka: the producing client has failed, and is made anew")
+                    log.warning("kafka: the client that sends has failed, and a new one is started")
                 self._client, self._failed = made(Client, self._settings), False
                 self._ended.clear()
                 threading.Thread(target=self._serve, args=(self._client,), name="pump-kafka-send", daemon=True).start()
@@ -157,7 +159,7 @@ class RecordStore:
             self._outage.note(error)
 
     def _serve(self, client: Any) -> None:  # noqa: ANN401 - the vendor's
-        """Pass reports on, until it is closed or another client has taken its place."""
+        """Deliver the client's reports, until the store is closed or another client replaces this one."""
         while not self._closing.is_set() and client is self._client:
             client.poll(POLL_SECONDS)
             if self._outage.should_probe():
@@ -172,14 +174,14 @@ class RecordStore:
             self._ended.set()
 
     def close(self) -> None:
-        """Give what is under way a moment to be confirmed; what is not by then is reported as such."""
+        """Wait a moment for the records under way; those that are not confirmed by then are reported as such."""
         with self._lock:
             self._closing.set()
         self._clock.wait(self._ended, CLOSE_SECONDS)
 
 
 class SharedStore:
-    """One store for all that one transport stores; closed when nobody uses it any more."""
+    """The one store of a transport, shared by all who send; closed when its last user releases it."""
 
     def __init__(self, transport: "KafkaTransport") -> None:
         self._transport: Final = transport
@@ -189,15 +191,15 @@ class SharedStore:
         self._store: RecordStore | None = None
 
     def take(self) -> RecordStore:
-        """The store, to be released once."""
+        """The store. The caller must release it once."""
         with self._lock:
-            if self._store is None or self._process != os.getpid():  # threads and connections are of one process
+            if self._store is None or self._process != os.getpid():  # threads and connections do not outlive a fork
                 self._store, self._users, self._process = RecordStore(self._transport), 0, os.getpid()
             self._users += 1
             return self._store
 
     def release(self) -> None:
-        """One uses it less."""
+        """End one use; the last one closes the store."""
         with self._lock:
             self._users -= 1
             last = self._store if self._users == 0 else None
@@ -219,7 +221,7 @@ class _Poster:
         if self._closed:
             raise not_sent("the producer is closed", retriable=True)
         if delay > 0:
-            raise not_sent("Kafka stores no message for later")
+            raise not_sent("Kafka cannot delay a message")
         return [self._record(message) for message in messages]
 
     def _record(self, message: Message) -> KafkaRecord:
@@ -266,7 +268,9 @@ class AsyncKafkaProducer(_Poster):
             async with asyncio.timeout(self._store.longest_wait):
                 failures = await future
         except TimeoutError as error:
-            raise PublishError(f"kafka: no report within {self._store.longest_wait:g} s", sent=None) from error
+            raise PublishError(
+                f"kafka: the brokers did not confirm the messages within {self._store.longest_wait:g} s", sent=None
+            ) from error
         if failures:
             raise together(failures, len(records))
 

@@ -1,4 +1,4 @@
-"""How messages are written as Kafka records and read back. Whatever bytes are read, they make a message.
+"""How messages are written as Kafka records and read back. Any bytes can be read as a message.
 
 The key of a message is the record's key. What else is known of it travels in headers whose names begin with `pump-`;
 the sender's own headers keep their names. A copy has the headers of the original as they are, whatever they are.
@@ -6,12 +6,12 @@ the sender's own headers keep their names. A copy has the headers of the origina
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pump.dead_letter import PROVENANCE, Rejection, provenance
-from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.message import ATTEMPTS_HEADER, NO_RAW_HEADERS, Header, Message
 from pump.transport_kit.dead_letters import MINIMAL, copy_headers, cut_letters
+from pump.transport_kit.header_texts import is_count, kind_of, time_of
 
 if TYPE_CHECKING:
     from pump.transports.kafka.partitions import AssignedPartition
@@ -27,21 +27,26 @@ DUE: Final = "pump-due"
 WAIT: Final = "pump-wait-until"
 """… and until when it stays in its retry topic, which may be earlier."""
 ESCAPE: Final = "header:"
-"""Before the name of a header that would be taken for something else."""
-LONGEST_COUNT: Final = 9
+"""Stands before the name of a header that would otherwise be read as something else."""
 
 _HEADER_NAMES: Final = {
     f"pump-{attribute.replace('_', '-')}": attribute
     for attribute in Header._fields
     if attribute not in {"key", "timestamp", "headers"}
 }
-"""The headers that are attributes of a Header, and how they are called there."""
+"""The headers that are attributes of a Header, with the attributes' names."""
 _TIME: Final = "pump-time"
+_KIND: Final = "pump-kind"
 _COPIES: Final = frozenset({IDENTITY, DUE, WAIT, ATTEMPTS_HEADER})
 _RESERVED: Final = frozenset({*_HEADER_NAMES, _TIME, *_COPIES})
-_KINDS: Final = frozenset({"command", "event", "document"})
+_FIELDS: Final[list[Any]] = list(Header(""))
+_ID_PLACE, _TOPIC_PLACE, _KIND_PLACE, _KEY_PLACE, _TIME_PLACE, _HEADERS_PLACE = (
+    Header._fields.index(name) for name in ("id", "topic", "kind", "key", "timestamp", "headers")
+)
+_PLACES: Final = {name: Header._fields.index(field) for name, field in _HEADER_NAMES.items() if name != _KIND}
+"""The place in a Header of each of its texts that may be any text."""
 _CREATED: Final = 1
-"""The type of a record's timestamp that its sender gave."""
+"""The timestamp type of a record whose sender set the timestamp."""
 
 
 class KafkaRecord(NamedTuple):
@@ -53,65 +58,88 @@ class KafkaRecord(NamedTuple):
     headers: RawHeaders
 
 
-class KafkaReceipt:
-    """The transport's handle on one delivery. Copies of its message share it, and so what is known of the delivery."""
-
-    __slots__ = ("begun", "headers", "interrupt", "key", "lost", "offset", "partition")
-
-    def __init__(
-        self, partition: "AssignedPartition", offset: int, key: bytes | None = None, headers: RawHeaders = ()
-    ) -> None:
-        self.partition: Final = partition
-        self.offset: Final = offset
-        self.key: Final = key
-        self.headers: Final = headers
-        """As they were read."""
-        self.lost = False
-        """Whether the partition has become another consumer's."""
-        self.begun = False
-        """Whether a handler was given the message, and has not refused it since."""
-        self.interrupt: Callable[[], None] | None = None
-        """Tells the handler that runs for it to end; None while none runs."""
-
-
 class KafkaMessage(Message):
-    """A message whose loss is known to all of its copies at once: a held one is a copy of what was received."""
+    """A record that was received. Its receipt is the client's own record, which has key and headers as they were sent.
 
-    __slots__ = ()
+    What becomes of the delivery is noted here, so that to settle it takes no lock and no search.
+    """
 
-    def __copy__(self) -> "KafkaMessage":
+    __slots__ = ("assigned", "begun", "done", "due", "offset", "wait")
+
+    assigned: "AssignedPartition"
+    """The partition that it came from."""
+    offset: int
+    done: bool
+    """Whether it is settled."""
+    begun: bool | None
+    """Whether a handler was given it since it was refused here last; None if it never was refused."""
+    due: float
+    """When it may be handled, in seconds since the epoch; 0 if it is not a copy."""
+    wait: float
+    """Until when it stays in its retry topic."""
+
+    @property
+    def first(self) -> "KafkaMessage":
+        """The message as it was received: its copies are the same delivery."""
+        return self
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a handler was given it, and has not refused it since."""
+        return bool(self.handler) if self.begun is None else self.begun
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the delivery is not settled, and still this consumer's."""
+        return not (self.done or self.lost)
+
+    def bounded(self, now: float, longest: float) -> "KafkaMessage":
+        """The same message, waiting no longer than its topic allows, whatever its headers say; 0 means not at all."""
+        if not longest:
+            self.due = self.wait = 0.0
+        elif self.wait > now + longest:
+            self.wait = now + longest
+        return self
+
+    def __copy__(self) -> "HeldMessage":
         """The same delivery, to be handled once more."""
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        other = KafkaMessage.__new__(KafkaMessage)
-        other.receipt = receipt  # first, since others are kept there
-        for name in Message.__slots__:
+        first = self.first
+        other = HeldMessage.__new__(HeldMessage)
+        other.first = first
+        for name in _COPIED:
             setattr(other, name, getattr(self, name))
-        receipt.begun = False
-        receipt.partition.held = receipt
+        first.begun, first.assigned.held = False, first
         return other
+
+
+class HeldMessage(KafkaMessage):
+    """A copy of a message, to be handled once more: whether it is lost, or runs, is known of the first one too."""
+
+    __slots__ = ("first",)
+
+    first: KafkaMessage
 
     @property
     def lost(self) -> bool:
-        """Whether it is known not to be ours any more."""
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        return receipt.lost
+        """Whether it is known that the message is lost to this consumer."""
+        return self.first.lost
 
     @lost.setter
     def lost(self, lost: bool) -> None:
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        receipt.lost = receipt.lost or lost
+        self.first.lost = self.first.lost or lost
 
     @property
     def interrupt(self) -> Callable[[], None] | None:
         """Tells the handler that runs for it to end; None while none runs."""
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        return receipt.interrupt
+        return self.first.interrupt
 
     @interrupt.setter
     def interrupt(self, interrupt: Callable[[], None] | None) -> None:
-        receipt: KafkaReceipt = self.receipt  # type: ignore[assignment]
-        receipt.interrupt = interrupt
-        receipt.begun = receipt.begun or interrupt is not None
+        self.first.interrupt = interrupt
+        self.first.begun = self.first.begun or interrupt is not None
+
+
+_COPIED: Final = (*(name for name in Message.__slots__ if name not in {"lost", "interrupt"}), "assigned", "offset")
 
 
 # -- writing
@@ -143,16 +171,15 @@ def _senders_headers(header: Header) -> list[tuple[str, bytes]]:
 
 
 def _name(name: str) -> str:
-    """How a sender's header is called in a record; ValueError if it cannot be written."""
+    """The name of a sender's header in a record; ValueError if it cannot be written."""
     if "\0" in name:
         raise ValueError(f"a header cannot be named {name!r}")
-    name.encode()  # the client ends the process where it cannot
+    name.encode()  # with a name that it cannot write, the client would end the process
     return ESCAPE + name if name in _RESERVED or name.startswith(ESCAPE) else name
 
 
 def copy_record(message: Message, topic: str, attempts: int, now: float, *, due: float, wait: float) -> KafkaRecord:
     """A copy that comes again to its channel: with its attempts, and when it is due."""
-    receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
     added = {
         **copy_headers(message, attempts, now),
         IDENTITY: message.identity,
@@ -160,7 +187,7 @@ def copy_record(message: Message, topic: str, attempts: int, now: float, *, due:
         DUE: repr(due),
         WAIT: repr(wait),
     }
-    return KafkaRecord(topic, receipt.key, message.body, _changed(receipt.headers, added))
+    return KafkaRecord(topic, _key(message), message.body, _changed(_headers(message), added))
 
 
 def dead_letter_records(
@@ -169,21 +196,32 @@ def dead_letter_records(
     """The record of a dead letter, then smaller ones, for when the broker cannot take the last one.
 
     The first has all headers of the sender, the second has none. The others have a body that is cut to `room` bytes, to
-    half of that, and so on; with each come the words that say so.
+    half of that, and so on; each comes with a text that says so.
     """
-    receipt: KafkaReceipt = message.receipt  # type: ignore[assignment]
     texts = provenance(message, rejection)
     own = {TOPIC: message.header.topic, ID: message.id or message.identity}
-    whole = _changed(receipt.headers, {**texts, **own}, removed={*_COPIES, *PROVENANCE, *own})
-    yield KafkaRecord(topic, receipt.key, message.body, whole), ""
+    whole = _changed(_headers(message), {**texts, **own}, removed={*_COPIES, *PROVENANCE, *own})
+    yield KafkaRecord(topic, _key(message), message.body, whole), ""
     short = {**{name: text for name, text in texts.items() if name in MINIMAL}, **own}
-    yield KafkaRecord(topic, receipt.key, message.body, _encoded(short)), ""
+    yield KafkaRecord(topic, _key(message), message.body, _encoded(short)), ""
     for header, body, saying in cut_letters(Header("", headers=short), message.body, room):
         yield KafkaRecord(topic, None, body, _encoded(header.headers)), saying
 
 
 def _encoded(texts: Mapping[str, str]) -> list[tuple[str, bytes]]:
     return [(name, text.encode()) for name, text in texts.items()]
+
+
+def _key(message: Message) -> bytes | None:
+    record: Any = message.receipt
+    key: bytes | None = record.key()
+    return key
+
+
+def _headers(message: Message) -> RawHeaders:
+    """As they were read; none where they cannot be."""
+    headers = _raw_headers(message.receipt)
+    return () if isinstance(headers, str) else headers
 
 
 def _changed(
@@ -196,16 +234,17 @@ def _changed(
 # -- reading
 
 
-class _ParsedHeaders:
-    """The headers of a record, parsed."""
+class _OtherHeaders:
+    """The headers of a record that are none of the common ones, parsed."""
 
-    __slots__ = ("attempts", "attributes", "due", "fault", "headers", "identity", "raw", "wait")
+    __slots__ = ("attempts", "due", "fault", "fields", "headers", "identity", "raw", "wait")
 
-    def __init__(self) -> None:
-        self.attributes: Final[dict[str, Any]] = {}
+    def __init__(self, fields: list[Any]) -> None:
+        self.fields: Final = fields
+        """Those of the message's Header."""
         self.headers: Final[dict[str, str]] = {}
         self.raw: Final[dict[str, object]] = {}
-        """Headers that are no text."""
+        """Headers that are not text."""
         self.attempts = 0
         self.identity = ""
         self.due = self.wait = 0.0
@@ -217,105 +256,107 @@ class _ParsedHeaders:
         except UnicodeDecodeError:
             self.raw[name] = value
             if name in _RESERVED:
-                self.fault = f"its header {name} is no text"
+                self.fault = f"its header {name} is not text"
             return
         if value is None:
             self.raw[name] = None
-        if name in _HEADER_NAMES:
-            self._add_attribute(name, text)
+        if name in _PLACES:
+            self.fields[_PLACES[name]] = text
+        elif name == _KIND:
+            self._add_kind(text)
         elif name in _COPIES:
             self._add_of_copy(name, text)
-        elif name != _TIME or not self._add_time(text):
+        else:
             self.headers[name.removeprefix(ESCAPE)] = text
 
-    def _add_attribute(self, name: str, text: str) -> None:
-        if name == "pump-kind" and text not in _KINDS:
-            self.fault = f"its header {name} is none of {', '.join(sorted(_KINDS))}"
-        else:
-            self.attributes[_HEADER_NAMES[name]] = text
+    def _add_kind(self, text: str) -> None:
+        try:
+            self.fields[_KIND_PLACE] = kind_of(_KIND, text)
+        except ValueError as error:
+            self.fault = str(error)
 
     def _add_of_copy(self, name: str, text: str) -> None:
         if name == IDENTITY:
             self.identity = text
         elif name == ATTEMPTS_HEADER:
-            if text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT:
+            if is_count(text):
                 self.attempts = int(text)
         elif name == DUE:
             self.due = _seconds(text)
         else:
             self.wait = _seconds(text)
 
-    def _add_time(self, text: str) -> bool:
-        try:
-            time = float(text)
-        except ValueError:
-            return False
-        if isfinite(time):
-            self.attributes["timestamp"] = time
-            return True
-        return False
-
 
 def _seconds(text: str) -> float:
-    """What somebody else may have written: anything but a finite number is 0."""
+    """The number in a header, which anybody may have written: 0 if it is not a finite number."""
     with suppress(ValueError):
-        time = float(text)
-        return time if isfinite(time) else 0.0
+        return time_of(DUE, text)
     return 0.0
 
 
-class ReadRecord(NamedTuple):
-    """A message that was read, and when it may be handled."""
+def _read_headers(headers: RawHeaders, fields: list[Any]) -> _OtherHeaders | None:
+    """Set the fields of a Header from the headers of a record; returns what else they say, None if that is nothing.
 
-    message: KafkaMessage
-    due: float
-    """In seconds since the epoch; 0 for what is no copy."""
-    wait: float
-    """Until when it stays where it is."""
+    Every message passes here: the headers that each of ours has are read without an object for them.
+    """
+    others: _OtherHeaders | None = None
+    for name, value in headers:
+        place = _PLACES.get(name)
+        if value is not None:
+            try:
+                if place is not None:
+                    fields[place] = value.decode()
+                    continue
+                if name == _TIME:
+                    fields[_TIME_PLACE] = time_of(name, value.decode())
+                    continue
+            except ValueError:  # not text, or not a number: kept with the others
+                pass
+        if others is None:
+            others = _OtherHeaders(fields)
+        others.add(name, value)
+    if others is not None and others.headers:
+        fields[_HEADERS_PLACE] = others.headers
+    return others
 
-    def bounded(self, now: float, longest: float) -> "ReadRecord":
-        """Waiting no longer than its topic allows, whoever wrote its headers; not at all where that is 0."""
-        if not (self.due or self.wait):
-            return self
-        if not longest:
-            return self._replace(due=0.0, wait=0.0)
-        return self._replace(wait=min(self.wait, now + longest))
 
-
-def read_record(record: Any, partition: "AssignedPartition", generation: int) -> ReadRecord:  # noqa: ANN401 - vendor's
-    """The message of a record; where it cannot be read, its fault says why."""
-    parsed, raw_headers = _ParsedHeaders(), _raw_headers(record)
-    if isinstance(raw_headers, str):
-        parsed.fault, raw_headers = raw_headers, ()
-    for name, value in raw_headers:
-        parsed.add(name, value)
-    offset, key, (kind, milliseconds) = record.offset(), record.key(), record.timestamp()
-    attributes = parsed.attributes
-    if "id" not in attributes and kind == _CREATED:
-        attributes["timestamp"] = milliseconds / 1000
-    header = Header(
-        **{
-            "id": "",
-            "topic": partition.topic,
-            "key": None if key is None else key.decode("utf-8", "backslashreplace"),
-            "headers": parsed.headers or NO_HEADERS,
-            **attributes,
-        }
-    )
+def read_message(record: Any, assigned: "AssignedPartition", generation: int) -> KafkaMessage:  # noqa: ANN401 - vendor's
+    """The message of a record. If it cannot be read, its fault says why."""
+    fields, headers, fault = _FIELDS.copy(), _raw_headers(record), ""
+    if isinstance(headers, str):
+        fault, headers = headers, ()
+    fields[_TOPIC_PLACE] = assigned.topic
+    key, offset, (kind, milliseconds) = record.key(), record.offset(), record.timestamp()
+    if key is not None:
+        fields[_KEY_PLACE] = key.decode("utf-8", "backslashreplace")
+    others = _read_headers(headers, fields)
+    if kind == _CREATED and not fields[_ID_PLACE]:
+        fields[_TIME_PLACE] = milliseconds / 1000
+    position = f"{assigned.name}{offset}"
     message = KafkaMessage(
-        header,
+        Header._make(fields),
         record.value() or b"",
-        # With its time: a topic that is deleted and made anew begins with the same offsets.
-        identity=parsed.identity or f"{partition.topic}/{partition.number}/{offset}@{milliseconds}",
-        receipt=KafkaReceipt(partition, offset, key, raw_headers),
+        # The time is included, since a topic that is deleted and created again begins with the same offsets.
+        identity=f"{position}@{milliseconds}",
+        receipt=record,
         generation=generation,
-        attempts=parsed.attempts,
-        partition=partition.domain,
-        position=f"{partition.topic}/{partition.number}/{offset}",
-        raw_headers=parsed.raw or NO_RAW_HEADERS,
-        fault=parsed.fault,
+        partition=assigned.domain,
+        position=position,
+        fault=fault,
     )
-    return ReadRecord(message, parsed.due, parsed.wait)
+    message.assigned, message.offset, message.done, message.begun = assigned, offset, False, None
+    message.due = message.wait = 0.0
+    if others is not None:
+        _add_others(message, others)
+    return message
+
+
+def _add_others(message: KafkaMessage, others: _OtherHeaders) -> None:
+    message.identity = others.identity or message.identity
+    message.attempts = message.carried = others.attempts
+    message.raw_headers = others.raw or NO_RAW_HEADERS
+    message.fault = message.fault or others.fault
+    message.due, message.wait = others.due, others.wait
 
 
 def _raw_headers(record: Any) -> RawHeaders | str:  # noqa: ANN401 - the vendor's

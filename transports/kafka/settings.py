@@ -13,7 +13,7 @@ CLUSTER_OPTIONS: Final[Options] = {
     **dict.fromkeys(("ca_file", "cert_file", "key_file", "mechanism"), str),
     "timeout": float,
 }
-"""What a URL may say of the cluster beside its parts and the settings of the client."""
+"""The options of a URL for the cluster, without the settings of the client."""
 PORT: Final = 9092
 OURS: Final = frozenset(
     {
@@ -32,7 +32,7 @@ OURS: Final = frozenset(
         "delivery.timeout.ms",
     }
 )
-"""Settings of the client on which it depends that nothing is lost."""
+"""Settings of the client that the transport needs in order to lose nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class Cluster:
     """One Kafka cluster, and how to talk to it. Checked when made."""
 
     servers: tuple[str, ...] = ("localhost:9092",)
-    """Some of its brokers, as host:port; the client learns of the others from them."""
+    """Some of its brokers, as host:port; they tell the client about the others."""
     user: str = ""
     password: str = field(default="", repr=False)
     mechanism: str = "PLAIN"
-    """How the password is proved: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
+    """The SASL mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
     tls: bool = False
     ca_file: str | None = None
     """The authorities to trust; by default those that this machine trusts."""
@@ -72,7 +72,7 @@ class Cluster:
         """The cluster that a URL describes."""
         hosts = [(host, PORT if port is None else port) for host, port in url.hosts()]
         if url.path:
-            raise url.error("it has a path, where none is possible")
+            raise url.error("it must not have a path")
         unknown = sorted(name for name in url.others if "." not in name)
         if unknown:
             raise url.error(f"it does not know {', '.join(unknown)}; settings of the client have a dot in their names")
@@ -84,12 +84,12 @@ class Cluster:
         return cls(tls=url.scheme == "kafka+tls", config=dict(url.others), **given)
 
     def settings(self) -> dict[str, Any]:
-        """What every client of the cluster is made with."""
+        """The settings that every client of the cluster gets."""
         safety = "sasl_" if self.user else ""
         settings: dict[str, Any] = {
             "bootstrap.servers": ",".join(self.servers),
             "security.protocol": safety + ("ssl" if self.tls else "plaintext"),
-            "log_level": 0,  # what happens is told by the callback for errors, and logged once
+            "log_level": 0,  # the callback for errors reports what happens, and logs it once
             "client.id": "message-pump",
             "socket.keepalive.enable": True,
             "socket.connection.setup.timeout.ms": 5000,

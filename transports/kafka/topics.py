@@ -1,4 +1,4 @@
-"""The topics of a channel, and how they are created or looked for."""
+"""Looks for the topics of a channel, and creates them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 LOOK_SECONDS: Final = 0.05
-ADVICE: Final = "; where the brokers create topics on first use, say create=on-use"
+ADVICE: Final = "; if the brokers create topics on first use, use the option create=on-use"
 
 
 def checked(destinations: Destinations) -> Destinations:
-    """The names, all of which may be those of topics; ConfigurationError otherwise."""
+    """The destinations, if all names can be names of topics; else ConfigurationError."""
     for name in (destinations.topic, destinations.channel, *destinations.dead_letters):
         check_name(name)
     return destinations
 
 
 def check_name(name: str) -> None:
-    """ConfigurationError if that cannot be the name of a topic."""
+    """ConfigurationError if this cannot be the name of a topic."""
     if not _NAME.fullmatch(name) or name in {".", ".."}:
         raise ConfigurationError(
             f"kafka: {name!r} cannot be the name of a topic: it may have letters, digits, '.', '_' and '-', up to 249"
@@ -38,10 +38,10 @@ def check_name(name: str) -> None:
 
 
 class RetryTopics:
-    """Where copies wait that come again later: one topic of the channel for each of some delays.
+    """The topics where copies wait that come again later: the channel has one for each of some delays.
 
-    A copy waits in the topic of the shortest delay that is not shorter than its own, so nothing waits behind what takes
-    much longer. One that is due even later waits in the last one several times.
+    A copy waits in the topic of the shortest delay that is not shorter than its own, so none waits behind a copy with a
+    much longer delay. A copy with a delay longer than all of them waits in the last topic several times.
     """
 
     def __init__(self, channel: str, delays: Sequence[float]) -> None:
@@ -66,7 +66,7 @@ class Topics:
         self._errors: Final[list[KafkaError]] = []
         self._seconds: Final = transport.timeout
         settings = {**transport.cluster.settings(), "error_cb": self._errors.append}
-        # A consumer, since looking for a topic by another client may create it.
+        # A consumer, since another kind of client may create a topic by looking for it.
         self._looking: Final[Any] = made(
             Consumer, {**settings, "group.id": "message-pump", "allow.auto.create.topics": False}
         )
@@ -82,12 +82,14 @@ class Topics:
         """Create topics that do not exist, or raise SetupError, as `missing` says."""
         absent = [name for name in dict.fromkeys(names) if missing != "assume" and not self.exists(name)]
         if absent and missing == "validate":
-            raise SetupError(f"kafka: {what}: there is no topic {absent[0]!r}, and missing='validate' does not make it")
+            raise SetupError(
+                f"kafka: {what}: there is no topic {absent[0]!r}, and missing='validate' does not create it"
+            )
         if absent:
             self._create(absent, what)
 
     def require(self, names: Iterable[str], what: str) -> None:
-        """TransportError if a topic does not exist: it may be made later."""
+        """TransportError if a topic does not exist: it may be created later."""
         for name in names:
             if not self.exists(name):
                 raise TransportError(f"kafka: {what}: there is no topic {name!r}")
@@ -108,7 +110,7 @@ class Topics:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: KafkaException) -> PumpError:
-        """What the error callback was told says more than that the time is over."""
+        """The text of the error callback, which says more than that the time is over."""
         with suppress(KafkaException, RuntimeError):
             self._looking.poll(0)
         errors = [as_ours(each, str(self._transport.cluster)) for each in self._errors]
@@ -126,7 +128,9 @@ class Topics:
         for name in names:
             while not self.exists(name):
                 if self._clock.monotonic() > deadline:
-                    raise SetupError(f"kafka: {what}: topic {name!r} was asked for, and does not appear")
+                    raise SetupError(
+                        f"kafka: {what}: topic {name!r} was created, but the brokers do not show it in time"
+                    )
                 self._clock.wait(Signal(), LOOK_SECONDS)
 
     def _ask_for(self, admin: Any, names: Sequence[str], what: str) -> None:  # noqa: ANN401 - the vendor's
@@ -141,6 +145,6 @@ class Topics:
             except Exception as error:
                 told = kafka_error(error)
                 if told is not None and told.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                    continue  # somebody else was faster
+                    continue  # another process has created it meanwhile
                 reason = told.str() if told is not None else error
                 raise SetupError(f"kafka: {what}: topic {name!r} cannot be created: {reason}{ADVICE}") from error

@@ -1,4 +1,4 @@
-"""Kafka as a transport: what it can do, and how its consumers and producers are made."""
+"""The transport for Kafka: its capabilities, and its consumers and producers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ LARGEST_BODY: Final = 900_000
 """With all headers, and those of a dead letter, it is less than the 1 MB that brokers take by default."""
 LARGEST_HEADERS: Final = 64 * 1024
 SESSION: Final = 10.0
-"""Seconds after which a consumer that is not heard of has lost its partitions."""
+"""After this many seconds without a sign of life, a consumer has lost its partitions."""
 SHORTEST_SESSION: Final = 1.0
 AS_THE_BROKERS_SAY: Final = -1
 RETRY_DELAYS: Final = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0)
@@ -48,7 +48,6 @@ class KafkaTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=False,
         delayed_publish=False,
         purges=False,
@@ -79,7 +78,7 @@ class KafkaTransport:
         self.creates_on_use: Final = create == "on-use"
         """Whether brokers create topics when they are first asked for, instead of by a request that may be refused."""
         self.partitions: Final = partitions
-        """Of a topic that is created."""
+        """The number of partitions of a topic that is created."""
         self.replicas: Final = replicas
         self.retry_delays: Final = tuple(finite_seconds("kafka", "retry_delays", each) for each in retry_delays)
         if not self.retry_delays:
@@ -89,7 +88,7 @@ class KafkaTransport:
         self.timeout: Final = min(seconds(self.cluster.timeout), inf)
         self.clock: Final[Clock] = SystemClock()
         self.stores: Final = SharedStore(self)
-        """For what is posted, comes later, or is given up."""
+        """The store for messages that are posted, copies and dead letters."""
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -127,7 +126,7 @@ class KafkaTransport:
         return destinations
 
     def retry_topics(self, destinations: Destinations) -> RetryTopics:
-        """Where copies for the channel wait."""
+        """The topics where copies for the channel wait."""
         return RetryTopics(destinations.channel, self.retry_delays)
 
     def consumer(self, subscription: Subscription) -> KafkaConsumer:

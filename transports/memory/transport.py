@@ -217,7 +217,7 @@ class MemoryConsumer:
 
     def _lease_lost(self, message: Message) -> LeaseLost:
         self._open_channel()
-        return LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
+        return LeaseLost(f"message {message.id} of {self._destinations.channel} no longer belongs to this consumer")
 
     def _release(self, message: Message) -> BusMessage:
         entry = self._locked.get(message.receipt)
@@ -338,7 +338,6 @@ class MemoryTransport:
         carries_attempts=True,
         durable=False,
         between_processes=False,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
     )
@@ -403,6 +402,6 @@ class MemoryTransport:
     def _validate(self, wanted: Destinations) -> None:
         for name in (wanted.channel, *wanted.dead_letters):
             if self.bus.find(name) is None:
-                raise SetupError(f"the memory bus has no channel {name!r}, and missing='validate' does not make it")
+                raise SetupError(f"the memory bus has no channel {name!r}, and missing='validate' does not create it")
         if self.bus.find(wanted.channel) not in self.bus.bound(wanted.topic):
             raise SetupError(f"the channel {wanted.channel!r} of the memory bus is not bound to {wanted.topic!r}")

@@ -1,7 +1,7 @@
-"""One connection: paho's client, the thread that serves its socket, and who waits for which answer.
+"""One connection: paho's client, the thread that serves its socket, and the callers that wait for answers.
 
-The client never reconnects by itself: it would take up again what its callers have been told has failed. None of its
-errors leaves this file.
+The client never reconnects by itself: it would send again what its callers were told has failed. All of its errors
+become ours here.
 """
 
 import os
@@ -26,45 +26,45 @@ from pump.transports.mqtt.messages import Packet, new_properties
 from pump.transports.mqtt.settings import MqttServer, Will
 
 NO_SUBSCRIBER: Final = 0x10
-"""The broker took the message, and gave it to nobody."""
+"""The broker has no subscriber for the message, and dropped it."""
 FAILURES: Final = 0x80
-"""From here on, reason codes are refusals."""
+"""Reason codes from this one on are refusals."""
 TAKEN_OVER: Final = 0x8E
-"""Another client connected with our id."""
+"""Another client has connected with this client id."""
 NOT_ALLOWED: Final = frozenset({0x80, 0x87, 0x8F, 0x9E, 0xA2})
-"""Why a subscription is refused that will be refused again."""
+"""Reasons with which a subscription is always refused."""
 LOGIN_REFUSED: Final = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C, 0x90})
-"""Why a connection is refused that will be refused again."""
+"""Reasons with which a connection is always refused."""
 MOST_IN_FLIGHT: Final = 1000
-"""How many messages are published before the first is confirmed, unless the broker allows fewer."""
+"""The most messages that are published before the first is confirmed, unless the broker allows fewer."""
 BURST: Final = 64
-"""How many messages are read before the acknowledgements meanwhile are written."""
+"""The most messages that are read before acknowledgements are written."""
 CLOSE_SECONDS: Final = 1.0
 """How long a connection that closes waits until the broker has read everything."""
 TICK_SECONDS: Final = 0.5
 
 
 class Answers:
-    """What the broker answers to packets that were sent together, each one by its place."""
+    """The broker's answers to packets that were sent together, by position."""
 
     def __init__(self, count: int) -> None:
         self.reasons: Final[dict[int, int]] = {}
-        """The reason code of each that is answered; 0 is success."""
+        """The reason codes of answered packets; 0 is success."""
         self.unsent: Final[set[int]] = set()
-        """Those that were certainly not sent."""
+        """The packets that were certainly not sent."""
         self.failure: PumpError | None = None
-        """Why those without an answer have none."""
+        """Why some packets have no answer."""
         self.done: Final = Signal()
         self._count: Final = count
 
     def note(self, place: int, reason: int) -> None:
-        """One answer."""
+        """Note one answer."""
         self.reasons[place] = reason
         if len(self.reasons) >= self._count:
             self.done.set()
 
     def fail(self, error: PumpError) -> None:
-        """No more answers come."""
+        """Note that no more answers will come, and why."""
         self.failure = self.failure or error
         self.done.set()
 
@@ -92,12 +92,12 @@ class MqttConnection:
         deliver: Callable[[MQTTMessage], object] | None = None,
         ended: Callable[[], object] | None = None,
     ) -> None:
-        """With a `client_id` the session outlives the connection, else there is none.
+        """With a `client_id` the session outlives the connection; without one it ends with it.
 
         `deliver` is called with each message, and `ended` when the connection breaks, by its own thread.
         """
         self.failure: PumpError | None = None
-        """Why it has ended."""
+        """Why it has ended; None while it works."""
         self.largest_packet: int | None = server.largest_packet
         self._server: Final = server
         self._clock: Final = clock
@@ -112,9 +112,9 @@ class MqttConnection:
         self._acks: Final[deque[int]] = deque()
         self._subscribing: Final[deque[tuple[Sequence[str], Answers]]] = deque()
         self._publishing: Final[deque[_ToPublish]] = deque()
-        """What its thread shall send. The client is that thread's alone."""
+        """Packets for the thread to send. Only that thread uses the client."""
         self._asked: Final[dict[tuple[str, int], tuple[Answers, int]]] = {}
-        """Who waits for the answer to which packet."""
+        """The callers that wait for answers, by packet."""
         self._in_flight = 0
         self._most_in_flight = MOST_IN_FLIGHT
         self._closing = False
@@ -128,7 +128,7 @@ class MqttConnection:
     # -- opening
 
     def open(self) -> None:
-        """Connect and log in; TransportError if the broker is away, SetupError if it refuses us."""
+        """Connect and log in; TransportError if the broker is away, SetupError if it refuses the login."""
         try:
             self._connect()
         except BaseException:
@@ -154,7 +154,7 @@ class MqttConnection:
             manual_ack=True,
         )
         client.connect_timeout = server.seconds
-        client.max_inflight_messages_set(0)  # it does not know how many the broker allows
+        client.max_inflight_messages_set(0)  # the client does not know the broker's limit
         client.max_queued_messages_set(0)
         if server.user:
             client.username_pw_set(server.user, server.password or None)
@@ -196,7 +196,7 @@ class MqttConnection:
     def _on_connect(self, _client: object, _data: object, _flags: object, reason: Any, properties: Any) -> None:  # noqa: ANN401 - paho's
         if reason.is_failure:
             refused = SetupError if reason.value in LOGIN_REFUSED else TransportError
-            self._fail(refused(f"{self._server} refuses us: {reason}"))
+            self._fail(refused(f"{self._server} refuses the connection: {reason}"))
             return
         self._most_in_flight = min(getattr(properties, "ReceiveMaximum", MOST_IN_FLIGHT), MOST_IN_FLIGHT)
         largest: int | None = getattr(properties, "MaximumPacketSize", None)
@@ -224,7 +224,7 @@ class MqttConnection:
             raise refused(f"{self._server} refuses the subscription to {', '.join(filters)}: reason {reason:#x}")
 
     def publish(self, packets: Sequence[Packet], *, retain: bool = False) -> Answers:
-        """Publish with QoS 1; returns when all are answered, or no answer comes any more."""
+        """Publish with QoS 1; returns when all are answered, or no more answers will come."""
         answers = Answers(len(packets))
         if packets:
             self._publishing.extend(_ToPublish(packet, retain, answers, place) for place, packet in enumerate(packets))
@@ -232,7 +232,7 @@ class MqttConnection:
         return answers
 
     def acknowledge(self, mid: int) -> bool:
-        """Have a message's acknowledgement sent; False if the connection has ended."""
+        """Acknowledge a message, without waiting; False if the connection has ended."""
         if self.failure is not None or self._closing:
             return False
         self._acks.append(mid)
@@ -240,9 +240,9 @@ class MqttConnection:
         return True
 
     def _wait(self, answers: Answers) -> None:
-        """Wait for the answers to what was just queued, as long as some come."""
+        """Wait for the answers to what was just queued. The time-out begins again with each answer."""
         self.wake()
-        if self.failure is not None:  # nobody may look into the queues any more
+        if self.failure is not None:  # the thread may have ended, and not see the queues any more
             self._fail_queued(self.failure)
         answered = -1
         while not answers.done.is_set() and answered < len(answers.reasons):
@@ -266,14 +266,14 @@ class MqttConnection:
     # -- its thread
 
     def wake(self) -> None:
-        """Have the thread look at once what there is to write."""
+        """Make the thread look at once for something to write."""
         if not self._woken:
             self._woken = True
-            with suppress(OSError):  # it is awake already, or has ended
+            with suppress(OSError):  # the thread is awake already, or has ended
                 self._wake_writer.send(b"\0")
 
     def _send(self) -> None:
-        """Give the client what was queued, as far as the broker allows."""
+        """Give the client as many queued packets as the broker allows."""
         client = self._client
         while self._acks:
             client.ack(self._acks.popleft(), 1)
@@ -299,7 +299,7 @@ class MqttConnection:
                 pass
             if self._closing and self.failure is None:
                 self._finish()
-        except Exception as error:  # no caller waits for what never comes
+        except Exception as error:  # so that no caller waits for an answer that never comes
             self._fail(TransportError(f"{self._server}: {type(error).__name__}: {text_of(error)}"))
         finally:
             self._fail(TransportError(f"{self._server}: the connection has ended"))
@@ -311,14 +311,14 @@ class MqttConnection:
         connected = client.socket()
         if connected is None:
             return False
-        self._woken = False  # what is queued from now on wakes the poll; what was before is seen
+        self._woken = False  # packets that are queued from now on wake the poll; earlier ones are seen before it
         self._send()
         poll = select.poll()
         poll.register(self._wake_reader, select.POLLIN)
         poll.register(connected, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
         pending = connected.pending() if isinstance(connected, ssl.SSLSocket) else 0
         events = dict(poll.poll(0 if pending or self._closing else TICK_SECONDS * 1000))
-        self._woken = True  # nobody need wake it before the next poll
+        self._woken = True  # it need not be woken before the next poll
         if self._wake_reader.fileno() in events:
             with suppress(BlockingIOError):
                 self._wake_reader.recv(4096)
@@ -337,9 +337,9 @@ class MqttConnection:
                 return
 
     def _finish(self) -> None:
-        """Say goodbye, and read until the broker has ended the connection: it has read everything then.
+        """Send DISCONNECT, and read until the broker ends the connection: then it has read everything.
 
-        A socket that is closed with something unread is reset, and what was sent last may never be read.
+        Closing a socket with unread data resets it, and the broker may never read the last packets.
         """
         connected = self._client.socket()
         if connected is None:
@@ -356,7 +356,7 @@ class MqttConnection:
             while _is_ready(descriptor, select.POLLIN, deadline - self._clock.monotonic()):
                 if not os.read(descriptor, 65_536):
                     break
-        except OSError:  # it has ended all the same
+        except OSError:  # an error changes nothing: it has ended
             pass
         finally:
             os.close(descriptor)
@@ -365,7 +365,7 @@ class MqttConnection:
         if self._closing:
             return
         if flags.is_disconnect_packet_from_server and reason.value == TAKEN_OVER:
-            text = "another client connected with the same client id: each host needs a name of its own by member="
+            text = "another client connected with the same client id: each host needs its own name: set member="
             self._fail(TransportError(f"{self._server}: {text}"))
             return
         by = "was ended by the broker" if flags.is_disconnect_packet_from_server else "broke"
@@ -373,7 +373,7 @@ class MqttConnection:
         self._fail(TransportError(f"{self._server}: the connection{whose} {by}: {reason}"))
 
     def _fail(self, error: PumpError) -> None:
-        """It has ended; everybody who waits is told."""
+        """End the connection, and tell all callers that wait."""
         first = self.failure is None
         if first:
             self.failure = error
@@ -384,9 +384,9 @@ class MqttConnection:
         self.wake()
 
     def _fail_queued(self, error: PumpError) -> None:
-        """Tell whoever waits; what was not sent yet never will be."""
+        """Tell all callers that wait; packets that were not sent never will be."""
         while self._publishing:
-            with suppress(IndexError):  # another thread does the same
+            with suppress(IndexError):  # another thread has taken it
                 publishing = self._publishing.popleft()
                 publishing.answers.unsent.add(publishing.place)
                 publishing.answers.fail(error)
@@ -399,14 +399,14 @@ class MqttConnection:
     # -- ending
 
     def begin_to_close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Begin to say goodbye; `close` waits until that is done."""
+        """Begin to disconnect; `close` waits until that is done."""
         self._close_seconds = timeout
         self._closing = True
         self._woken = False
         self.wake()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Disconnect when all that was sent has been read, or after the time-out. A session stays."""
+        """Disconnect when the broker has read everything, or after the time-out. The session stays."""
         if not self._closing:
             self.begin_to_close(timeout)
         thread = self._thread
@@ -416,7 +416,7 @@ class MqttConnection:
             thread.join(timeout + TICK_SECONDS)
 
     def _abandon(self) -> None:
-        """Close what is still open."""
+        """Close sockets that are still open."""
         connected = self._client.socket()
         if connected is not None:
             with suppress(Exception):
@@ -429,9 +429,9 @@ class MqttConnection:
 
 
 class _SocketClosedOnFailure(ssl.SSLSocket):
-    """A socket that is closed if nothing comes of it: the client forgets it."""
+    """A socket that is closed if it cannot connect: the client would forget to."""
 
-    def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - as it is inherited
+    def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base class
         try:
             super().do_handshake(block)
         except BaseException:
@@ -440,7 +440,7 @@ class _SocketClosedOnFailure(ssl.SSLSocket):
 
 
 def _send_at_once(connected: Any) -> None:  # noqa: ANN401 - the client does not say what it is
-    """Small packets do not wait until others are confirmed."""
+    """Send small packets at once, without waiting until others are confirmed."""
     with suppress(OSError):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -1,4 +1,4 @@
-"""One consumer of one channel: what comes, in which order it is handed out, and how it is settled.
+"""One consumer of one channel.
 
 It has two connections. One receives the channel's messages and acknowledges them. The other publishes dead letters and
 copies that come again, and receives those copies: they wait here, unacknowledged, until they are due.
@@ -15,12 +15,13 @@ from paho.mqtt.client import MQTTMessage
 
 from pump.clock import Signal
 from pump.dead_letter import Rejection
-from pump.errors import LeaseLost, PublishError, PumpError, SetupError, TransportError
+from pump.errors import LeaseLost, PublishError, SetupError, TransportError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.dead_letters import report_gone
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.mqtt.connection import MqttConnection
 from pump.transports.mqtt.messages import Packet, PacketReceipt, read_message
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
     from pump.transports.mqtt.transport import MqttTransport
 
 LONGEST_DELAY: Final = 10 * 365 * 86_400.0
-"""Longer delays are as long as this, ten years: a message that never came again would be lost."""
+"""The longest delay, ten years. Longer ones are shortened to it, so that no message waits for ever."""
 MOST_WAITING: Final = 10_000
-"""How many messages are kept here that nobody has asked for yet; only a broker of MQTT 3.1.1 sends so many."""
+"""The most messages that wait here to be received; only a broker of MQTT 3.1.1 sends that many."""
 MOST_COPIES: Final = 65_535
-"""How many copies may wait here until they are due, if the broker allows as many."""
+"""The most copies that wait here until they are due, if the broker allows as many."""
 
 
 class MqttConsumer:
     """One consumer of one channel, with a session of its own at the broker.
 
-    One thread receives; any thread settles or interrupts. What several threads change is changed by single operations
-    of a deque or a dict.
+    One thread receives; any thread settles or interrupts. Data that several threads change is
+    changed only by single operations on a deque or a dict.
     """
 
     broker_limit: int | None = None
@@ -55,18 +56,19 @@ class MqttConsumer:
         self._subscription: Final = subscription
         self._destinations: Final = Destinations.of(subscription)
         self._channel: Final = self._destinations.channel
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._seat: Final[Seat] = transport.members.take(self._channel, shared=transport.shared)
         self._copies_topic: Final = transport.copies_topic(self._seat.client_id)
         self._ready: Final[deque[Message]] = deque()
         self._later: list[tuple[float, int, Message]] = []
-        """Copies that are not due yet, by their due time; the receiving thread's alone."""
+        """Copies that are not due yet, by their due times; only the receiving thread uses it."""
         self._numbers: Final = count()
         self._arrived: Final[deque[Message]] = deque()
-        """Copies that the receiving thread has not looked at yet, and what it shall hold until it is due."""
+        """Copies that the receiving thread has not sorted yet, and messages that it will hold until they are due."""
         self._unsettled: Final[dict[PacketReceipt, None]] = {}
         self._changed: Final = Signal()
         self._overflows = False
-        """Whether more came than is kept here: the session has the rest, and sends it to the next connection."""
+        """Whether more messages came than may wait here. The session keeps the others for the next connection."""
         self._interrupted = False
         self._closed = False
         window = transport.window(subscription)
@@ -89,7 +91,7 @@ class MqttConsumer:
         )
 
     def open(self) -> None:
-        """Connect, and subscribe again: the broker sends first what was not acknowledged."""
+        """Connect, and subscribe again: the broker first sends the messages that were not acknowledged."""
         try:
             self._side.open()
             self._side.subscribe([self._copies_topic])
@@ -123,7 +125,9 @@ class MqttConsumer:
     def _check(self) -> None:
         failure = self._main.failure or self._side.failure
         if failure is None and self._overflows and not self._ready:
-            failure = TransportError("mqtt: the broker sent more at a time than is kept here; the rest comes now")
+            failure = TransportError(
+                "mqtt: the broker sent more messages than this consumer can keep; it connects again for the rest"
+            )
         if failure is not None:
             raise failure
 
@@ -132,7 +136,7 @@ class MqttConsumer:
         return [ready.popleft() for _ in range(min(limit, len(ready)))]
 
     def _sort_copies(self) -> float:
-        """Put what is due among what is ready; returns in how many seconds the next one is due."""
+        """Move copies that are due to the ready messages; returns in how many seconds the next one is due."""
         if not self._arrived and not self._later:
             return LONGEST_DELAY
         now = self._clock.wall()
@@ -185,19 +189,19 @@ class MqttConsumer:
         return connection.acknowledge(receipt.mid) if receipt.qos else connection.works
 
     def _held(self, message: Message) -> PacketReceipt:
-        """The receipt of a message that is not settled yet: its number may be another message's afterwards."""
+        """The receipt of an unsettled message; else LeaseLost: its number may belong to another message by now."""
         receipt = _receipt(message)
         if receipt not in self._unsettled:
-            raise LeaseLost(f"message {message.id} of {self._channel} is not this consumer's any more")
+            raise LeaseLost(f"message {message.id} of {self._channel} no longer belongs to this consumer")
         return receipt
 
     # -- other verdicts
 
     def nack(self, message: Message) -> None:
-        """Nothing is sent: MQTT takes nothing back. The channel holds the message."""
+        """Send nothing: MQTT cannot take a message back. The channel holds it."""
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """Have a copy stored that comes again to this consumer when it is due, then acknowledge the original."""
+        """Store a copy that comes again to this consumer when it is due, then acknowledge the original."""
         self._held(message)
         now = self._clock.wall()
         delay = min(delay, LONGEST_DELAY) if isfinite(delay) or delay > 0 else 0.0
@@ -210,8 +214,12 @@ class MqttConsumer:
         self.acknowledge(message)
 
     def _hold(self, message: Message, attempts: int, due: float) -> None:
-        """Keep the original here until it is due: the broker does not take a copy, which is a little larger."""
-        log.warning("mqtt: message %s of %s is held here: a copy would be too large", message.id, self._channel)
+        """Hold the original here until it is due: a copy is a little larger, too large for the broker."""
+        log.warning(
+            "mqtt: message %s of %s stays in this process until it is due: a copy would be too large for the broker",
+            message.id,
+            self._channel,
+        )
         again, receipt = message.again(), _receipt(message)
         again.attempts = attempts
         again.receipt = PacketReceipt(receipt.mid, receipt.qos, is_copy=receipt.is_copy, due=due)
@@ -221,14 +229,14 @@ class MqttConsumer:
         self._changed.set()
 
     def reject(self, message: Message, rejection: Rejection) -> None:
-        """Have a dead letter stored, then acknowledge the original."""
+        """Store a dead letter, then acknowledge the original."""
         self._held(message)
         topic = self._destinations.for_rejected(rejection.kind)
         try:
             if topic is not None:
                 self._store_dead_letter(message, rejection, topic)
         except (TransportError, SetupError):
-            self._park(message, rejection)
+            self._parking.park(message, rejection, self.requeue)
             raise
         self.acknowledge(message)
         if topic is None:
@@ -244,17 +252,9 @@ class MqttConsumer:
         except Unheard:
             if self._subscription.missing != "create":
                 raise
-            log.warning("mqtt: nobody keeps the dead letters in %s any more: a session for them is made again", topic)
+            log.warning("mqtt: no session keeps the dead letters in %s any more: it is created again", topic)
             self._transport.create_channel(Destinations(topic, topic, None, None))
             self._publish(packets)
-
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._subscription.max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
 
     def _publish(self, packets: Sequence[Packet]) -> None:
         failures = failures_of(self._side.publish(packets), packets)
@@ -266,11 +266,11 @@ class MqttConsumer:
         return largest is None or packet.size <= largest
 
     def extend(self, message: Message) -> None:
-        """Nothing is sent: a delivery is this consumer's as long as the connection lasts."""
+        """Send nothing: a delivery belongs to this consumer as long as its connection lasts."""
         self._held(message)
 
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Take them back, to be received here first: their session is this consumer's, and nobody else has them."""
+        """Take these back, to be received first: only this consumer can receive the messages of its session."""
         for message in reversed(messages):
             if _receipt(message) in self._unsettled:
                 again = message.again()
@@ -279,13 +279,13 @@ class MqttConsumer:
         self._changed.set()
 
     def purge(self) -> int:
-        """Not possible."""
+        """Raise SetupError: a consumer cannot empty its session."""
         raise PublishError("mqtt: a session cannot be emptied by its consumer; docs/mqtt.md says what can be done")
 
     # -- ending
 
     def close(self) -> None:
-        """Disconnect. What is not acknowledged stays in the session, in its order, for whoever has this seat next."""
+        """Disconnect. Unacknowledged messages stay in the session, in order, for the next consumer with this seat."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
-"""The client ids of consumers: whoever opens a channel again gets the session, and the messages, that it had.
+"""The client ids of consumers: a consumer that is opened again gets its old session, with its messages.
 
 The consumers of a channel on one machine are numbered from 0. A number is taken by a lock on a file, which ends with
-its process, however that ends: the next one takes the lowest number that is free.
+the process. The next consumer takes the lowest free number.
 """
 
 import fcntl
@@ -16,12 +16,12 @@ from urllib.parse import quote
 from pump.errors import ConfigurationError, TransportError
 
 _taken: Final[set[str]] = set()
-"""What this process has."""
+"""The numbers that this process has."""
 _lock: Final = threading.Lock()
 
 
 def quoted(name: str) -> str:
-    """The name without anything that has a meaning in a topic, a share name or a client id."""
+    """The name, with all characters escaped that have a meaning in a topic, a share name or a client id."""
     return quote(name, safe="")
 
 
@@ -31,7 +31,7 @@ def client_id(channel: str, member: str, number: int) -> str:
 
 
 class Seat:
-    """One client id, which nobody else on this machine has until it is left."""
+    """One client id; no other consumer on this machine has it until `leave`."""
 
     def __init__(self, client_id: str, key: str, descriptor: int | None) -> None:
         self.client_id: Final = client_id
@@ -39,25 +39,25 @@ class Seat:
         self._descriptor = descriptor
 
     def leave(self) -> None:
-        """Let others have it."""
+        """Free the client id for other consumers."""
         with _lock:
             _taken.discard(self._key)
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)  # which unlocks it
+            os.close(descriptor)  # this unlocks it
 
 
 class Members:
-    """Who consumes at one broker from this machine."""
+    """The consumers of this machine at one broker."""
 
     def __init__(self, name: str, place: str) -> None:
         if any(mark in name for mark in "+#/\0"):
-            raise ConfigurationError(f"mqtt: a member's name has none of + # /: {name!r}")
+            raise ConfigurationError(f"mqtt: a member's name must not contain + # or /: {name!r}")
         self._name: Final = name
         self._place: Final = place
 
     def take(self, channel: str, *, shared: bool = True) -> Seat:
-        """The seat with the lowest number that nobody has; TransportError if there is one only, and somebody has it."""
+        """The free seat with the lowest number; TransportError if there is only one, and it is taken."""
         number = 0
         while (seat := self.take_number(channel, number)) is None:
             if not shared:
@@ -66,7 +66,7 @@ class Members:
         return seat
 
     def take_number(self, channel: str, number: int) -> Seat | None:
-        """The seat with this number, or None if somebody has it."""
+        """The seat with this number; None if it is taken."""
         name = client_id(channel, self._name, number)
         key = hashlib.blake2b(f"{self._place}\0{name}".encode(), digest_size=12).hexdigest()
         with _lock:
@@ -81,13 +81,13 @@ class Members:
 
 
 def _locked_file(key: str) -> int | None:
-    """A file that this process alone has locked; None where there can be none. BlockingIOError if another has it."""
+    """A file that this process has locked; None if files cannot be written. BlockingIOError if another has it."""
     user = os.getuid()
     try:
         folder = Path(tempfile.gettempdir(), f"message-pump-{user}")
         folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder / f"mqtt-{key}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:  # nothing can be written here: this process alone is looked after
+    except OSError:  # nothing can be written here: numbers are unique only in this process
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,19 +1,19 @@
-"""Our messages in MQTT packets, both ways. Whatever bytes come, they make a message.
+"""Writes messages as MQTT packets, and reads them back. Any bytes can be read as a message.
 
-MQTT 5 carries headers as properties. MQTT 3.1.1 has none: there they stand in an envelope, in front of the body.
+MQTT 5 carries headers as properties. MQTT 3.1.1 has none: there, the headers are in an envelope before the body.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any, Final, NamedTuple, cast
 
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from pump.message import ATTEMPTS_HEADER, Header, Kind, Message
+from pump.message import ATTEMPTS_HEADER, Header, Message
+from pump.transport_kit.header_texts import count_of, kind_of, time_of
 from pump.transports.mqtt.settings import Version
 from pump.transports.mqtt.texts import LONGEST_TEXT, headers_of, is_plain, is_topic, pairs_of
 
@@ -25,25 +25,24 @@ KEY: Final = "pump-key"
 TOPIC: Final = "pump-topic"
 TIMESTAMP: Final = "pump-timestamp"
 CONTENT_TYPE: Final = "pump-content-type"
-"""These two have properties of their own in MQTT 5, and stand among the headers where those cannot hold them."""
+"""In MQTT 5 these two have properties of their own, but are among the headers if those cannot hold them."""
 REPLY_TO: Final = "pump-reply-to"
 CORRELATION_ID: Final = "pump-correlation-id"
 DUE: Final = "pump-due"
 """When a copy is due, in seconds since the epoch."""
 
 MAGIC: Final = b"\0pump-envelope\1"
-"""How an envelope begins; four bytes say how long its JSON is, and the body follows."""
+"""The beginning of an envelope. After it come four bytes with the length of the JSON, the JSON, and the body."""
 FIXED_SIZE: Final = 1 + 4 + 2 + 2
-"""Bytes of a packet that are neither topic nor properties nor payload, at most."""
+"""The most bytes of a packet beside topic, properties and payload."""
 
-_KINDS: Final = frozenset({"command", "event", "document"})
 _OURS: Final = frozenset(
     {ID, TYPE, VERSION, KIND, KEY, TOPIC, TIMESTAMP, CONTENT_TYPE, REPLY_TO, CORRELATION_ID, DUE, ATTEMPTS_HEADER}
 )
 
 
 class Packet(NamedTuple):
-    """What is published."""
+    """A packet to publish."""
 
     topic: str
     payload: bytes
@@ -51,7 +50,7 @@ class Packet(NamedTuple):
 
     @property
     def size(self) -> int:
-        """At most so many bytes on the wire."""
+        """The most bytes that it can have on the wire."""
         properties: Any = self.properties
         packed = 0 if properties is None else len(properties.pack())
         return FIXED_SIZE + len(self.topic.encode()) + packed + len(self.payload)
@@ -66,7 +65,7 @@ class PacketReceipt:
         self.mid: Final = mid
         self.qos: Final = qos
         self.is_copy: Final = is_copy
-        """Whether it came by the consumer's own topic, for copies that come again."""
+        """Whether the consumer's own topic for copies delivered it."""
         self.due: Final = due
         """When it is due, in seconds since the epoch; 0 is now."""
 
@@ -75,8 +74,8 @@ class PacketReceipt:
 
 
 def new_properties(packet_type: int) -> Properties:
-    """The properties of a packet, still empty."""
-    make: Any = Properties  # the client does not say what it takes
+    """Empty properties of a packet."""
+    make: Any = Properties  # the client's types are not declared
     made: Properties = make(packet_type)
     return made
 
@@ -84,7 +83,7 @@ def new_properties(packet_type: int) -> Properties:
 def write_packet(header: Header, body: bytes, *, topic: str, version: Version, due: float = 0.0) -> Packet:
     """The packet that carries a message to a topic; ValueError if MQTT cannot carry it."""
     if not is_topic(topic):
-        raise ValueError(f"MQTT cannot publish to {topic[:80]!r}: a topic has no +, # or control character")
+        raise ValueError(f"MQTT cannot publish to {topic[:80]!r}: a topic must not contain +, # or control characters")
     fields = _fields(header, topic, due)
     if version != "5":
         return Packet(topic, _envelope(header, fields, body), None)
@@ -111,7 +110,7 @@ def write_packet(header: Header, body: bytes, *, topic: str, version: Version, d
 
 
 def bare_packet(topic: str, body: bytes, headers: Mapping[str, str], version: Version) -> Packet:
-    """A packet of a body and hardly anything else."""
+    """A packet of a body, with almost no header."""
     return write_packet(Header("", topic, content_type="", headers=headers), body, topic=topic, version=version)
 
 
@@ -153,13 +152,13 @@ def _envelope(header: Header, fields: dict[str, str], body: bytes) -> bytes:
 
 
 def read_message(packet: MQTTMessage, *, generation: int, is_copy: bool = False) -> Message:
-    """The message of a packet; if it cannot be read, its fault says why, and its body is all that came."""
+    """The message of a packet; if it cannot be read, its fault says why, and its body is the whole payload."""
     topic, payload = packet.topic, bytes(packet.payload)
     try:
         fields, headers, body = _parts(packet, payload)
         header = _header(fields, headers, topic)
-        due = _moment(fields[DUE]) if DUE in fields else 0.0
-        attempts = _count(fields[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in fields else 0
+        due = time_of(DUE, fields[DUE]) if DUE in fields else 0.0
+        attempts = count_of(ATTEMPTS_HEADER, fields[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in fields else 0
     except (ValueError, RecursionError) as error:
         fault = f"its headers cannot be read: {str(error)[:200]}"
         header, body, due, attempts = Header("", topic, content_type=""), payload, 0.0, 0
@@ -192,7 +191,7 @@ def _parts(packet: MQTTMessage, payload: bytes) -> tuple[Mapping[str, str], dict
 
 
 def _add_properties(fields: dict[str, str], properties: Properties) -> None:
-    """What has a property of its own."""
+    """Add the fields that have a property of their own."""
     content_type: str | None = getattr(properties, "ContentType", None)
     if content_type is not None:
         fields[CONTENT_TYPE] = content_type
@@ -211,7 +210,7 @@ def _opened(payload: bytes, found: dict[str, str]) -> tuple[Mapping[str, str], d
         raise ValueError("its envelope is cut off")
     written = json.loads(payload[begin:end])
     if not (isinstance(written, list) and len(written) == len(("fields", "headers")) and all(map(_is_texts, written))):
-        raise ValueError("its envelope is not two objects of texts")
+        raise ValueError("its envelope must be two JSON objects whose values are text")
     fields, headers = cast("Sequence[dict[str, str]]", written)
     if ATTEMPTS_HEADER in headers:
         fields[ATTEMPTS_HEADER] = headers.pop(ATTEMPTS_HEADER)
@@ -229,36 +228,17 @@ def _header(fields: Mapping[str, str], headers: Mapping[str, str], topic: str) -
         get(TOPIC, topic),
         get(TYPE, ""),
         get(VERSION, ""),
-        _kind(fields[KIND]) if KIND in fields else "command",
+        kind_of(KIND, fields[KIND]) if KIND in fields else "command",
         get(CONTENT_TYPE, ""),
         get(KEY),
         get(CORRELATION_ID),
         get(REPLY_TO),
-        _moment(fields[TIMESTAMP]) if TIMESTAMP in fields else 0.0,
+        time_of(TIMESTAMP, fields[TIMESTAMP]) if TIMESTAMP in fields else 0.0,
         headers,
     )
 
 
-def _kind(text: str) -> Kind:
-    if text not in _KINDS:
-        raise ValueError(f"{KIND} is {text[:80]!r}")
-    return cast("Kind", text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):  # noqa: PLR2004 - a billion is no count
-        raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
-    return int(text)
-
-
-def _moment(text: str) -> float:
-    moment = float(text)
-    if not isfinite(moment):
-        raise ValueError(f"{text[:80]!r} is not a time")
-    return moment
-
-
 def _unnamed(packet: MQTTMessage) -> str:
-    """The same in every delivery of a message without an id, as long as its session lives."""
+    """An identity for a message without an id: the same in each delivery, as long as its session lives."""
     digest = hashlib.blake2b(packet.payload, digest_size=12, key=packet.topic.encode()[:64])
     return f"unnamed-{digest.hexdigest()}-{packet.mid}"

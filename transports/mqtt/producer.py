@@ -1,4 +1,4 @@
-"""Posting: each message with QoS 1, on a connection of its own; sent is what the broker has confirmed."""
+"""Posts messages with QoS 1, on a connection of its own, and waits until the broker has confirmed them."""
 
 import threading
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class MqttProducer:
-    """Sends to the topics in the messages' headers. From any thread."""
+    """Sends to the topics in the messages' headers. Any thread may use it."""
 
     def __init__(self, transport: "MqttTransport") -> None:
         self._transport: Final = transport
         self._opening: Final = threading.Lock()
-        """Held by the one sender that connects; the others wait for what comes of it."""
+        """Held by the one sender that connects; the others wait for it."""
         self._lock: Final = threading.Lock()
         self._connection: MqttConnection | None = None
         self._failure: PumpError | None = None
@@ -30,9 +30,9 @@ class MqttProducer:
         self._closed = False
 
     def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
-        """As Producer's: it returns when the broker has taken every message for somebody."""
+        """As Producer's: it returns when the broker has taken every message for a subscriber."""
         if delay > 0:
-            raise not_sent("MQTT has no delay, and there is no channel yet that could hold the message")
+            raise not_sent("MQTT cannot delay a message, and no consumer has it yet that could hold it")
         packets = [self._packet(message) for message in messages]
         try:
             connection = self._open()
@@ -66,7 +66,7 @@ class MqttProducer:
             if self._closed:
                 raise not_sent("the producer is closed", retriable=True)
             if self._failure is not None and self._failed_at >= began:
-                raise self._failure  # whoever waited for it would otherwise try in turn, and wait as long again
+                raise self._failure  # else each waiting sender would try in turn, and wait just as long
             connection = MqttConnection(self._transport.server, clock)
             try:
                 connection.open()
@@ -77,7 +77,7 @@ class MqttProducer:
             return connection
 
     def _keep(self, connection: MqttConnection) -> None:
-        """This is the connection from now on, unless the producer was closed meanwhile."""
+        """Use this connection from now on, unless the producer was closed meanwhile."""
         with self._lock:
             if not self._closed:
                 self._connection = connection
@@ -86,7 +86,7 @@ class MqttProducer:
         raise not_sent("the producer is closed", retriable=True)
 
     def _drop(self, connection: MqttConnection) -> None:
-        """The next send has a new connection: who knows what this one still sends."""
+        """Have the next send use a new connection: this one may still send something."""
         with self._lock:
             if self._connection is connection:
                 self._connection = None

@@ -1,4 +1,4 @@
-"""Which channels and topics there are: a broker does not tell, so each has a retained message of its own."""
+"""Registers channels and topics, each by a retained message: a broker does not tell which ones there are."""
 
 from collections.abc import Collection, Sequence
 from typing import Final, Self
@@ -13,12 +13,12 @@ from pump.transports.mqtt.messages import Packet
 from pump.transports.mqtt.settings import MqttServer
 
 LATE_SECONDS: Final = 0.2
-"""How long a retained message may come after the answer to its subscription, on a broker of several nodes."""
+"""How long after the answer to a subscription a retained message may come, on a broker of several nodes."""
 HERE: Final = b"1"
 
 
 class ChannelRegistry:
-    """The names known at one broker, over a connection of its own. Use it as a context manager."""
+    """The registrations at one broker, over a connection of its own. Use it as a context manager."""
 
     def __init__(self, server: MqttServer, clock: Clock, root: str) -> None:
         self._clock: Final = clock
@@ -36,38 +36,40 @@ class ChannelRegistry:
         self._connection.close()
 
     def channel(self, topic: str, channel: str) -> str:
-        """How a channel of a topic is registered."""
+        """The registration of a channel of a topic."""
         return f"{self._root}/channels/{quoted(topic)}/{quoted(channel)}"
 
     def topic(self, topic: str) -> str:
-        """How a topic is registered that somebody posts to."""
+        """The registration of a topic that a publication posts to."""
         return f"{self._root}/topics/{quoted(topic)}"
 
     def any_channel(self, topic: str) -> str:
-        """What all channels of a topic are registered by."""
+        """A filter for the registrations of all channels of a topic."""
         return f"{self._root}/channels/{quoted(topic)}/+"
 
     def known(self, filters: Collection[str]) -> Collection[str]:
-        """The registrations that fit, as far as there are any."""
+        """The registrations that exist and match."""
         if not filters:
             return ()
         self._found.clear()
         self._complete.clear()
         self._wanted = frozenset(filters)
         self._connection.subscribe(sorted(filters))
-        self._connection.subscribe([f"{self._root}/none"])  # what is retained has come before this is answered
+        self._connection.subscribe([f"{self._root}/none"])  # retained messages come before the answer to this
         if not self._is_complete():
             self._clock.wait(self._complete, LATE_SECONDS)
         return frozenset(self._found)
 
     def register(self, names: Sequence[str]) -> None:
-        """Let everybody know of these."""
+        """Register these."""
         answers = self._connection.publish([Packet(name, HERE, None) for name in names], retain=True)
         if answers.failure is not None:
             raise answers.failure
         refused = [names[place] for place, reason in answers.reasons.items() if reason >= FAILURES]
         if refused:
-            raise TransportError(f"mqtt: the broker does not let us register {', '.join(refused)}")
+            raise TransportError(
+                f"mqtt: the broker does not permit this login to publish {', '.join(refused)}, which registers channels"
+            )
 
     def _note(self, message: MQTTMessage) -> None:
         if message.payload:

@@ -1,4 +1,4 @@
-"""Dead letters and copies that the broker can take: whatever the size of its packets, nothing of a message is lost."""
+"""Makes dead letters and copies that fit into the broker's packets, without losing anything of a message."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,11 +12,11 @@ from pump.transports.mqtt.messages import Packet, bare_packet, write_packet
 from pump.transports.mqtt.settings import Version
 
 PART: Final = "pump-part"
-"""On a dead letter that had to be cut into several: which part it is, of how many."""
+"""The header of a dead letter that had to be cut into parts: its number, and how many there are."""
 
 
 def copy_packet(message: Message, topic: str, version: Version, *, attempts: int, now: float, due: float) -> Packet:
-    """A copy that comes again by another topic when it is due, with its attempts."""
+    """The packet of a copy, with its attempts, for the topic by which it comes again."""
     header = identified(message)
     headers = {**header.headers, **copy_headers(message, attempts, now)}
     return write_packet(header._replace(headers=headers), message.body, topic=topic, version=version, due=due)
@@ -25,7 +25,7 @@ def copy_packet(message: Message, topic: str, version: Version, *, attempts: int
 def letter_packets(
     message: Message, rejection: Rejection, topic: str, version: Version, largest: int | None
 ) -> Sequence[Packet]:
-    """The dead letter: with all that there is to say if that fits, else with less, else in parts."""
+    """The packets of a dead letter: one with full provenance if that fits, else one with less, else parts."""
     header = Header("")
     for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
         packet = write_packet(header, message.body, topic=topic, version=version)
@@ -38,7 +38,7 @@ def _parts(header: Header, body: bytes, topic: str, version: Version, largest: i
     short = {name: text for name, text in header.headers.items() if name != PART}
     small = header._replace(headers={**short, PART: "9999/9999"})
     room = largest - write_packet(small, b"", topic=topic, version=version).size
-    if room < 1:  # its own header leaves no room: type, key and the like go too
+    if room < 1:  # its header leaves no room: type, key and others are left out too
         small = Header(header.id[:64], topic, content_type="", headers={PART: "9999/9999"})
         room = max(64, largest - bare_packet(topic, b"", small.headers, version).size - 128)
     pieces = [body[begin : begin + room] for begin in range(0, len(body), room)] or [b""]
@@ -48,7 +48,7 @@ def _parts(header: Header, body: bytes, topic: str, version: Version, largest: i
 
 
 def failures_of(answers: Answers, packets: Sequence[Packet]) -> dict[int, PublishError]:
-    """What is known of each packet that is not confirmed, by its place."""
+    """The errors of packets that are not confirmed, by position."""
     return {
         place: failure
         for place in range(len(packets))
@@ -74,7 +74,7 @@ def _failure(answers: Answers, place: int, topic: str) -> PublishError | None:
 
 
 class Unheard(PublishError):  # noqa: N818 - it says what is the matter
-    """No session, of whoever is connected or not, subscribes to the topic: the broker has dropped the message."""
+    """No session subscribes to the topic, connected or not: the broker has dropped the message."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"nothing was sent: nobody subscribes to {topic!r}", sent=False)

@@ -19,15 +19,15 @@ SERVER_OPTIONS: Final[Options] = {
     "session_expiry": int,
     "largest_packet": int,
 }
-"""What a URL may say of the broker beside its parts."""
+"""The options of a URL for the broker."""
 LONGEST_KEEPALIVE: Final = 65_535
 FOR_EVER: Final = 0xFFFFFFFF
-"""The session expiry that means never."""
+"""The session expiry for sessions that never expire."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Will:
-    """What the broker publishes, with QoS 1, when a consumer is gone without having said so."""
+    """The message that the broker publishes, with QoS 1, when a consumer's connection breaks."""
 
     topic: str
     payload: bytes = b""
@@ -39,11 +39,11 @@ class MqttServer:
 
     host: str = "localhost"
     port: int = 0
-    """0 is 1883, with TLS 8883."""
+    """0 means 1883, or 8883 with TLS."""
     user: str = ""
     password: str = field(default="", repr=False)
     version: Version = "5"
-    """The version of MQTT: 5, or 3.1.1 for brokers that know no other."""
+    """The version of MQTT: 5, or 3.1.1 for older brokers."""
     tls: bool = False
     ca_file: str | None = None
     """The authorities to trust; by default those that this machine trusts."""
@@ -53,16 +53,16 @@ class MqttServer:
     timeout: Duration = 5.0
     """Seconds to wait for an answer."""
     keepalive: int = 5
-    """Whole seconds of silence after which the broker is asked whether it is still there; it has as many to answer."""
+    """After this many seconds of silence the broker is asked for an answer; it has as many seconds to give it."""
     session_expiry: int = FOR_EVER
-    """For how many seconds the broker keeps a consumer's session, with its messages, after the consumer is gone."""
+    """How many seconds the broker keeps a consumer's session, with its messages, after the consumer is gone."""
     largest_packet: int | None = None
-    """In bytes, what the broker takes as one packet; one of MQTT 5 says it by itself, one of 3.1.1 never does."""
+    """The largest packet that the broker takes, in bytes. A broker of MQTT 5 tells it, one of 3.1.1 does not."""
 
     def __post_init__(self) -> None:
         one_of("mqtt", "version", self.version, ("5", "3.1.1"))
         if not 0 <= self.port <= 65_535:  # noqa: PLR2004 - the highest port there is
-            raise ConfigurationError(f"mqtt: there is no port {self.port}")
+            raise ConfigurationError(f"mqtt: port must be 0 to 65535, not {self.port}")
         finite_seconds("mqtt", "timeout", self.timeout)
         if not 1 <= self.keepalive <= LONGEST_KEEPALIVE:
             raise ConfigurationError(f"mqtt: keepalive must be 1 to {LONGEST_KEEPALIVE} s, not {self.keepalive}")
@@ -78,7 +78,7 @@ class MqttServer:
     def from_url(cls, url: TransportURL) -> Self:
         """The broker that a URL describes."""
         if url.path:
-            raise url.error("it has a path, and MQTT has none")
+            raise url.error("it must not have a path")
         given: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.user, "password": url.password}
         given |= {name: value for name, value in url.options.items() if name in SERVER_OPTIONS}
         given = {name: value for name, value in given.items() if value is not None}
@@ -86,7 +86,7 @@ class MqttServer:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Host and port, the default filled in."""
+        """Host and port; a default port is filled in."""
         return self.host, self.port or (TLS_PORT if self.tls else PORT)
 
     @property

@@ -1,4 +1,4 @@
-"""Headers as MQTT 5 can carry them: in a user property where its text is allowed there, else in JSON."""
+"""Writes headers as MQTT 5 can carry them: as a user property if its text is allowed there, else as JSON."""
 
 import json
 import re
@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 JSON: Final = "pump-json"
-"""The user property with the headers that no user property can hold as they are; in several pieces if it is long."""
+"""The user property with the headers that cannot be user properties themselves, as JSON; in pieces if it is long."""
 LONGEST_TEXT: Final = 65_535
-"""Bytes of one text in MQTT."""
+"""The most bytes of one text in MQTT."""
 _PIECE: Final = 60_000
 
 _NONCHARACTERS: Final = "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
 _REFUSED: Final = re.compile(f"[\0-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
-"""What brokers take for a malformed packet: they may close the connection over it."""
+"""Characters that brokers may treat as a malformed packet, and close the connection."""
 
 
 def is_plain(text: str) -> bool:
-    """Whether MQTT takes this as a text."""
+    """Whether this can be a text of MQTT."""
     return (text.isascii() and text.isprintable() and len(text) <= LONGEST_TEXT) or (
         _REFUSED.search(text) is None and len(text.encode()) <= LONGEST_TEXT
     )
@@ -29,7 +29,7 @@ def is_topic(text: str) -> bool:
 
 
 def pairs_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The user properties that say this."""
+    """The user properties for these headers."""
     pairs: list[tuple[str, str]] = []
     others: dict[str, str] = {}
     for name, text in headers:
@@ -44,7 +44,7 @@ def pairs_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def headers_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What user properties say; ValueError if it cannot be read."""
+    """The headers in user properties; ValueError if they cannot be read."""
     found: dict[str, str] = {}
     pieces: list[str] = []
     for name, text in pairs:
@@ -60,5 +60,5 @@ def headers_of(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _read(pieces: list[str]) -> Iterator[tuple[str, str]]:
     others = json.loads("".join(pieces))
     if not isinstance(others, Mapping) or not all(isinstance(text, str) for text in others.values()):
-        raise ValueError(f"{JSON} is not an object of texts")
+        raise ValueError(f"{JSON} must be a JSON object whose values are text")
     yield from others.items()

@@ -1,4 +1,4 @@
-"""MQTT as a transport: its capabilities, what is made on the broker, and what it is called there."""
+"""The transport for MQTT: its capabilities, and what it creates on the broker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from pump.clock import SystemClock
 from pump.errors import ConfigurationError, SetupError
 from pump.subscription import Publication, Subscription
 from pump.transport_kit.destinations import Destinations
-from pump.transport_kit.settings import Options, at_least, read_url
+from pump.transport_kit.settings import Options, at_least, read_url, yes_or_no
 from pump.transports.mqtt.connection import MqttConnection
 from pump.transports.mqtt.consumer import MqttConsumer
 from pump.transports.mqtt.members import Members, quoted
@@ -19,31 +19,24 @@ from pump.transports.mqtt.settings import FORM, SERVER_OPTIONS, MqttServer, Will
 from pump.transports.mqtt.texts import is_topic
 
 LARGEST_BODY: Final = 256 * 1024 * 1024 - 256 * 1024
-"""What fits into the largest packet of MQTT, with all headers. Brokers are often configured to take less."""
+"""The largest body that fits into MQTT's largest packet with all headers. Brokers are often configured to take less."""
 LARGEST_HEADERS: Final = 60_000
 LARGEST_WINDOW: Final = 65_535
 ROOT: Final = "message-pump"
-
-
-def _yes_or_no(text: str) -> bool:
-    if text not in {"true", "false"}:
-        raise ValueError("it is true or false")
-    return text == "true"
-
 
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("member", "root", "will_topic", "will_payload"), str),
     "receive_maximum": int,
     "largest_body": int,
-    "shared": _yes_or_no,
+    "shared": yes_or_no,
 }
 
 
 class MqttTransport:
     """Topics of an MQTT broker, and a channel as a shared subscription. Making one opens no connection.
 
-    `member` names this host where several hosts consume one channel; `root` begins the topics that the transport needs
+    `member` names this host, if several hosts consume one channel; `root` begins the topics that the transport needs
     for itself; `receive_maximum` is how many messages the broker sends to a consumer before the first is acknowledged;
     without `shared` a channel has one consumer at a time, by a subscription of its own.
     """
@@ -58,7 +51,6 @@ class MqttTransport:
         keeps_held_attempts=False,
         tells_apart=False,
         durable=True,
-        durable_attempts=True,
         leases=False,
         delayed_publish=False,
         purges=False,
@@ -83,7 +75,7 @@ class MqttTransport:
         at_least("mqtt", "receive_maximum", receive_maximum, 1)
         for name, topic in (("root", root), ("will_topic", None if will is None else will.topic)):
             if topic is not None and not is_topic(topic):
-                raise ConfigurationError(f"mqtt: {name} has to be a topic without + or #, not {topic!r}")
+                raise ConfigurationError(f"mqtt: {name} must be a topic without + or #, not {topic!r}")
         self.server: Final = MqttServer() if server is None else server
         self.capabilities = replace(type(self).capabilities, largest_body=largest_body)
         self.clock: Final = SystemClock()
@@ -119,7 +111,7 @@ class MqttTransport:
         channels = [(each.missing, channel) for each in subscriptions for channel in _channels(each)]
         topics = [(each.missing, each.destination) for each in publications]
         for topic in (each for _, each in topics if not is_topic(each)):
-            raise ConfigurationError(f"mqtt: nothing can be posted to {topic!r}: a topic has no + or #")
+            raise ConfigurationError(f"mqtt: nothing can be posted to {topic!r}: a topic must not contain + or #")
         if all(missing == "assume" for missing, _ in (*channels, *topics)):
             return
         with ChannelRegistry(self.server, self.clock, self._root) as registry:
@@ -141,13 +133,13 @@ class MqttTransport:
             registry.register(sorted(unknown))
 
     def create_channel(self, channel: Destinations) -> None:
-        """Make a session that keeps what comes to a channel, whether or not it is known already."""
+        """Make a session that keeps the messages of a channel, whether or not the channel is registered already."""
         self._begin_session(channel)
         with ChannelRegistry(self.server, self.clock, self._root) as registry:
             registry.register([registry.channel(channel.topic, channel.channel)])
 
     def _begin_session(self, channel: Destinations) -> None:
-        """The first seat's session begins to receive, unless its consumer is there and sees to it itself."""
+        """Begin the session of the first seat, unless its consumer is connected and does that itself."""
         seat = self.members.take_number(channel.channel, 0)
         if seat is None:
             return
@@ -171,7 +163,7 @@ class MqttTransport:
         """Open a consumer of the subscription's channel, created or validated as the subscription says."""
         self.prepare([subscription], [])
         if subscription.missing == "create" and self.server.version != "5":
-            for channel in list(_channels(subscription))[1:]:  # nobody would say that a dead letter was not kept
+            for channel in list(_channels(subscription))[1:]:  # nothing would report that a dead letter was not kept
                 self._begin_session(channel)
         consumer = MqttConsumer(self, subscription)
         consumer.open()
@@ -184,29 +176,29 @@ class MqttTransport:
     # -- names
 
     def share(self, channel: Destinations) -> str:
-        """The subscription that all consumers of a channel share; without sharing, that of its only one."""
+        """The subscription that all consumers of a channel share; without sharing, that of its only consumer."""
         if not self.shared:
             return channel.topic
         return f"$share/{quoted(channel.channel)}/{channel.topic}"
 
     def copies_topic(self, client_id: str) -> str:
-        """Where the copies go that come again to one consumer."""
+        """The topic of the copies that come again to one consumer."""
         return f"{self._root}/later/{client_id}"
 
     def window(self, subscription: Subscription) -> int:
-        """How many messages the broker sends to a consumer before the first is acknowledged."""
+        """The most messages that the broker sends to a consumer before the first is acknowledged."""
         if self._receive_maximum is not None:
             return min(self._receive_maximum, LARGEST_WINDOW)
         return min(max(64, 2 * max(subscription.buffer_size, subscription.in_flight)), LARGEST_WINDOW)
 
 
 def _channels(subscription: Subscription) -> Iterator[Destinations]:
-    """The subscription's own channel, and those that keep its dead letters."""
+    """The subscription's own channel, and the channels that keep its dead letters."""
     destinations = Destinations.of(subscription)
     yield destinations
     for name in destinations.dead_letters:
         if not is_topic(name):
-            raise ConfigurationError(f"mqtt: dead letters cannot go to {name!r}: a topic has no + or #")
+            raise ConfigurationError(f"mqtt: dead letters cannot go to {name!r}: a topic must not contain + or #")
         yield Destinations(name, name, None, None)
 
 
@@ -217,11 +209,11 @@ def _validate(registry: ChannelRegistry, channels: Sequence[Destinations]) -> No
         if name not in known:
             raise SetupError(
                 f"mqtt: there is no channel {channel.channel!r} of {channel.topic!r}, and missing='validate' does not "
-                "make it"
+                "create it"
             )
 
 
 def _validate_topics(registry: ChannelRegistry, topics: Sequence[str]) -> None:
     for topic in topics:
         if not registry.known([registry.topic(topic)]) and not registry.known([registry.any_channel(topic)]):
-            raise SetupError(f"mqtt: there is no topic {topic!r}, and missing='validate' does not make it")
+            raise SetupError(f"mqtt: there is no topic {topic!r}, and missing='validate' does not create it")

@@ -28,7 +28,7 @@ CONNECT_SECONDS: Final = 2.0
 OPEN_SECONDS: Final = 3.0
 """How long to wait for any server."""
 ANSWER_SECONDS: Final = 2.0
-"""How long to wait for the answer to a request; after this time the server is taken for unreachable."""
+"""How long to wait for the answer to a request; after this time the server is treated as unreachable."""
 RECONNECT_SECONDS: Final = 0.25
 """The time between two attempts to reconnect."""
 PING_SECONDS: Final = 4
@@ -49,7 +49,7 @@ class ServerAddress:
     credentials: str | None = None
     """The path of a credentials file."""
     tls: SSLContext | None = None
-    """If given, no password or token, and no message, is sent to a server that does not encrypt."""
+    """If given, nothing is sent to a server that does not encrypt: no password, token or credentials, no message."""
     domain: str | None = None
     client: Callable[[], Client] = PumpClient
 
@@ -63,7 +63,7 @@ class NatsConnection:
     def __init__(self, address: ServerAddress, purpose: str) -> None:
         self.address: Final = address
         self.loop: Final = asyncio.get_running_loop()
-        self.client: Final = address.client()
+        self.client: Final = _encrypting(address.client(), self._check_encrypted)
         self.on_change: Callable[[], None] = ignore
         """Called on the loop when the connection is lost, has come back, or is closed for good."""
         self.on_refusal: Callable[[str], None] = ignore
@@ -80,7 +80,7 @@ class NatsConnection:
         connection = cls(address, purpose)
         try:
             await asyncio.wait_for(connection._connect(), OPEN_SECONDS)
-        except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
+        except (TimeoutError, nats.errors.Error, OSError, ValueError, ModuleNotFoundError) as error:
             await connection.close()
             raise connection._explain(error) from None  # nats-py's traceback would not help the user
         except BaseException:
@@ -169,13 +169,12 @@ class NatsConnection:
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
         )
-        if address.password is None and address.token is None:
-            self._check_encrypted()
+        self._check_encrypted()
         # The first connect may fail; from now on nats-py tries for ever.
         client.options.update(max_reconnect_attempts=-1, reconnect_time_wait=RECONNECT_SECONDS)
 
     def _secret(self) -> str:
-        """The password or token. nats-py calls this just before it sends the login, so check the encryption first."""
+        """The password or token. nats-py calls this just before it sends the login: a second check costs nothing."""
         self._check_encrypted()
         return self.address.password or self.address.token or ""
 
@@ -185,12 +184,14 @@ class NatsConnection:
 
     def _explain(self, error: BaseException) -> TransportError | SetupError:
         reason = self._errors[-1] if self._errors else error_text(error)
+        if isinstance(error, ModuleNotFoundError):
+            return SetupError(f"credentials= needs the package {error.name}: pip install 'message-pump[nats]'")
         known = " ".join((*self._errors, error_text(error))).lower()
         who = f" as {self.address.user!r}" if self.address.user is not None else ""
         if "authorization" in known:
             return SetupError(f"the NATS server at {self.address} refused the login{who}: check user and password")
         if isinstance(error, nats.errors.SecureConnWantedError) or "secure connection not available" in known:
-            return SetupError(f"the NATS server at {self.address} does not encrypt, and TLS was asked for")
+            return SetupError(f"the NATS server at {self.address} does not use TLS, which the URL asks for")
         if "certificate" in known:
             return SetupError(f"the certificate of the NATS server at {self.address} is not trusted: {reason}")
         return TransportError(f"no NATS server answers at {self.address}: {reason}")
@@ -220,6 +221,18 @@ class NatsConnection:
 
     async def _on_closed(self) -> None:
         self.on_change()
+
+
+def _encrypting(client: Client, check: Callable[[], None]) -> Client:
+    """The client, which makes this check each time before it says who it is; nothing public comes early enough."""
+    command = client._connect_command  # noqa: SLF001 - it makes the first line that is sent, tried on nats-py 2.16
+
+    def checked() -> bytes:
+        check()
+        return command()
+
+    client._connect_command = checked  # type: ignore[method-assign] # noqa: SLF001
+    return client
 
 
 def error_text(error: BaseException) -> str:

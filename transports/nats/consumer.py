@@ -171,7 +171,9 @@ class NatsConsumer:
         try:
             stream, deliveries, sequence, _ = parse_reply(raw.reply)
         except (ValueError, IndexError):
-            log.error("%r received something that is no message of a stream; it is ignored", self.durable.name)
+            log.error(
+                "the consumer %r received something that is not a message of a stream; it is ignored", self.durable.name
+            )
             return None
         position = f"{stream}:{sequence}"
         header, fault = from_nats(raw.headers, raw.subject, position)
@@ -365,7 +367,7 @@ class NatsConsumer:
         expires = message.lease_expires
         lapsed = expires is not None and expires <= self._clock.monotonic()
         if message.lost or lapsed or receipt_of(message).settled:
-            raise LeaseLost(f"message {message.id} is not ours any more")
+            raise LeaseLost(f"message {message.id} no longer belongs to this consumer")
 
     # -- closing
 
@@ -422,7 +424,11 @@ class NatsConsumer:
             if not await self._clock.wait_async(self._next_receive, LATE_SECONDS):
                 await self._hand_back_arrived()
         except TransportError as error:
-            log.debug("handing back to %r: %s; they come again", self.durable.name, error)
+            log.debug(
+                "handing messages back to %r failed: %s; they come again when their leases end",
+                self.durable.name,
+                error,
+            )
         finally:
             self._handing_back = None
 
@@ -456,5 +462,5 @@ def parse_reply(reply: str) -> tuple[str, int, int, str]:
 def _unsettled(message: Message) -> NatsReceipt:
     receipt = receipt_of(message)
     if receipt.settled:
-        raise LeaseLost(f"message {message.id} was settled before")
+        raise LeaseLost(f"message {message.id} was already settled")
     return receipt

@@ -16,11 +16,11 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from pump.clock import Clock
-from pump.dead_letter import TOTAL_LIMIT, Rejection
-from pump.errors import UNMAPPABLE, PublishError, TransportError
+from pump.dead_letter import Rejection
+from pump.errors import UNMAPPABLE, PublishError, PumpError, TransportError
 from pump.message import NO_RAW_HEADERS, Header, Message
 from pump.subscription import Subscription
-from pump.transport_kit.dead_letters import SHORT_LIMIT, cut_letters, dead_letter_headers, report_gone
+from pump.transport_kit.dead_letters import LetterTries, letters_that_fit, report_gone
 from pump.transports.nats.connection import NatsConnection, error_text, log
 from pump.transports.nats.headers import from_nats, sendable, to_nats
 from pump.transports.nats.producer import NatsProducer, OutgoingMessage
@@ -66,23 +66,16 @@ class NatsDeadLetters:
         subject = self._destinations.for_rejected(rejection.kind, message.header.topic)
         ends = self._ends_undecodable and rejection.reason in UNDECODABLE
         if subject is None or ends:
-            what = "stays in the stream alone" if self._durable.keeps_all else "is gone"
+            what = "stays in the stream without a dead letter" if self._durable.keeps_all else "is gone"
             setting = 'on_undecodable="term"' if ends else "dead_letter=None"
             report_gone(log, message, message.origin, rejection, what=what, setting=setting)
             return
 
         largest = self._connection.client.max_payload
-        for letter, left_out in _letters(subject, message, rejection, token, largest):
-            try:
-                await self._store(letter)
-            except PublishError as error:
-                if not _is_too_large(error) or not letter.body:
-                    raise
-                continue
-            if left_out:
-                text = "the dead letter of message %s of %s (%s) is too large for the server: %s"
-                log.error(text, message.id, message.origin, rejection.reason, left_out)
-            return
+        letters = _letters(subject, message, rejection, token, largest)
+        for each in LetterTries(log, message, message.origin, rejection, letters, is_too_large=_is_too_large):
+            with each:
+                await self._store(each.letter)
 
     async def _store(self, letter: OutgoingMessage) -> None:
         """Publish a dead letter. If its stream was deleted, create it again, if the subscription allows that."""
@@ -118,7 +111,7 @@ class NatsDeadLetters:
                 subject, stream=stream, queue=group, durable=group, manual_ack=True, cb=self._on_advisory
             )
         except nats.errors.Error as error:
-            text = "what the server gives up of %r while no pump is connected gets no dead letter: %s"
+            text = "messages of %r that the server gives up while no pump is connected get no dead letter: %s"
             log.warning(text, durable.name, error_text(error))
             await connection.client.subscribe(subject, queue=group, cb=self._on_advisory)
 
@@ -145,7 +138,12 @@ class NatsDeadLetters:
                 await advisory.ack()
         except (nats.errors.Error, TransportError, OSError, ValueError, KeyError) as error:
             name, stream = durable.name, durable.stream
-            log.error("what the server gave up of %r stays in the stream %r: %s", name, stream, error_text(error))
+            log.error(
+                "a message of %r that the server gave up has no dead letter yet, and stays in the stream %r: %s",
+                name,
+                stream,
+                error_text(error),
+            )
 
     def _message(self, stored: api.RawStreamMsg, sequence: int, deliveries: int) -> Message:
         headers, body = stored.headers or NO_RAW_HEADERS, stored.data or b""
@@ -159,28 +157,26 @@ class NatsDeadLetters:
 def _letters(
     subject: str, message: Message, rejection: Rejection, token: str, largest: int
 ) -> Iterator[tuple[OutgoingMessage, str]]:
-    """A dead letter and what was left out of it; then smaller and smaller ones, as long as the server refuses them.
+    """Dead letters, each smaller than the one before it."""
 
-    The body is cut only if the message with only its own headers would not fit either.
-    """
-
-    def letter(header: Header, body: bytes = message.body) -> OutgoingMessage:
+    def write(header: Header, body: bytes) -> OutgoingMessage:
         return OutgoingMessage(subject, body, to_nats(header, token), message.id)
 
-    *_, minimal = headers = list(dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)))
-    for header in headers:
-        whole = letter(header)
-        if whole.size <= largest - RESERVE:
-            yield whole, ""
-    smallest = letter(minimal)
-    as_it_came = smallest._replace(headers=sendable(message.raw_headers))
-    if as_it_came.size + (FRAME if as_it_came.headers else 0) <= largest:
-        yield as_it_came, "it is stored without the headers that say why"
-    room = largest - RESERVE - smallest.header_size
-    for header, body, left_out in cut_letters(minimal, message.body, room):
-        yield letter(header, body), left_out
+    def as_it_came() -> OutgoingMessage | None:
+        letter = write(message.header, message.body)._replace(headers=sendable(message.raw_headers))
+        return letter if letter.size + (FRAME if letter.headers else 0) <= largest else None
+
+    return letters_that_fit(
+        message,
+        rejection,
+        write=write,
+        write_least=write,
+        size=OutgoingMessage.weigh,
+        largest=largest - RESERVE,
+        as_it_came=as_it_came,
+    )
 
 
-def _is_too_large(error: PublishError) -> bool:
+def _is_too_large(error: PumpError) -> bool:
     cause = error.__cause__
     return isinstance(cause, nats.errors.MaxPayloadError) or getattr(cause, "err_code", None) == TOO_LARGE

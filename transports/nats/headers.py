@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Self, cast, get_args
+from typing import Any, Final, Self
 
 from pump.message import NO_HEADERS, Header, Kind
+from pump.transport_kit.header_texts import kind_of, time_of
 
 MSG_ID: Final = "Nats-Msg-Id"
 """By this header the server recognises a repetition. Each posting has a new one, even for the same message id."""
@@ -24,7 +25,6 @@ ESCAPED: Final = "pump-headers"
 """Holds fields and headers that would not arrive unchanged as NATS headers, as JSON: [the pump's, the sender's]."""
 
 JSON_TYPE: Final = "application/json"
-KINDS: Final = frozenset(get_args(Kind))
 
 _FIELDS: Final = (
     (TYPE, ""),
@@ -119,20 +119,24 @@ def from_nats(headers: Mapping[str, Any] | None, subject: str, position: str) ->
         headers = {**headers, **ours}
         others.update(theirs)
     get = headers.get
-    kind, timestamp = get(KIND, "command"), 0.0
-    if kind not in KINDS:
-        kind, fault = "command", f"the header {KIND} names no kind of message"
+    kind: Kind = "command"
+    timestamp = 0.0
+    if KIND in headers:
+        try:
+            kind = kind_of(KIND, str(headers[KIND]))
+        except ValueError as error:
+            fault = str(error)
     if TIMESTAMP in headers:
         try:
-            timestamp = float(headers[TIMESTAMP])
-        except (TypeError, ValueError):
-            fault = f"the header {TIMESTAMP} is no time"
+            timestamp = time_of(TIMESTAMP, str(headers[TIMESTAMP]))
+        except ValueError as error:
+            fault = str(error)
     header = Header(
         get(ID) or get(MSG_ID) or position,
         subject,
         get(TYPE, ""),
         get(VERSION, ""),
-        cast("Kind", kind),
+        kind,
         get(CONTENT_TYPE, JSON_TYPE),
         get(KEY),
         get(CORRELATION),
@@ -150,7 +154,7 @@ def _unescape(text: object) -> tuple[Mapping[str, str], Mapping[str, str], str]:
             return ours, theirs, ""
     except (TypeError, ValueError, AttributeError, RecursionError):
         pass  # the message becomes a dead letter with its raw headers; the reason is the fault below
-    return {}, {}, f"the header {ESCAPED} is not what a pump writes"
+    return {}, {}, f"the header {ESCAPED} is not in the form that a pump writes"
 
 
 def find(headers: Mapping[str, object], name: str) -> str | None:

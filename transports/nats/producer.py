@@ -26,10 +26,10 @@ from pump.transports.nats.headers import correlation_ids, to_nats
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 * 2**20
-"""A batch has at most so many messages and bytes; their confirmations are awaited before the next batch."""
+"""The most messages and bytes of a batch; their confirmations are awaited before the next batch."""
 JITTER: Final = 0.1
 GIVE_UP_SECONDS: Final = 5.0
-"""A connection that has been lost for so long is replaced by a new one."""
+"""A connection that has been lost for this long is replaced by a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class NatsProducer:
     async def send(self, messages: Sequence[Message], delay: float = 0.0) -> None:
         """Store every message, once. A try that failed is repeated if that may help."""
         if delay > 0:
-            raise not_sent("NATS delivers no message later")
+            raise not_sent("NATS cannot delay a message")
         await self.publish([self._outgoing(message) for message in messages])
 
     def _outgoing(self, message: Message) -> OutgoingMessage:
@@ -435,7 +435,7 @@ def _error_in(data: bytes, headers: bytes) -> Exception | None:
         if answer.error is not None:
             nats.js.errors.APIError.from_error(answer.error)
         if not answer.stream or not answer.seq:
-            return ValueError("the answer is no confirmation of a stream")
+            return ValueError("the answer is not the confirmation of a stream")
     except Exception as error:
         return error
     return None

@@ -29,7 +29,7 @@ LONGEST_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.1
 """The pause before the next request, if the server was too busy for the last one."""
 BUSY_SECONDS: Final = 10.0
-"""If the server refuses every request for so long, that is an error."""
+"""If the server refuses every request for this long, that is an error."""
 
 _NO_MESSAGES: Final = frozenset({"404", "408"})
 _NO_RESPONDERS: Final = "503"
@@ -118,7 +118,7 @@ class Puller:
             self._request = None
         elif self._clock.monotonic() >= self.deadline:
             self._request = None
-            raise TransportError(f"the NATS server is silent about {self._name}")
+            raise TransportError(f"the NATS server does not answer requests for {self._name}")
 
     async def _subscribe(self) -> None:
         """Subscribe to a new inbox: the old one may still receive messages requested on an earlier connection."""
@@ -149,11 +149,13 @@ class Puller:
             return
         self._request, now = None, self._clock.monotonic()
         if status == _NO_RESPONDERS:  # the cluster may be electing a leader
-            self._on_refusal(now, STALL_SECONDS, f"{self._name} is not there, or JetStream is not")
+            self._on_refusal(now, STALL_SECONDS, f"{self._name} does not exist, or JetStream is not running")
         elif status in _NO_MESSAGES:
             self._refused_since = None
         elif status == _CONFLICT and text not in _FINAL_CONFLICTS and not text.startswith(_OVER_LIMIT):
-            self._on_refusal(now, BUSY_SECONDS, f"{self._name} has refused every request for a while: {text}")
+            self._on_refusal(
+                now, BUSY_SECONDS, f"the server has refused every request for {self._name} for a while: {text}"
+            )
         else:
             self._error = TransportError(f"{self._name}: {text or status}")
 

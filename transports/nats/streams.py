@@ -182,7 +182,7 @@ class StreamSetup:
             raise SetupError(f"the NATS server at {self._connection.address} runs without JetStream") from None
         except nats.js.errors.APIError as error:
             raise SetupError(
-                f"JetStream at {self._connection.address} is not for this account: {error_text(error)}"
+                f"this account may not use JetStream at {self._connection.address}: {error_text(error)}"
             ) from None
 
     async def _stream_of(self, spec: DurableSpec) -> str:
@@ -202,7 +202,7 @@ class StreamSetup:
         if len(found) > 1:
             raise SetupError(
                 f"several streams take {spec.subject!r} ({', '.join(found)}), and the consumer {spec.name!r} can have "
-                "only one of them: NatsSubscription(stream=…, consumer=…) says which"
+                "only one of them: NatsSubscription(stream=…, consumer=…) chooses one"
             )
         return found[0]
 
@@ -311,7 +311,7 @@ class StreamSetup:
             if received and (durable.stream in found or not found):
                 raise ConfigurationError(
                     f"channel {channel} would receive its own dead letters: the consumer {durable.name!r} "
-                    f"receives {received[0]!r}, which includes {subject!r}. Say dead_letter=, another subject"
+                    f"receives {received[0]!r}, which includes {subject!r}. Give dead_letter= another subject"
                 )
             why = f", the dead letters of channel {channel}"
             for name in await self._streams_for(subject, missing, why, own=True):
@@ -344,9 +344,9 @@ def _warnings(spec: DurableSpec, durable: Durable) -> Iterable[str]:
     if durable.max_deliver is not None:
         yield (
             f"{name} gives a message up after {durable.max_deliver} deliveries (max_deliver); before that, the pump "
-            "holds the message, and what the server gives up all the same, say after crashes, becomes a dead letter"
+            "holds the message. What the server still gives up, for instance after crashes, becomes a dead letter"
         )
     if spec.lease is not None and not durable.backoff and abs(spec.lease - durable.ack_wait) > 1e-6:  # noqa: PLR2004 - JSON rounds
-        yield f"{name} has an ack_wait of {durable.ack_wait:g} s, which holds, not the lease of {spec.lease:g} s"
+        yield f"{name} has an ack_wait of {durable.ack_wait:g} s, which counts instead of the lease of {spec.lease:g} s"
     if spec.subscription.ordered and durable.max_ack_pending != 1:
         yield f"{name} is not ordered: it sends the next message while one is out. It needs max_ack_pending=1"

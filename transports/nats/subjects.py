@@ -24,7 +24,9 @@ def check_subject(subject: str, *, wildcards: bool = False) -> str:
     wrong = not subject.isprintable() or " " in subject or not all(tokens)
     if wrong or (not wildcards and not {"*", ">"}.isdisjoint(tokens)) or ">" in tokens[:-1]:
         what = "subject" if wildcards else "subject to post to"
-        raise ConfigurationError(f"{subject!r} is no {what} of NATS: words with dots between them, without spaces")
+        raise ConfigurationError(
+            f"{subject!r} cannot be a {what} of NATS: it must be words with dots between them, without spaces"
+        )
     return subject
 
 
@@ -61,7 +63,7 @@ def dead_letter_subjects(patterns: Iterable[str], subjects: Sequence[str]) -> Se
             filled = pattern.replace(SUBJECT, subject)
             if subject.endswith(">") and not pattern.endswith(SUBJECT):
                 raise ConfigurationError(
-                    f"there is no dead-letter subject {filled!r} for everything beneath {subject!r}: say dead_letter=, "
+                    f"there is no dead-letter subject {filled!r} for everything beneath {subject!r}: give dead_letter= "
                     "a subject that the consumer does not receive"
                 )
             found[check_subject(filled, wildcards=True)] = None

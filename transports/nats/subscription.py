@@ -41,12 +41,14 @@ class NatsSubscription(Subscription):
             )
         place = self.stream if bound else self.subject
         if self.topic not in {"", place}:
-            raise ConfigurationError(f"a NatsSubscription takes no topic: its topic is {place!r}, not {self.topic!r}")
+            raise ConfigurationError(
+                f"a NatsSubscription must not be given a topic: its topic is {place!r}, not {self.topic!r}"
+            )
         if self.on_undecodable not in get_args(OnUndecodable):
             choices = ", ".join(map(repr, get_args(OnUndecodable)))
             raise ConfigurationError(f"on_undecodable must be one of {choices}, not {self.on_undecodable!r}")
         if isinstance(self.tenants, str):
-            raise ConfigurationError(f"tenants is a collection of names, not one: {{{self.tenants!r}}}")
+            raise ConfigurationError(f"tenants must be a collection of names, not one name: {{{self.tenants!r}}}")
         object.__setattr__(self, "topic", place)
         if bound and not self.channel:
             object.__setattr__(self, "channel", self.consumer)

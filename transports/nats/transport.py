@@ -60,10 +60,10 @@ class NatsTransport:
         carries_attempts=False,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=False,
         default_dead_letter=DEFAULT_DEAD_LETTER_SUBJECT,
+        shards_by_key=True,  # of an ordered channel, one message is out at a time, whoever has it
         largest_body=MAX_PAYLOAD - HEADER_ROOM - PROVENANCE_ROOM,
         largest_headers=HEADER_ROOM,
     )
@@ -187,7 +187,7 @@ def url_options(url: str) -> dict[str, Any]:
     """The options in `nats://user:password@host:port,host:port/?name=…` or `tls+nats://…`; a user alone is a token."""
     read = read_url(url, "nats://user:password@host:port,host:port/?option=value", OPTIONS, schemes=("nats", ENCRYPTED))
     if read.path:
-        raise read.error("it has a path; streams and consumers are named by subscriptions")
+        raise read.error("it must not have a path: subscriptions name streams and consumers")
     options = dict(read.options)
     ca_file, cert_file, key_file = (options.pop(name, None) for name in FILES)
     if read.scheme == ENCRYPTED:

@@ -1,4 +1,4 @@
-"""Acknowledgements of one consumer, sent together, and what becomes of those that Pub/Sub did not take."""
+"""Sends the acknowledgements of one consumer together, and again if Pub/Sub did not take them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,11 +12,11 @@ from pump.transports.pubsub.connection import PUBSUB, Call, PubSubConnection, Pu
 from pump.transports.pubsub.deliveries import PubSubDelivery, is_final, portions_by_name
 
 RETRY_SECONDS: Final = 0.5
-"""How long an acknowledgement waits that has to be sent again."""
+"""How long a failed acknowledgement waits before it is sent again."""
 
 
 class PubSubAcks:
-    """The pending acknowledgements, from any thread. Nothing here waits but `finish`."""
+    """The pending acknowledgements. Any thread may use it; only `finish` waits."""
 
     def __init__(self, connection: PubSubConnection, channel: str, clock: Clock) -> None:
         self._connection: Final = connection
@@ -24,10 +24,10 @@ class PubSubAcks:
         self._clock: Final = clock
         self._batch: Final = AckBatch[str, PubSubDelivery](clock, self.flush, retry_seconds=RETRY_SECONDS)
         self._under_way: Final[set[Call]] = set()
-        """What was sent and is not answered."""
+        """The requests that were sent and are not answered yet."""
 
     def add(self, delivery: PubSubDelivery) -> None:
-        """Have it acknowledged within 20 ms."""
+        """Acknowledge the delivery within 20 ms."""
         while not self._batch.add(delivery.ack_id, delivery):
             self.flush()
 
@@ -52,7 +52,7 @@ class PubSubAcks:
             call.add_done_callback(partial(self._acknowledged, portion))
 
     def _acknowledged(self, deliveries: Sequence[PubSubDelivery], call: Call) -> None:
-        """Pub/Sub has answered, or has not. On a thread of grpc's."""
+        """Handle the end of a request, with an answer or an error. Runs on a thread of grpc."""
         again: Sequence[PubSubDelivery] = ()
         try:
             self._connection.result_of(call)
@@ -63,7 +63,7 @@ class PubSubAcks:
                 self._report_late(len(refused) - len(again))
             elif len(deliveries) == 1:
                 self._report_late(1)
-            else:  # one id that is void must not keep the others
+            else:  # one void id must not prevent the others from being acknowledged
                 middle = len(deliveries) // 2
                 self._send(deliveries[:middle])
                 self._send(deliveries[middle:])
@@ -92,7 +92,7 @@ class PubSubAcks:
                 log.debug("pubsub: acknowledging on channel %s: %s", self._channel, error)
 
     def close(self) -> None:
-        """Send nothing more; what is pending comes again."""
+        """Send nothing more; messages whose acknowledgements are pending come again."""
         self._batch.close()
         count = len(self._batch.take())
         if count:

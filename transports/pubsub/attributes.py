@@ -1,4 +1,4 @@
-"""How a message's header travels as the attributes of Pub/Sub, and how those of other senders are read. Pure.
+"""Writes a message's header as attributes of Pub/Sub, and reads attributes, those of other senders too.
 
 Pub/Sub takes 100 attributes, names of 256 bytes and values of 1024. What does not fit is folded: written as JSON into
 as many attributes as it needs.
@@ -7,11 +7,11 @@ as many attributes as it needs.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from math import isfinite, nan
 from types import MappingProxyType
-from typing import Any, Final, cast, get_args
+from typing import Any, Final
 
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, Header, Kind
+from pump.transport_kit.header_texts import kind_of, time_of
 
 MOST_ATTRIBUTES: Final = 100
 LONGEST_NAME: Final = 256
@@ -23,7 +23,7 @@ CONTENT_TYPE: Final = "content-type"
 KEY: Final = "pump-key"
 TIMESTAMP: Final = "pump-time"
 FOLDED: Final = "pump-folded-"
-"""Begins the names of the attributes that have what does not fit: pump-folded-0, pump-folded-1 and so on."""
+"""The beginning of the names of attributes with folded headers: pump-folded-0, pump-folded-1 and so on."""
 IDENTITY: Final = "pump-identity"
 DUE: Final = "pump-due"
 PACKED: Final = "pump-packed"
@@ -39,9 +39,8 @@ _FIELDS: Final = (
     ("pump-correlation-id", None),
     ("pump-reply-to", None),
 )
-"""The fields of a Header from the third on, with their defaults, which are not sent."""
+"""The fields of a Header from the third one on, with their defaults. A default is not sent."""
 _OURS: Final = frozenset((ID, TIMESTAMP, IDENTITY, DUE, PACKED, *(name for name, _ in _FIELDS)))
-_KINDS: Final = frozenset(get_args(Kind))
 
 
 def to_attributes(header: Header) -> tuple[dict[str, str], str]:
@@ -67,7 +66,7 @@ def copy_attributes(header: Header, identity: str, due: float) -> tuple[dict[str
 
 
 def unpacked(attributes: dict[str, str], body: bytes) -> tuple[dict[str, str], bytes]:
-    """Attributes and body of a copy as if nothing had been too much."""
+    """The attributes and the body of a copy, as they were before some attributes were put before the body."""
     size = int(_number(attributes.get(PACKED)))
     if not size:
         return attributes, body
@@ -79,7 +78,7 @@ def unpacked(attributes: dict[str, str], body: bytes) -> tuple[dict[str, str], b
 
 
 def _read_pair(data: str | bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Our fields and the sender's headers, as JSON has them; ValueError if they are anything but texts."""
+    """The pump's fields and the sender's headers, from JSON; ValueError if any value is not text."""
     try:
         ours, theirs = json.loads(data)
         if all(isinstance(value, str) for value in (*ours.values(), *theirs.values())):
@@ -103,7 +102,7 @@ def _own_fields(header: Header) -> dict[str, str]:
 
 
 def _fitted(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """All of them in attributes that Pub/Sub takes."""
+    """All fields and headers, as attributes that Pub/Sub takes."""
     found = {name: value for name, value in ours.items() if _fits(name, value)}
     folded_ours = {name: value for name, value in ours.items() if name not in found}
     own = {name: value for name, value in theirs.items() if _is_plain(name) and _fits(name, value)}
@@ -120,7 +119,7 @@ def _fitted(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str
 
 
 def _ordering_key(ours: dict[str, str]) -> str:
-    """The key as Pub/Sub has it. What it cannot hold travels as an attribute, and its digest keeps the order."""
+    """The ordering key for Pub/Sub. A key that it cannot hold becomes an attribute; the ordering key is its digest."""
     key = ours.get(KEY)
     if not key:
         return ""
@@ -140,7 +139,7 @@ def _fits(name: str, value: str) -> bool:
 
 
 def _folded(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
-    """As JSON, in pieces of whole characters."""
+    """The fields and headers as JSON, cut into pieces between characters."""
     if not ours and not theirs:
         return
     data = json.dumps([ours, theirs], ensure_ascii=False, separators=(",", ":")).encode()
@@ -154,7 +153,7 @@ def _folded(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]
 def from_attributes(
     attributes: Mapping[str, str], ordering_key: str, topic: str, message_id: str
 ) -> tuple[Header, str]:
-    """The header of a message, and what is wrong with it. One without an id is identified by Pub/Sub's own."""
+    """The header of a message, and its fault. A message without an id gets the id of Pub/Sub."""
     others = {name: value for name, value in attributes.items() if name not in _OURS}
     fault = ""
     get = attributes.get
@@ -163,24 +162,20 @@ def from_attributes(
         others = {name: value for name, value in others.items() if not name.startswith(FOLDED)}
         others.update(theirs)
         get = {**attributes, **ours}.get
-    kind, timestamp = get("pump-kind", "command"), 0.0
-    if kind not in _KINDS:
-        kind, fault = "command", "the attribute pump-kind names no kind of message"
-    written = get(TIMESTAMP)
-    if written is not None:
-        try:
-            timestamp = float(written)
-        except ValueError:
-            timestamp = nan
-        if not isfinite(timestamp):
-            timestamp, fault = 0.0, f"the attribute {TIMESTAMP} is no time"
+    kind: Kind = "command"
+    timestamp = 0.0
+    try:
+        kind = kind_of("pump-kind", get("pump-kind", kind))
+        timestamp = time_of(TIMESTAMP, get(TIMESTAMP, "0"))
+    except ValueError as error:
+        fault = str(error)
     key = get(KEY)
     header = Header(
         get(ID) or message_id,
         topic,
         get("pump-type", ""),
         get("pump-version", ""),
-        cast("Kind", kind),
+        kind,
         get(CONTENT_TYPE, "application/json"),
         (ordering_key or None) if key is None else key,
         get("pump-correlation-id"),
@@ -198,11 +193,11 @@ def _unfold(attributes: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[s
     try:
         return *_read_pair("".join(pieces)), ""
     except ValueError:  # the message becomes a dead letter with its raw attributes, and this fault is the reason
-        return {}, {}, f"the attributes {FOLDED}… are not what a pump writes"
+        return {}, {}, f"the attributes {FOLDED}… are not in the form that a pump writes"
 
 
 def copy_of(attributes: Mapping[str, str]) -> tuple[str, float, int]:
-    """Of a message in a channel's retry topic: its identity, when it is due, and its attempts so far."""
+    """The identity of a copy in a channel's retry topic, when it is due, and its attempts so far."""
     return attributes.get(IDENTITY, ""), _number(attributes.get(DUE, "")), int(_number(attributes.get(ATTEMPTS_HEADER)))
 
 

@@ -1,11 +1,11 @@
-"""A gRPC channel to Pub/Sub, and what its errors mean: none of the client library's own leaves this file.
+"""A gRPC channel to Pub/Sub. It turns all errors of the client library into ours.
 
 Google's library supplies the channel, the credentials and the messages. The calls are made here, without its retries,
 so that each can be waited for, cancelled and tried again as the pump decides.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,7 +23,7 @@ from pump.errors import ConfigurationError, PumpError, SetupError, TransportErro
 from pump.transports.pubsub.settings import PubSubSettings
 
 Request: TypeAlias = Any
-"""A message of google.pubsub.v1, as protobuf has it."""
+"""A protobuf message of google.pubsub.v1."""
 Answer: TypeAlias = Any
 Call: TypeAlias = Any
 """A call that is under way."""
@@ -45,7 +45,7 @@ class PubSubExists(TransportError):  # noqa: N818 - it says what is the matter
 
 
 class PubSubNoAnswer(TransportError):  # noqa: N818 - it says what is the matter
-    """There was no answer in time. To a pull that means that there is nothing."""
+    """There was no answer in time. For a pull this means that no message waits."""
 
 
 class PubSubThrottled(TransportError):  # noqa: N818 - it says what is the matter
@@ -53,11 +53,11 @@ class PubSubThrottled(TransportError):  # noqa: N818 - it says what is the matte
 
 
 class PubSubDenied(SetupError):  # noqa: N818 - it says what is the matter
-    """We may not do that."""
+    """The credentials do not permit the request."""
 
 
 class PubSubRefused(SetupError):  # noqa: N818 - it says what is the matter
-    """Pub/Sub does not take the request. Of acknowledgement ids it may say for each why not."""
+    """Pub/Sub refuses the request. For acknowledgement ids it may give a reason for each."""
 
     reasons: Mapping[str, str] = {}
 
@@ -71,7 +71,7 @@ _OUTAGES: Final[Mapping[str, type[TransportError]]] = {
 
 
 def message_type(name: str) -> Callable[..., Any]:
-    """A class of google.pubsub.v1, as protobuf has it."""
+    """A protobuf class of google.pubsub.v1."""
     made: Callable[..., Any] = getattr(types, name).pb()
     return made
 
@@ -90,14 +90,16 @@ PUBSUB: Final = {
         "PubsubMessage",
         "PullRequest",
         "RetryPolicy",
+        "StreamingPullRequest",
         "Subscription",
         "Topic",
     )
 }
+STREAM: Final = "StreamingPull"
 _PUBLISHER: Final = "/google.pubsub.v1.Publisher/"
 _SUBSCRIBER: Final = "/google.pubsub.v1.Subscriber/"
 _METHODS: Final = {
-    # method: service, answer, the field by which Google's front end finds the place of the resource
+    # method: its service, its answer, and the field that Google's front end uses to route the request
     "CreateTopic": (_PUBLISHER, "Topic", "name"),
     "GetTopic": (_PUBLISHER, "Topic", "topic"),
     "ListTopicSubscriptions": (_PUBLISHER, "ListTopicSubscriptionsResponse", "topic"),
@@ -107,11 +109,12 @@ _METHODS: Final = {
     "Acknowledge": (_SUBSCRIBER, "", "subscription"),
     "ModifyAckDeadline": (_SUBSCRIBER, "", "subscription"),
     "Pull": (_SUBSCRIBER, "PullResponse", "subscription"),
+    STREAM: (_SUBSCRIBER, "StreamingPullResponse", "subscription"),
 }
 
 
 class PubSubConnection:
-    """A channel, opened when it is first needed. From any thread."""
+    """A gRPC channel, opened when it is first needed. Any thread may use it."""
 
     def __init__(self, settings: PubSubSettings) -> None:
         self.timeout: Final = seconds(settings.timeout)
@@ -132,7 +135,7 @@ class PubSubConnection:
             raise self.error_of(error) from error
 
     def begin(self, method: str, request: Request, timeout: float | None = None) -> Call:
-        """A call that goes on while this returns; `result_of` has its end. It has grpc's `cancel` and callbacks."""
+        """Begin a call and return it at once; `result_of` waits for its end. It has grpc's `cancel` and callbacks."""
         callee = self._method(method)
         try:
             return callee.future(
@@ -141,30 +144,38 @@ class PubSubConnection:
         except Exception as error:  # the channel was closed meanwhile
             raise self.error_of(error) from error
 
+    def stream(self, name: str, requests: Iterator[Request]) -> Call:
+        """A streaming pull from a subscription. What it brings is iterated over; `error_of` says how it ended."""
+        callee = self._method(STREAM)
+        try:
+            return callee(requests, metadata=_found_by("subscription", name))
+        except Exception as error:  # the channel was closed meanwhile
+            raise self.error_of(error) from error
+
     def result_of(self, call: Call, timeout: float | None = None) -> Answer:
-        """What a call has brought, waiting for it up to so many seconds."""
+        """The result of a call, after waiting for it at most this many seconds."""
         try:
             return call.result(timeout)
         except Exception as error:
             raise self.error_of(error) from error
 
     def close(self) -> None:
-        """Disconnect: calls that are under way are cancelled, and nothing is waited for."""
+        """Disconnect without waiting: calls that are under way are cancelled."""
         with self._lock:
             channel, self._channel, self._closed = self._channel, None, True
             self._methods = {}
         if channel is not None:
-            with suppress(Exception):  # it is closed, in whatever way
+            with suppress(Exception):  # an error changes nothing: it is closed
                 channel.close()
 
     def error_of(self, error: Exception) -> PumpError:
-        """What an error of the client library means."""
+        """The error of ours for one of the client library."""
         code, text = _code_of(error)
         told = f"{self._settings}: {text}"
         if code in _REFUSALS:
-            return PubSubDenied(f"{told}: we are not allowed that")
+            return PubSubDenied(f"{told}: these credentials do not permit it")
         if code == "UNAVAILABLE" and any(word in text for word in _TLS_WORDS):
-            return SetupError(f"{told}: the certificate of the server is not one that we trust, or it speaks no TLS")
+            return SetupError(f"{told}: the certificate of the server is not trusted, or the server does not use TLS")
         if code in _MISTAKES:
             refused = PubSubRefused(told)
             refused.reasons = _reasons(error)
@@ -193,7 +204,8 @@ def deadline_request(name: str, ids: Sequence[str], deadline: int) -> Request:
 def _callee(channel: Any, name: str) -> Any:  # noqa: ANN401 - as grpc has it
     service, answer, _ = _METHODS[name]
     read: Any = message_type(answer) if answer else None
-    return channel.unary_unary(
+    make = channel.stream_stream if name == STREAM else channel.unary_unary
+    return make(
         service + name,
         request_serializer=lambda request: request.SerializeToString(),
         response_deserializer=read.FromString if read else bytes,
@@ -202,7 +214,11 @@ def _callee(channel: Any, name: str) -> Any:  # noqa: ANN401 - as grpc has it
 
 def _place(method: str, request: Request) -> Sequence[tuple[str, str]]:
     field = _METHODS[method][2]
-    return (("x-goog-request-params", f"{field}={quote(getattr(request, field), safe='')}"),)
+    return _found_by(field, getattr(request, field))
+
+
+def _found_by(field: str, name: str) -> Sequence[tuple[str, str]]:
+    return (("x-goog-request-params", f"{field}={quote(name, safe='')}"),)
 
 
 def _open(settings: PubSubSettings) -> Any:  # noqa: ANN401 - as grpc has it
@@ -210,13 +226,13 @@ def _open(settings: PubSubSettings) -> Any:  # noqa: ANN401 - as grpc has it
         ("grpc.max_send_message_length", LARGEST_ANSWER),
         ("grpc.max_receive_message_length", LARGEST_ANSWER),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),  # for so long one try may last
+        ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.keepalive_time_ms", round(seconds(settings.keepalive) * 1000)),
         ("grpc.keepalive_timeout_ms", round(KEEPALIVE_ANSWER_SECONDS * 1000)),
         ("grpc.http2.ping_timeout_ms", round(KEEPALIVE_ANSWER_SECONDS * 1000)),  # grpc waits a minute by default
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own, as all the others promise
+        ("grpc.use_local_subchannel_pool", 1),  # not shared with other channels, as all transports promise
     ]
     endpoint, plaintext = settings.place()
     try:
@@ -231,11 +247,11 @@ def _open(settings: PubSubSettings) -> Any:  # noqa: ANN401 - as grpc has it
         host = endpoint or SubscriberGrpcTransport.DEFAULT_HOST
         return SubscriberGrpcTransport.create_channel(host, options=options, **more)
     except auth_exceptions.GoogleAuthError as error:
-        raise SetupError(f"{settings}: there are no credentials that can be used: {_first_line(error)}") from None
+        raise SetupError(f"{settings}: no usable credentials were found: {_first_line(error)}") from None
     except OSError as error:
         raise ConfigurationError(f"{settings}: a file cannot be read: {error}") from None
     except ValueError as error:
-        raise ConfigurationError(f"{settings}: it cannot be connected to: {_first_line(error)}") from None
+        raise ConfigurationError(f"{settings}: connecting is not possible: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -255,12 +271,12 @@ def _code_of(error: Exception) -> tuple[str, str]:
 
 
 def _reasons(error: Exception) -> Mapping[str, str]:
-    """Why single acknowledgement ids were refused, by id; only exactly-once delivery says that."""
+    """Why each acknowledgement id was refused; only exactly-once delivery tells that."""
     found: dict[str, str] = {}
     if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
         for name, value in error.trailing_metadata() or ():
             if name == _STATUS and isinstance(value, bytes):
-                with suppress(Exception):  # what cannot be read says nothing
+                with suppress(Exception):  # reasons that cannot be read are left out
                     for each in status_pb2.Status.FromString(value).details:
                         info = error_details_pb2.ErrorInfo()
                         if each.Unpack(info):

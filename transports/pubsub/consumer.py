@@ -1,7 +1,8 @@
-"""A consumer of one subscription, and of the one by which its channel's deferred messages come again.
+"""A consumer of one subscription, and of a second one for the channel's deferred messages.
 
-It pulls, and what it has not asked for is not sent: so nothing is here that the channel has no room for, and no permit
-can be lost. A pull that is under way when a receive ends goes on; what it brings is for the next receive, or goes back.
+It pulls, so Pub/Sub sends only as many messages as the channel has room for. A pull that is under way when a receive
+ends goes on: its messages are for the next receive, or go back. With `streaming` Pub/Sub sends the channel's messages
+as they come, as long as there are permits. Copies are always pulled: those that are not due yet would use up permits.
 """
 
 import heapq
@@ -9,7 +10,6 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from types import MappingProxyType
@@ -24,17 +24,15 @@ from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.text import bounded_text
 from pump.transport_kit.dead_letters import (
-    PARKED_SECONDS,
     SHORT_LIMIT,
+    LetterTries,
     copy_headers,
     cut_letters,
     dead_letter_headers,
-    must_be_parked,
     report_gone,
-    report_kept,
 )
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
-from pump.transport_kit.sending import not_sent
 from pump.transports.pubsub.acks import PubSubAcks
 from pump.transports.pubsub.attributes import copy_of, from_attributes, unpacked
 from pump.transports.pubsub.connection import (
@@ -57,28 +55,33 @@ from pump.transports.pubsub.names import PubSubNames, destinations_of, topic_nam
 from pump.transports.pubsub.publisher import LARGEST_REQUEST, ROOM, PubSubPublisher, encode, encode_copy
 from pump.transports.pubsub.renewals import PubSubRenewals
 from pump.transports.pubsub.settings import PubSubSettings
+from pump.transports.pubsub.stream import PubSubStream
 from pump.transports.pubsub.topology import ChannelFacts, PubSubTopology
 
 PULL_SECONDS: Final = 60.0
-"""For how long a pull waits for messages at Pub/Sub."""
+"""How long a pull waits for messages at Pub/Sub."""
 MOST_PULLED: Final = 1000
 LATE_SECONDS: Final = 1.0
-"""What arrives while nobody receives goes back after so many seconds."""
+"""Messages that arrive while nobody receives go back after this many seconds."""
 QUICK_SECONDS: Final = 0.25
 MANY: Final = 40
-"""A pump that asks for so many messages, and had handled the last ones so soon, is given them in two halves."""
+"""A pump that asks for this many messages, and has handled the last ones this soon, gets them in two halves."""
 HERE_SECONDS: Final = 1.5
-"""A copy that is due so soon waits here; any other one is left to Pub/Sub, as a delivery with a deadline."""
+"""A copy that is due this soon waits here; any other one waits at Pub/Sub, as a delivery with a deadline."""
 LONGEST_DEADLINE: Final = 600
 MOST_ANEW: Final = 40
-"""No copy is published anew while so many requests are not answered: its next delivery is soon enough."""
+"""No copy is published again while this many requests are not answered; it is published at its next delivery."""
 LONGEST_WAY_SECONDS: Final = 2.0
-"""What a pull has brought was sent so long ago at most, or a tenth of its lease."""
+"""Messages of a pull were sent at most this long ago, or a tenth of their lease."""
 PURGE_SECONDS: Final = 1.0
-"""A subscription that gives nothing for so long is empty."""
+"""A subscription that sends nothing for this long is empty."""
 HAND_BACK_SECONDS: Final = 1.5
 CLOSE_SECONDS: Final = 1.0
-"""A stop does not wait for a server that does not answer."""
+"""How long a stop waits for a server that does not answer."""
+STREAMED: Final = 40
+"""A stream has this many permits, or twice as many as the channel holds, if that is more."""
+STREAM_ENDS_SECONDS: Final = 0.3
+"""How long a close waits for the last messages of a stream, to give them back."""
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 1.0
 
@@ -97,12 +100,14 @@ class _Source:
 
 
 class _Arrived(NamedTuple):
-    """What a pull has brought."""
+    """A message that a pull has brought."""
 
     source: _Source
     received: Any
     sent: float
-    """When Pub/Sub has sent it at the earliest: from then on its lease runs."""
+    """The earliest time at which Pub/Sub may have sent it: its lease is counted from then."""
+    delivery: PubSubDelivery | None
+    """Of a message that came by a stream: it may wait here for longer, and is renewed meanwhile."""
 
 
 class PubSubConsumer:
@@ -115,6 +120,7 @@ class PubSubConsumer:
         self._clock: Final = clock
         self._destinations: Final = destinations_of(subscription)
         self._channel: Final = self._destinations.channel
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._names: Final = PubSubNames.of(settings.project, self._destinations)
         self._lease: Final = settings.lease_of(subscription.lease)
         self._longest: Final = seconds(settings.longest_lease)
@@ -127,15 +133,16 @@ class PubSubConsumer:
         self._renewing: Final = threading.Lock()
         self._arrived: Final[deque[_Arrived]] = deque()
         self._due: Final[list[tuple[float, int, Message]]] = []
-        """Copies that are due soon, by when; a heap."""
+        """A heap of copies that are due soon, by their due times."""
         self._numbers: Final = itertools.count()
         self._deliveries: Final = PubSubDeliveries()
         self._renewals: Final = PubSubRenewals(
             self._connection, self._deliveries, self._lock, clock, channel=self._channel, lease=self._lease
         )
         self._acks: Final = PubSubAcks(self._connection, self._channel, clock)
+        self._stream: Final = self._new_stream() if settings.streaming and subscription.renew_lease else None
         self._unawaited: Final[set[Call]] = set()
-        """Requests whose answers nobody waits for. A call that nobody refers to would be cancelled."""
+        """Requests whose answers nobody waits for, kept here because grpc cancels a call without a reference to it."""
         self._changed: Final = Signal()
         self._receives = 0
         self._handed_out_at = -inf
@@ -189,7 +196,7 @@ class PubSubConsumer:
             self._handed_out_at = self._clock.monotonic()
 
     def _check(self) -> None:
-        """Raise where a new consumer has to be opened; make again what was deleted, where we make it."""
+        """Raise if a new consumer must be opened; create again what was deleted, if the subscription says so."""
         if self._closed:
             raise TransportError(f"the consumer of {self._channel} is closed")
         for source in self._sources:
@@ -205,11 +212,11 @@ class PubSubConsumer:
                 self._note_outage(failure)
 
     def _note_outage(self, failure: PumpError) -> None:
-        """What we have stays ours for as long as its leases last, so that is how long the outage may last."""
+        """Note a failed pull. The messages here are ours while their leases last, so an outage may last as long."""
         now = self._clock.monotonic()
         if self._down_since is None:
             self._down_since = now
-            log.warning("pubsub: nothing can be pulled for channel %s: %s", self._channel, failure)
+            log.warning("pubsub: messages of channel %s cannot be pulled now: %s", self._channel, failure)
         elif now - self._down_since > self._lease:
             raise failure
 
@@ -219,13 +226,16 @@ class PubSubConsumer:
             log.info("pubsub: messages of channel %s are pulled again", self._channel)
 
     def _ask(self, limit: int) -> None:
-        """Have a pull under way on each subscription."""
+        """Begin a pull on each subscription that has none; or keep a stream open on the channel's own."""
         for source in self._sources:
-            self._pull(source, limit)
+            if self._stream is None or source.retry:
+                self._pull(source, limit)
+            elif self._clock.monotonic() >= source.again_at:
+                self._stream.keep()
 
     def _ask_ahead(self, rest: int) -> None:
-        """Fill the rest of the room while the pump, which is quick, handles what it is given now."""
-        if rest >= MANY // 2 and not self._arrived:
+        """Pull more messages for the free room while a fast pump handles those that it gets now."""
+        if rest >= MANY // 2 and not self._arrived and self._stream is None:
             self._pull(self._sources[0], rest)
 
     def _pull(self, source: _Source, limit: int) -> None:
@@ -243,7 +253,7 @@ class PubSubConsumer:
         return min(waits, default=now + PULL_SECONDS)
 
     def _pulled(self, source: _Source, call: Call) -> None:
-        """A pull has ended. On a thread of grpc's, which has more to do."""
+        """Handle the end of a pull, quickly: this runs on a thread of grpc."""
         began, source.call = source.began, None
         now = self._clock.monotonic()
         try:
@@ -259,9 +269,53 @@ class PubSubConsumer:
         self._note_answer()
         with self._lock:
             sent = max(began, now - min(LONGEST_WAY_SECONDS, self._deadline_of(source) / 10))
-            self._arrived.extend(_Arrived(source, each, sent) for each in received)
+            self._arrived.extend(_Arrived(source, each, sent, None) for each in received)
         self._changed.set()
-        if received and not self._receiving and not self._closed:
+        if received:
+            self._look_later()
+
+    # -- streaming
+
+    def _new_stream(self) -> PubSubStream:
+        source, rules = self._sources[0], self._subscription
+        return PubSubStream(
+            self._connection,
+            source.name,
+            most=max(STREAMED, 2 * rules.buffer_size, 2 * rules.in_flight),
+            deadline=lambda: self._facts.deadline,
+            here=self._streamed_here,
+            came=self._streamed,
+            ended=self._stream_ended,
+            clock=self._clock,
+        )
+
+    def _streamed_here(self) -> int:
+        with self._lock:
+            return self._deliveries.count_of(self._names.channel, self._clock.monotonic())
+
+    def _streamed(self, received: Sequence[Any]) -> None:
+        """Messages have come. They are renewed from now on, with those in hand. On a thread of the stream's."""
+        source, now = self._sources[0], self._clock.monotonic()
+        sent = now - min(LONGEST_WAY_SECONDS, self._facts.deadline / 10)
+        with self._lock:
+            for each in received:
+                delivery = self._delivery(source, each, sent)
+                self._deliveries.add(delivery)
+                self._arrived.append(_Arrived(source, each, sent, delivery))
+        source.wait, source.again_at = FIRST_WAIT, 0.0
+        self._note_answer()
+        self._changed.set()
+        self._look_later()
+
+    def _stream_ended(self, error: PumpError | None) -> None:
+        source = self._sources[0]
+        if error is not None and not self._closed:
+            source.failure, source.again_at = error, self._clock.monotonic() + source.wait
+            source.wait = min(2 * source.wait, LONGEST_WAIT)
+        self._changed.set()
+
+    def _look_later(self) -> None:
+        if not self._receiving and not self._closed:
             seen = self._receives
             self._clock.alarm(LATE_SECONDS, lambda: self._hand_back_late(seen))
 
@@ -278,16 +332,10 @@ class PubSubConsumer:
         return taken
 
     def _sort_in(self, arrived: _Arrived, taken: list[Message], now: float, wall: float) -> None:
-        """Into what is handed out, or what waits until it is due; with the lock held."""
-        delivery = PubSubDelivery(
-            arrived.received.ack_id,
-            arrived.sent,
-            self._deadline_of(arrived.source),
-            longest=self._longest,
-            name=arrived.source.name,
-            retry=arrived.source.retry,
-        )
-        if delivery.expires <= now:
+        """Sort a message into those to hand out, or those that wait until they are due; the lock is held."""
+        delivery = arrived.delivery or self._delivery(arrived.source, arrived.received, arrived.sent)
+        if delivery.lost or delivery.expires <= now:
+            self._deliveries.remove(delivery)
             return  # nobody took it in time: it comes again
         message, due = self._message(arrived.received, delivery)
         left = due - wall
@@ -300,6 +348,16 @@ class PubSubConsumer:
             heapq.heappush(self._due, (now + left, next(self._numbers), message))
         else:
             taken.append(message)
+
+    def _delivery(self, source: _Source, received: Any, sent: float) -> PubSubDelivery:  # noqa: ANN401 - as protobuf has it
+        return PubSubDelivery(
+            received.ack_id,
+            sent,
+            self._deadline_of(source),
+            longest=self._longest,
+            name=source.name,
+            retry=source.retry,
+        )
 
     def _deadline_of(self, source: _Source) -> float:
         return self._facts.retry_deadline if source.retry else self._facts.deadline
@@ -330,12 +388,12 @@ class PubSubConsumer:
         return message, due
 
     def _postpone(self, delivery: PubSubDelivery, delay: float) -> None:
-        """Leave it to Pub/Sub: a deadline that ends in time brings it again."""
+        """Let the copy wait at Pub/Sub: its deadline ends when it is due, and so it comes again."""
         deadline = max(1, int(min(LONGEST_DEADLINE, delay, self._facts.retry_kept / 4)))
         self._send_later(self._names.retry, [delivery.ack_id], deadline, self._connection.timeout)
 
     def _publish_anew(self, delivery: PubSubDelivery, raw: Any, wall: float) -> None:  # noqa: ANN401 - as protobuf has it
-        """Replace a copy that has waited for half of the time that Pub/Sub keeps it: it would be removed."""
+        """Publish a copy again that has waited half as long as Pub/Sub keeps it, before Pub/Sub removes it."""
         age = wall - raw.publish_time.ToMicroseconds() / 1e6
         if age < self._facts.retry_kept / 2 or len(self._unawaited) >= MOST_ANEW:
             return
@@ -346,27 +404,44 @@ class PubSubConsumer:
             call.add_done_callback(partial(self._published_anew, delivery))
 
     def _published_anew(self, delivery: PubSubDelivery, call: Call) -> None:
-        """Acknowledge the old copy once the new one is confirmed. On a thread of grpc's."""
+        """Acknowledge the old copy once the new one is confirmed. Runs on a thread of grpc."""
         try:
             self._connection.result_of(call)
-        except PumpError as error:  # the old one comes again, and is tried again
+        except PumpError as error:  # the old copy comes again, and is published then
             if not self._closed:
-                log.warning("pubsub: a copy that waits for channel %s was not published anew: %s", self._channel, error)
+                log.warning(
+                    "pubsub: a delayed copy for channel %s could not be published again, and is tried again: %s",
+                    self._channel,
+                    error,
+                )
         else:
             self._acks.add(delivery)
 
     def _hand_back_late(self, seen: int) -> None:
-        """Nobody has received since: others shall have what has come."""
+        """Give back what has arrived if nobody has received since, so that other consumers get it."""
         if self._receives != seen or self._receiving or self._closed:
             return
+        if self._stream is not None:
+            if self._has_work():  # a handler is slow: what waits for it is renewed together with what it has
+                self._look_later()
+                return
+            self._stream.stop()  # else they would come at once
+            if self._stream.is_open:
+                self._look_later()
         self._return_arrived()
 
+    def _has_work(self) -> bool:
+        with self._lock:
+            waiting = sum(each.delivery is not None for each in self._arrived) + len(self._due)
+            return len(self._deliveries) > waiting
+
     def _return_arrived(self) -> Sequence[Call]:
-        """Give back what the channel was not given."""
+        """Give back the messages that no receive has returned."""
         ids: dict[str, list[str]] = {}
         with self._lock:
             for each in self._arrived:
-                ids.setdefault(each.source.name, []).append(each.received.ack_id)
+                if each.delivery is None or self._deliveries.remove(each.delivery):
+                    ids.setdefault(each.source.name, []).append(each.received.ack_id)
             self._arrived.clear()
             for _, _, message in sorted(self._due, key=lambda each: each[:2]):
                 delivery: Any = message.receipt
@@ -377,11 +452,11 @@ class PubSubConsumer:
         return [call for call in calls if call is not None]
 
     def _send_later(self, name: str, ids: Sequence[str], deadline: int, timeout: float) -> Call | None:
-        """Set a deadline, without waiting. If it is not carried out, they come when their leases end."""
+        """Set a deadline, without waiting. If that fails, the messages come again when their leases end."""
         return self._begin("ModifyAckDeadline", deadline_request(name, ids, deadline), timeout)
 
     def _begin(self, method: str, request: Any, timeout: float) -> Call | None:  # noqa: ANN401 - as protobuf has it
-        """Begin a request that nobody waits for; None if that is impossible now."""
+        """Begin a request that nobody waits for; None if that is not possible now."""
         try:
             call = self._connection.begin(method, request, timeout)
         except PumpError as error:
@@ -399,7 +474,7 @@ class PubSubConsumer:
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """Acknowledge it within 20 ms, together with others; with exactly-once delivery its answer is waited for."""
+        """Acknowledge it within 20 ms, together with others; False with exactly-once delivery."""
         if self._facts.exactly_once:
             return False
         self._acknowledge_later(self._ours(message))
@@ -418,14 +493,16 @@ class PubSubConsumer:
         if not isinstance(delivery, PubSubDelivery):
             raise LeaseLost(f"message {message.id} did not come from Pub/Sub")
         if delivery.lost:
-            raise LeaseLost(f"message {message.id} of {self._channel} is not ours any more: {delivery.lost}")
+            raise LeaseLost(
+                f"message {message.id} of {self._channel} no longer belongs to this consumer: {delivery.lost}"
+            )
         return delivery
 
     def _acknowledge_later(self, delivery: PubSubDelivery) -> None:
         with self._lock:
             if not self._deliveries.remove(delivery):
-                raise LeaseLost(f"a message of {self._channel} was settled before")
-        delivery.lost = "it was settled before"
+                raise LeaseLost(f"a message of {self._channel} was already settled")
+        delivery.lost = "it was already settled"
         self._acks.add(delivery)
 
     def _acknowledge_now(self, delivery: PubSubDelivery) -> None:
@@ -441,8 +518,8 @@ class PubSubConsumer:
             if reason and not is_final(reason):
                 raise TransportError(f"{self._channel}: {reason}: {error}") from error
             self._forget(delivery, f"it came too late: {error}")
-            raise LeaseLost(f"a message of {self._channel} is not ours any more: {error}") from error
-        self._forget(delivery, "it was settled before")
+            raise LeaseLost(f"a message of {self._channel} no longer belongs to this consumer: {error}") from error
+        self._forget(delivery, "it was already settled")
 
     def _forget(self, delivery: PubSubDelivery, why: str) -> None:
         with self._lock:
@@ -479,7 +556,7 @@ class PubSubConsumer:
             try:
                 self._store_dead_letter(message, rejection, topic_name(self._settings.project, name))
             except (TransportError, SetupError):
-                self._park(message, rejection)
+                self._parking.park(message, rejection, self.requeue)
                 raise
             delivery.copied = name
         self._acknowledge_now(delivery)
@@ -488,37 +565,25 @@ class PubSubConsumer:
 
     def _store_dead_letter(self, message: Message, rejection: Rejection, topic: str) -> None:
         """As much of it as Pub/Sub takes: with all of its provenance, with some, and then with a part of its body."""
-        for letter, body, saying in _dead_letters(message, rejection):
-            with suppress(ValueError):  # it is too much for attributes: the next one says less
-                copy = encode(letter, body)
-                if copy.ByteSize() + ROOM <= LARGEST_REQUEST:
-                    if saying:
-                        log.error("pubsub: the dead letter of message %s is too large: %s", message.id, saying)
-                    self._publish(topic, copy)
-                    return
-        raise not_sent(f"no dead letter of message {message.id} is small enough")
+        for each in LetterTries(
+            log, message, self._channel, rejection, _letters(message, rejection), is_too_large=lambda _: False
+        ):
+            with each:
+                self._publish(topic, each.letter)
 
     def _publish(self, topic: str, copy: Any) -> None:  # noqa: ANN401 - as protobuf has it
-        """Store a copy; a topic or a subscription that was deleted is made again where we make it."""
+        """Store a copy. A topic or subscription that was deleted is created again, if the subscription says so."""
         try:
             self._publisher.publish(topic, copy)
         except PublishError as error:
             if not isinstance(error.__cause__, PubSubMissing) or self._subscription.missing != "create":
                 raise
-            log.warning("pubsub: %s: what was deleted is created again", error)
+            log.warning("pubsub: %s: the topic or subscription was deleted, and is created again", error)
             self._ensure()
             self._publisher.publish(topic, copy)
 
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._subscription.max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
-
     def hand_back(self, messages: Sequence[Message]) -> None:
-        """Make these available at once, in their old order; those that are lost are so already."""
+        """Make these available at once, in their old order; those that are lost are available already."""
         self._acks.finish(HAND_BACK_SECONDS)
         now = self._clock.monotonic()
         receipts = [each.receipt for each in messages]
@@ -527,13 +592,13 @@ class PubSubConsumer:
             request = deadline_request(name, [each.ack_id for each in portion], 0)
             try:
                 self._connection.call("ModifyAckDeadline", request, HAND_BACK_SECONDS)
-            except PubSubRefused as error:  # some had come back by themselves
+            except PubSubRefused as error:  # the leases of some have ended meanwhile
                 log.debug("pubsub: handing back to channel %s: %s", self._channel, error)
             for each in portion:
                 self._forget(each, "it was given back")
 
     def extend(self, message: Message) -> None:
-        """Renew its lease, and with it those of all others here that end soon: one request for a thousand of them."""
+        """Renew its lease, and with it the leases of all others here that end soon: one request for a thousand."""
         delivery = self._ours(message)
         with self._renewing:
             now = self._clock.monotonic()
@@ -547,16 +612,19 @@ class PubSubConsumer:
         message.lease_expires = delivery.expires
 
     def purge(self) -> int:
-        """Acknowledge everything that waits; what consumers have in hand stays theirs."""
+        """Acknowledge all messages that wait; those that consumers have stay theirs."""
         self._acks.finish(self._connection.timeout)
         return sum(map(self._purge, self._sources))
 
     def _purge(self, source: _Source) -> int:
         removed = 0
         while True:
-            with self._lock:  # what an earlier pull has brought
+            with self._lock:  # the messages of an earlier pull
                 found: Sequence[Any] = [each.received for each in self._arrived if each.source is source]
                 others = [each for each in self._arrived if each.source is not source]
+                for each in self._arrived:
+                    if each.source is source and each.delivery is not None:
+                        self._deliveries.remove(each.delivery)
                 self._arrived.clear()
                 self._arrived.extend(others)
             if not found:
@@ -580,7 +648,7 @@ class PubSubConsumer:
     # -- ending
 
     def close(self) -> None:
-        """Send what is pending, give back what nobody was given, and disconnect; a server that hangs delays nothing."""
+        """Send what is pending, give back what no receive has returned, and disconnect."""
         if self._closed:
             return
         self._closed = True
@@ -590,6 +658,8 @@ class PubSubConsumer:
             pull = source.call
             if pull is not None:
                 pull.cancel()
+        if self._stream is not None:
+            self._stream.close(STREAM_ENDS_SECONDS)
         try:
             returning = self._return_arrived()
             self._acks.finish(CLOSE_SECONDS)
@@ -601,6 +671,17 @@ class PubSubConsumer:
             self._acks.close()
             self._connection.close()
             self._copies.close()
+
+
+def _letters(message: Message, rejection: Rejection) -> Iterator[tuple[Any, str]]:
+    """The dead letters that Pub/Sub takes, and what is left out of each."""
+    for header, body, left_out in _dead_letters(message, rejection):
+        try:
+            letter = encode(header, body)
+        except ValueError:  # too much for attributes: the next one has less
+            continue
+        if letter.ByteSize() + ROOM <= LARGEST_REQUEST:
+            yield letter, left_out
 
 
 def _dead_letters(message: Message, rejection: Rejection) -> Iterator[tuple[Header, bytes, str]]:

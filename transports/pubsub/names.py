@@ -1,4 +1,4 @@
-"""What topics and subscriptions are called at Pub/Sub."""
+"""The names of topics and subscriptions at Pub/Sub."""
 
 import re
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from pump.subscription import Subscription
 from pump.transport_kit.destinations import Destinations
 
 RETRY: Final = ".retry"
-"""At the end of the names of the topic and the subscription by which messages come again to one channel alone."""
+"""The end of the names of a channel's retry topic and retry subscription, by which its messages come again."""
 _ID: Final = re.compile(r"(?!goog)[A-Za-z][\w.~+%-]{2,254}", re.ASCII)
 _FULL: Final = re.compile(r"projects/[^/]+/(topics|subscriptions)/[^/]+")
 
 
 def resource(project: str, kind: str, name: str) -> str:
-    """`projects/<project>/<kind>/<name>`; a name that is written so already, as of another project, stays."""
+    """`projects/<project>/<kind>/<name>`; a name of this form, as of another project, is not changed."""
     found = _FULL.fullmatch(name)
     if found and found[1] == kind:
         return name
@@ -30,12 +30,12 @@ def resource(project: str, kind: str, name: str) -> str:
 
 
 def topic_name(project: str, name: str) -> str:
-    """The topic of that name, or of the dead letters of that name."""
+    """The full name of a topic, which may be one of dead letters."""
     return resource(project, "topics", name)
 
 
 def channel_name(project: str, name: str) -> str:
-    """The subscription of that name. For dead letters in a topic of another project it is in that project."""
+    """The full name of a subscription. If its topic is one of another project, it is in that project."""
     found = _FULL.fullmatch(name)
     if found and found[1] == "topics":
         return name.replace("/topics/", "/subscriptions/")
@@ -44,7 +44,7 @@ def channel_name(project: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PubSubNames:
-    """Everything that one channel uses, by its full name."""
+    """The full names that one channel uses."""
 
     topic: str
     channel: str
@@ -54,16 +54,18 @@ class PubSubNames:
 
     @classmethod
     def of(cls, project: str, destinations: Destinations) -> Self:
-        """Those of a channel."""
+        """The names of a channel."""
         channel = channel_name(project, destinations.channel)
         retry = channel + RETRY
         if not _ID.fullmatch(retry.rpartition("/")[2]):
-            raise ConfigurationError(f"pubsub: the channel's name {destinations.channel!r} is too long by {len(RETRY)}")
+            raise ConfigurationError(
+                f"pubsub: channel {destinations.channel!r}: its name may have at most {255 - len(RETRY)} characters"
+            )
         return cls(
             topic_name(project, destinations.topic), channel, retry.replace("/subscriptions/", "/topics/"), retry
         )
 
 
 def destinations_of(subscription: Subscription) -> Destinations:
-    """The names of a subscription as it says them."""
+    """The names that a subscription uses, as they are written in the program."""
     return Destinations.of(subscription)

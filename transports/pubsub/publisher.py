@@ -1,4 +1,4 @@
-"""Publishing that is confirmed: in requests that Pub/Sub takes, and what became of each message."""
+"""Publishes messages in requests of a size that Pub/Sub takes, and reports for each whether it was confirmed."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -14,20 +14,20 @@ from pump.transports.pubsub.connection import PUBSUB, PubSubConnection, PubSubDe
 from pump.transports.pubsub.names import topic_name
 
 LARGEST_REQUEST: Final = 10_000_000
-"""Bytes of one request, and so of one message."""
+"""The most bytes of one request, and so of one message."""
 FULL_REQUEST: Final = 4_000_000
-"""As many bytes are put together into one request."""
+"""The most bytes of a request with several messages."""
 MOST_MESSAGES: Final = 1000
 SUBSCRIBED_SECONDS: Final = 30.0
-"""For so long it is believed that a topic has a subscription."""
+"""How long a topic that had a subscription is assumed to have one."""
 UNDER_WAY: Final = 8
-"""So many requests are sent before the answer to the first is read."""
+"""The most requests that are sent before the answer to the first is read."""
 ROOM: Final = 300
-"""Bytes of a request beside its messages: the topic's name, and what frames each message."""
+"""Bytes of a request beside its messages: the topic's name, and the frame of each message."""
 
 
 class PublishLine(NamedTuple):
-    """Messages of one topic and one ordering key: Pub/Sub takes only such in one request."""
+    """Messages of one topic and one ordering key: all messages of one request must be."""
 
     topic: str
     key: str
@@ -42,14 +42,14 @@ class PlacedMessage(NamedTuple):
 
 
 class PubSubPublisher:
-    """Publishes over one connection. From any thread."""
+    """Publishes over one connection. Any thread may use it."""
 
     def __init__(self, connection: PubSubConnection, project: str, clock: Clock) -> None:
         self._connection: Final = connection
         self._project: Final = project
         self._clock: Final = clock
         self._subscribed: Final[dict[str, float]] = {}
-        """Topics that have a subscription, and when that was last seen: without one, Pub/Sub drops what it confirms."""
+        """Topics that have a subscription, and when that was last seen. Without one, Pub/Sub drops what it confirms."""
 
     def publish(self, topic: str, message: Any) -> None:  # noqa: ANN401 - as protobuf has it
         """Store one message, as `encode` makes it; PublishError unless that is confirmed."""
@@ -77,9 +77,12 @@ class PubSubPublisher:
         for line, portion, last in _requests(lines):
             request = PUBSUB["PublishRequest"](topic=line.topic, messages=[each.message for each in portion])
             if waiting and (len(waiting) >= UNDER_WAY or (line.key and waiting[-1][1] == line)):
-                self._finish(waiting, failures)  # one of a key after another, so that their order is certain
+                self._finish(waiting, failures)  # one request of a key after another: so their order is certain
             if line.key and any(each.place in failures for each in lines[line]):
-                failures.update((each.place, not_sent("others before it failed", retriable=True)) for each in portion)
+                failures.update(
+                    (each.place, not_sent("a message of the same key before it failed", retriable=True))
+                    for each in portion
+                )
                 continue
             try:
                 waiting.append((self._connection.begin("Publish", request), line, portion))
@@ -118,19 +121,19 @@ class PubSubPublisher:
         try:
             found = bool(self._connection.call("ListTopicSubscriptions", request).subscriptions)
         except PubSubDenied:
-            found = True  # who may only publish cannot know
+            found = True  # credentials that may only publish cannot look
         except PumpError as error:
             raise failure(error, sent=False) from error
         if not found:
             missing = PubSubMissing(f"{topic} has no subscription")
-            raise not_sent(f"{missing}, so that Pub/Sub would drop it", retriable=True) from missing
+            raise not_sent(f"{missing}, so Pub/Sub would drop the message", retriable=True) from missing
         self._subscribed[topic] = now
 
 
 def _requests(
     lines: dict[PublishLine, list[PlacedMessage]],
 ) -> Iterator[tuple[PublishLine, Sequence[PlacedMessage], bool]]:
-    """What goes together, in order; and whether it is the last of all."""
+    """The messages of each request, in order, and whether it is the last one."""
     found = [
         (line, portion)
         for line, items in lines.items()
@@ -141,7 +144,7 @@ def _requests(
 
 
 def encode(header: Header, body: bytes) -> Any:  # noqa: ANN401 - as protobuf has it
-    """A message as protobuf has it; ValueError if it cannot be written."""
+    """The protobuf message; ValueError if it cannot be written."""
     attributes, ordering_key = to_attributes(header)
     return PUBSUB["PubsubMessage"](data=body, attributes=attributes, ordering_key=ordering_key)
 

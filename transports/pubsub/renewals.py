@@ -1,4 +1,4 @@
-"""Renewing the leases of a consumer's deliveries: many by one request, and each by itself where one of them is void."""
+"""Renews the leases of a consumer's deliveries: many in one request, and each by itself if one of them is void."""
 
 import threading
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ RENEW_AGAIN_SECONDS: Final = (0.05, 0.2)
 
 
 class PubSubRenewals:
-    """Renews what it is given. `lock` guards the deliveries."""
+    """Renews deliveries. `lock` guards them."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class PubSubRenewals:
         self._lease: Final = lease
 
     def renew(self, deliveries: Sequence[PubSubDelivery]) -> None:
-        """Those of one subscription and one length together; what is refused does not keep the others."""
+        """Renew these, in one request for each subscription and lease. A refused one does not stop the others."""
         now = self._clock.monotonic()
         groups: dict[tuple[str, int], list[PubSubDelivery]] = {}
         for each in deliveries:
@@ -51,7 +51,7 @@ class PubSubRenewals:
             raise failed
 
     def _renew_soon(self, portion: Sequence[PubSubDelivery], name: str, deadline: int) -> None:
-        """Try again at once where an answer says that it was not done: a lease may have only one more chance."""
+        """Renew at once again after an answer that it failed: the lease may end before the next renewal."""
         for wait in RENEW_AGAIN_SECONDS:
             try:
                 self._renew_portion(portion, name, deadline)

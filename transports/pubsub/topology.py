@@ -1,4 +1,4 @@
-"""What is made at Pub/Sub for a channel: its topics and subscriptions, created or validated."""
+"""Creates or validates the topics and subscriptions of a channel at Pub/Sub."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,37 +22,37 @@ from pump.transports.pubsub.names import PubSubNames, channel_name, destinations
 from pump.transports.pubsub.settings import PubSubSettings
 
 KEPT_SECONDS: Final = 31 * 86_400
-"""The longest that Pub/Sub keeps what nobody acknowledges. By default it is a week, which is short for dead letters."""
+"""The longest time that Pub/Sub keeps unacknowledged messages. Its default, a week, is short for dead letters."""
 WEEK_SECONDS: Final = 7 * 86_400
-"""What Google's emulator takes at most."""
+"""The longest time that Google's emulator allows."""
 ASSUMED_DEADLINE: Final = 10.0
-"""The deadline of a subscription that we may not look at: Pub/Sub's own default."""
+"""The deadline of a subscription that the credentials may not read: Pub/Sub's default."""
 GONE_TOPIC: Final = "_deleted-topic_"
 
 
 class ChannelFacts(NamedTuple):
-    """What a consumer has to know of its subscription at Pub/Sub."""
+    """What a consumer must know about its subscription at Pub/Sub."""
 
     deadline: float = ASSUMED_DEADLINE
-    """How long a delivery is a consumer's before it is extended, in seconds."""
+    """How long a delivery belongs to its consumer without being extended, in seconds."""
     limit: int | None = None
     """The deliveries after which Pub/Sub itself makes a dead letter."""
     exactly_once: bool = False
     retry_deadline: float = ASSUMED_DEADLINE
-    """As `deadline`, for what comes by the retry subscription."""
+    """The same for the retry subscription."""
     retry_kept: float = WEEK_SECONDS
     """How long the retry subscription keeps a copy, in seconds."""
 
 
 class PubSubTopology:
-    """Creates and validates over one connection."""
+    """Creates and validates, over one connection."""
 
     def __init__(self, connection: PubSubConnection, settings: PubSubSettings) -> None:
         self._connection: Final = connection
         self._settings: Final = settings
 
     def ensure_channel(self, subscription: Subscription) -> ChannelFacts:
-        """Everything that a subscription needs; SetupError if that cannot be had."""
+        """Create or validate everything that a subscription needs; SetupError if that fails."""
         destinations = destinations_of(subscription)
         names = PubSubNames.of(self._settings.project, destinations)
         for each in destinations.dead_letters:
@@ -69,7 +69,7 @@ class PubSubTopology:
         )
 
     def ensure_publication(self, publication: Publication) -> None:
-        """The topic of a publication."""
+        """Create or validate the topic of a publication."""
         if publication.missing != "assume":
             self._ensure_topic(publication.destination, publication.missing)
 
@@ -81,14 +81,17 @@ class PubSubTopology:
             found = self._get_subscription(names.channel)
         except PubSubMissing:
             if subscription.missing == "assume":
-                return ChannelFacts()  # receiving says so, as an outage: it may come
+                return ChannelFacts()  # receiving will report it as an outage: it may be created later
             raise self._absent(f"subscription {destinations.channel!r} of {destinations.topic!r}") from None
         except PubSubDenied:
-            return ChannelFacts()  # who may only consume is told nothing; a wrong one shows when it is used
+            return ChannelFacts()  # credentials that may only consume cannot look; an error shows when it is used
         self._check(found, names, destinations)
         policy = found.dead_letter_policy
         if subscription.ordered and not found.enable_message_ordering:
-            log.warning("pubsub: channel %s is to be ordered, and its subscription is not", destinations.channel)
+            log.warning(
+                "pubsub: channel %s has ordered=True, but its subscription has no message ordering: order is not kept",
+                destinations.channel,
+            )
         return ChannelFacts(
             float(found.ack_deadline_seconds or ASSUMED_DEADLINE),
             (policy.max_delivery_attempts or 5) if policy.dead_letter_topic else None,
@@ -98,9 +101,11 @@ class PubSubTopology:
     def _check(self, found: Any, names: PubSubNames, destinations: Destinations) -> None:  # noqa: ANN401 - as protobuf has it
         name = f"pubsub: subscription {destinations.channel!r}"
         if found.topic == GONE_TOPIC or found.detached:
-            raise SetupError(f"{name} has lost its topic: it receives nothing any more, and has to be made anew")
+            raise SetupError(
+                f"{name} has lost its topic and receives nothing: delete the subscription, and create it again"
+            )
         if found.topic != names.topic:
-            raise SetupError(f"{name} is one of {found.topic}, not of {names.topic}")
+            raise SetupError(f"{name} belongs to {found.topic}, not to {names.topic}: use another name for the channel")
         exports = ("bigquery_config", "cloud_storage_config")
         if found.push_config.push_endpoint or any(found.HasField(each) for each in exports):
             raise SetupError(f"{name} pushes its messages elsewhere: nothing can be pulled from it")
@@ -136,10 +141,10 @@ class PubSubTopology:
             self._create_topic(names.retry_topic)
             self._create_keeping(names.retry, names.retry_topic, lease)
         elif subscription.missing == "validate":
-            self._validate(names.retry, f"subscription {names.retry.rpartition('/')[2]!r} for what comes again")
+            self._validate(names.retry, f"subscription {names.retry.rpartition('/')[2]!r} for messages that come again")
 
     def _ensure_dead_letters(self, name: str, missing: OnMissing) -> None:
-        """The topic, and a subscription of the same name that keeps what nobody consumes yet. No filter drops any."""
+        """The topic, and a subscription of the same name that keeps the dead letters; it must not have a filter."""
         project = self._settings.project
         topic, channel = topic_name(project, name), channel_name(project, name)
         if missing == "create":
@@ -152,16 +157,20 @@ class PubSubTopology:
         with suppress(PubSubDenied, PubSubMissing):
             found = self._get_subscription(channel)
             if found.topic != topic:
-                raise SetupError(f"pubsub: subscription {name!r} is to keep dead letters, and is one of {found.topic}")
+                raise SetupError(
+                    f"pubsub: subscription {name!r} must keep the dead letters of {topic}, but belongs to {found.topic}"
+                )
             if found.filter:
-                raise SetupError(f"pubsub: subscription {name!r} has a filter, which would drop dead letters")
+                raise SetupError(
+                    f"pubsub: subscription {name!r} has a filter, which would drop dead letters: create it without one"
+                )
             ttl = found.expiration_policy.ttl.seconds
             if ttl or not found.HasField("expiration_policy"):
                 text = "pubsub: subscription %r expires when nobody uses it for %g days, and its dead letters with it"
                 log.warning(text, name, (ttl or KEPT_SECONDS) / 86_400)
 
     def _create_keeping(self, name: str, topic: str, lease: float) -> None:
-        """A subscription that never expires and keeps messages for as long as there is."""
+        """Create a subscription that never expires and keeps messages as long as possible."""
         config = PUBSUB["Subscription"](
             name=name,
             topic=topic,
@@ -175,7 +184,7 @@ class PubSubTopology:
         except PubSubRefused as error:
             if "retention" not in str(error):
                 raise
-            log.info("pubsub: %s keeps messages for a week only: this server takes no longer time", name)
+            log.info("pubsub: %s keeps messages only for a week: this server does not allow longer", name)
             config.message_retention_duration.FromSeconds(WEEK_SECONDS)
             self._create_subscription(config)
 
@@ -198,7 +207,7 @@ class PubSubTopology:
             log.debug("pubsub: %s cannot be looked at", what)
 
     def _absent(self, what: str) -> SetupError:
-        return SetupError(f"{self._settings}: there is no {what}, and missing='validate' does not make it")
+        return SetupError(f"{self._settings}: there is no {what}, and missing='validate' does not create it")
 
     def _get_subscription(self, name: str) -> Any:  # noqa: ANN401 - as protobuf has it
         return self._connection.call("GetSubscription", PUBSUB["GetSubscriptionRequest"](subscription=name))
@@ -212,7 +221,7 @@ class PubSubTopology:
         self._create("GetSubscription", get, lambda: self._connection.call("CreateSubscription", config))
 
     def _create(self, get: str, request: Any, create: Callable[[], object]) -> None:  # noqa: ANN401 - as protobuf has it
-        """Look first: who may not create need not, where it is there."""
+        """Look first: credentials that may not create are enough if it exists."""
         try:
             self._connection.call(get, request)
         except (PubSubMissing, PubSubDenied):

@@ -34,7 +34,6 @@ class PubSubTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=False,
         shards_by_key=True,
@@ -87,7 +86,7 @@ class PubSubTransport:
 
 
 class PubSubProducer:
-    """Sends to the topics in the messages' headers, on a connection of its own. From any thread."""
+    """Sends to the topics in the messages' headers, on a connection of its own. Any thread may use it."""
 
     def __init__(self, settings: PubSubSettings, capabilities: Capabilities, clock: Clock) -> None:
         self._connection: Final = PubSubConnection(settings)

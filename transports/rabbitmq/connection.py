@@ -45,7 +45,7 @@ NOT_ALLOWED: Final = 530
 
 CHECKS_PER_HEARTBEAT: Final = 8
 LEAST_MARGIN_SECONDS: Final = 2.0
-"""A heartbeat may be late by so much, or by a quarter of its interval if that is longer, before it is missed."""
+"""A heartbeat may be late by this much, or by a quarter of its interval if that is longer, before it is missed."""
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class AmqpConnection:
             self.drop(error)
         except Exception as error:
             if self._error is None:
-                log.exception("%s: the connection %s is given up", self._settings, self._name)
+                log.exception("%s: the connection %s is closed because of an error", self._settings, self._name)
             self.drop(TransportError(f"{self._settings}: {type(error).__name__}: {error}"))
 
     def guarded(self, act: Callable[Arguments, object]) -> Callable[Arguments, None]:
@@ -239,7 +239,7 @@ class AmqpConnection:
         causes, settings = list(_causes(error)), self._settings
         for cause in causes:  # only the broker's own words count: pika guesses for a connection that breaks early
             if isinstance(cause, ssl.SSLCertVerificationError):
-                return SetupError(f"{settings}: its certificate is not to be trusted: {cause.verify_message}")
+                return SetupError(f"{settings}: its certificate is not trusted: {cause.verify_message}")
             text = str(cause) if isinstance(cause, exceptions.AMQPConnectionError) else ""
             if f"({ACCESS_REFUSED})" in text:
                 return SetupError(f"{settings} refuses the user {settings.user!r}: the name or the password is wrong")
@@ -271,7 +271,7 @@ class AmqpConnection:
             self._loop.start()
         except Exception as error:
             if not isinstance(error, PumpError):
-                log.exception("%s: the connection %s is given up", self._settings, self._name)
+                log.exception("%s: the connection %s is closed because of an error", self._settings, self._name)
             self._fail(self.explained(error))
             self._abort()
         finally:
@@ -306,7 +306,11 @@ class AmqpConnection:
         if silence < self._heartbeat + max(LEAST_MARGIN_SECONDS, self._heartbeat / 4):
             self._check_later()
         else:
-            self._fail(TransportError(f"{self._settings} has been silent for {silence:g} s, and is taken for dead"))
+            self._fail(
+                TransportError(
+                    f"{self._settings} has sent nothing for {silence:g} s: the connection is treated as lost"
+                )
+            )
             self._abort()
 
     def _on_closed(self, error: BaseException) -> None:

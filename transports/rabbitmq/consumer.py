@@ -11,15 +11,14 @@ from pump.dead_letter import Rejection
 from pump.errors import PublishError, PumpError, TransportError
 from pump.message import Header, Message
 from pump.transport_kit.dead_letters import (
-    PARKED_SECONDS,
+    LetterTries,
     copy_headers,
     dead_letter_headers,
     identified,
-    must_be_parked,
     report_gone,
-    report_kept,
 )
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.parking import Parking
 from pump.transports.rabbitmq.connection import Steps, awaiting, blocking, run, run_async
 from pump.transports.rabbitmq.deliveries import receipt_of
 from pump.transports.rabbitmq.delivery_channel import DeliveryChannel
@@ -49,7 +48,7 @@ class ConsumerBase:
         self._names: Final = names
         self._publisher: Final = publisher
         self._clock: Final = clock
-        self._max_attempts: Final = max_attempts
+        self._parking: Final = Parking(log, names.channel, max_attempts)
         self._broker_limit: Final = broker_limit
         self._own_queue: Final = DelayQueues.to_queue(names.channel)
         self._interrupted = False
@@ -187,28 +186,21 @@ class ConsumerBase:
             try:
                 yield from self._store_dead_letter(queue, message, rejection)
             except PublishError:
-                if must_be_parked(message, rejection, self._max_attempts):
-                    yield from self._park(message, rejection)
+                yield from self._parking.park_steps(message, rejection, self.requeue_steps)
                 raise
         self._settle(message)
 
     def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> Steps[None]:
         to = DelayQueues.to_queue(queue)
         header, minimal = dead_letter_headers(message, rejection)
-        try:
-            properties = write_properties(header, message, topic=header.topic)
-            yield from self._store(to, header, properties, message)
-        except PublishError as error:
-            if error.retriable or error.sent is not False:
-                raise
-            properties = write_properties(minimal, topic=minimal.topic)  # leaves out the properties that others gave
-            yield from self._store(to, minimal, properties, message)
-
-    def _park(self, message: Message, rejection: Rejection) -> Steps[None]:
-        try:
-            yield from self.requeue_steps(message, PARKED_SECONDS, rejection.attempts)
-        except PumpError as error:
-            report_kept(log, message, self._names.channel, error)
+        letters = ((header, message), (minimal, None))  # the minimal one is without the properties that others gave
+        for each in LetterTries(
+            log, message, self._names.channel, rejection, ((each, "") for each in letters), is_too_large=_is_final
+        ):
+            with each:
+                header, original = each.letter
+                properties = write_properties(header, original, topic=header.topic)
+                yield from self._store(to, header, properties, message)
 
     def _store(
         self, to: DelayQueues, header: Header, properties: bytes, message: Message, delay: float = 0.0
@@ -243,6 +235,10 @@ class ConsumerBase:
             if not self._closed:
                 self._closed = True
                 yield from self._publisher.leave()
+
+
+def _is_final(error: PumpError) -> bool:
+    return isinstance(error, PublishError) and not error.retriable and error.sent is False
 
 
 class RabbitMQConsumer(ConsumerBase):

@@ -82,13 +82,13 @@ class Deliveries:
         receipt = message.receipt
         if message.generation == self.generation and isinstance(receipt, Receipt) and receipt.tag in self.in_hand:
             return receipt.tag
-        raise LeaseLost(f"message {message.id} of {self.channel} is not this consumer's any more")
+        raise LeaseLost(f"message {message.id} of {self.channel} no longer belongs to this consumer")
 
     def claim(self, message: Message, clock: Clock) -> int:
         """As `check`, for settling the message: only one caller gets the tag."""
         tag = self.check(message)
         if self.in_hand.pop(tag, None) is None:
-            raise LeaseLost(f"message {message.id} of {self.channel} is settled already")
+            raise LeaseLost(f"message {message.id} of {self.channel} was already settled")
         if not self.in_hand:
             self.used_at = clock.monotonic()
         return tag

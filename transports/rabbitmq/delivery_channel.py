@@ -27,9 +27,9 @@ from pump.transports.rabbitmq.pika_internals import DELIVER, Content, ContentRea
 from pump.transports.rabbitmq.settings import RabbitMQSettings
 
 IDLE_SECONDS: Final = 0.2
-"""A consumer that has nothing in hand, and no receive for so long, gives back the messages that it has prefetched."""
+"""A consumer that has nothing in hand, and no receive for this long, gives back the messages that it has prefetched."""
 EARLY_SECONDS: Final = 0.5
-"""A message that is due within so many seconds is treated as due."""
+"""A message that is due within this many seconds is treated as due."""
 
 
 class DeliveryChannel:
@@ -163,7 +163,9 @@ class DeliveryChannel:
 
     def _check_answer(self, number: int) -> None:
         if not self._answered and number == self._requests:
-            self.connection.drop(TransportError(f"RabbitMQ gave no answer about {self._queue} for {self._timeout:g} s"))
+            self.connection.drop(
+                TransportError(f"RabbitMQ did not answer about the queue {self._queue} within {self._timeout:g} s")
+            )
 
     def _on_answer(self, _: object = None) -> None:
         self._answered = True

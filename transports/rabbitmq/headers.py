@@ -2,11 +2,11 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from struct import error as StructError  # noqa: N812 - it is a class
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
+from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.transport_kit.header_texts import count_of, kind_of, time_of
 from pump.transports.rabbitmq import properties as amqp
 from pump.transports.rabbitmq.pika_internals import Content
 
@@ -33,7 +33,6 @@ BROKERS: Final = frozenset({"x-death", DELIVERY_COUNT, "x-acquired-count", "CC",
 BROKERS_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 
 _LONG_PLACES: Final = {name: place for place, name in LONG.items()}
-_KINDS: Final = frozenset({"command", "event", "document"})
 _OURS: Final = frozenset({KIND, VERSION, KEY, TOPIC, TIMESTAMP, DUE, ATTEMPTS_HEADER})
 _PERSISTENT: Final = b"\x02"
 _LATEST: Final = 2.0**53
@@ -81,12 +80,12 @@ def _message(content: Content, topic: str, generation: int) -> Message:
         ours.get(TOPIC, content.exchange or topic),
         type_.decode() if type_ else "",
         ours.get(VERSION, ""),
-        _kind(ours[KIND]) if KIND in ours else "command",
+        kind_of(KIND, ours[KIND]) if KIND in ours else "command",
         content_type.decode() if content_type else "",
         ours.get(KEY),
         None if correlation_id is None else correlation_id.decode(),
         None if reply_to is None else reply_to.decode(),
-        _moment(ours[TIMESTAMP]) if TIMESTAMP in ours else float(int.from_bytes(timestamp or b"", "big")),
+        time_of(TIMESTAMP, ours[TIMESTAMP]) if TIMESTAMP in ours else float(int.from_bytes(timestamp or b"", "big")),
         senders,
     )
     # on a first delivery the sender wrote this header, so it means nothing
@@ -95,10 +94,10 @@ def _message(content: Content, topic: str, generation: int) -> Message:
         header,
         content.body,
         identity=header.id or _digest(content, _stable(header, others)),
-        receipt=Receipt(content.tag, content.properties, _moment(ours[DUE]) if DUE in ours else 0.0),
+        receipt=Receipt(content.tag, content.properties, time_of(DUE, ours[DUE]) if DUE in ours else 0.0),
         generation=generation,
         deliveries=1 + count if isinstance(count, int) and count > 0 else 1,
-        attempts=_count(ours[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in ours else 0,
+        attempts=count_of(ATTEMPTS_HEADER, ours[ATTEMPTS_HEADER]) if ATTEMPTS_HEADER in ours else 0,
         raw_headers=others,
     )
 
@@ -128,25 +127,6 @@ def _read_headers(
 def is_brokers(name: str) -> bool:
     """Whether a header belongs to the broker; a copy must not have it."""
     return name in BROKERS or name.startswith(BROKERS_PREFIXES)
-
-
-def _kind(text: str) -> Kind:
-    if text not in _KINDS:
-        raise ValueError(f"{KIND} is {text[:80]!r}")
-    return cast("Kind", text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):  # noqa: PLR2004 - a billion is not a plausible count
-        raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
-    return int(text)
-
-
-def _moment(text: str) -> float:
-    moment = float(text)
-    if not isfinite(moment):
-        raise ValueError(f"{text[:80]!r} is not a time")
-    return moment
 
 
 def _stable(header: Header, others: Mapping[str, object]) -> str:

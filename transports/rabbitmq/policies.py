@@ -32,7 +32,7 @@ def read_limit(settings: RabbitMQSettings, queue: str) -> int | None:
     try:
         known = _ask(settings, queue)
     except Exception as error:  # of the network, HTTP, JSON or TLS: the queue can still be used
-        text = "%s: what policies decide about the queue %s cannot be read: %s"
+        text = "%s: the policies of the queue %s cannot be read: %s"
         log.warning(text, settings.management, queue, error)
         return None
     policy = known.get("effective_policy_definition")

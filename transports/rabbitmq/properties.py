@@ -124,7 +124,7 @@ def _rare_value(raw: bytes, kind: str, at: int, depth: int) -> tuple[object, int
         case "A" | "F":
             return _nested(raw, kind, at, depth + 1)
         case _:
-            raise ValueError(f"a header is of the kind {kind!r}")
+            raise ValueError(f"a header has the unknown type {kind!r}")
 
 
 def _nested(raw: bytes, kind: str, at: int, depth: int) -> tuple[object, int]:

@@ -40,7 +40,7 @@ from pump.transports.rabbitmq.topology import DELAYS, DelayQueues, delay_queue_f
 
 MOST_UNCONFIRMED: Final = 1000
 HEAVIEST: Final = 8 * 2**20
-"""When so many bytes are under way, the next message waits for a confirmation."""
+"""When this many bytes are under way, the next message waits for a confirmation."""
 HEADER_OVERHEAD: Final = 20
 """The bytes in a frame of properties that are not properties."""
 
@@ -188,7 +188,7 @@ class Publisher:
         """Publish messages after those that were given before; the caller waits for the batch."""
         if max(len(exchange.encode()), len(routing_key.encode())) > LONGEST_SHORT:
             raise not_sent(
-                f"the name of a topic has {LONGEST_SHORT} bytes at most: {exchange[:40] or routing_key[:40]}…"
+                f"the name of a topic may have at most {LONGEST_SHORT} bytes: {exchange[:40] or routing_key[:40]}…"
             )
         with self._lock:
             if not self._users:
@@ -350,7 +350,7 @@ class _Publishing:
             self._heavy -= len(batch.messages[place].body)
             if each in self._returned:
                 self._returned.discard(each)
-                nowhere = f"nothing takes what is sent to {batch.destination}"
+                nowhere = f"no queue takes messages that are sent to {batch.destination}"
                 batch.answer(place, PublishError(nowhere, sent=False, retriable=False))
             elif stored:
                 batch.answer(place)

@@ -40,7 +40,7 @@ class RabbitMQSettings:
     server_name: str | None = None
     """The name in the broker's certificate, if it is not the host."""
     heartbeat: Duration = 10.0
-    """A broker that is silent for longer than so many seconds is taken for dead; 0: never."""
+    """A broker that is silent for longer than this many seconds is treated as lost; 0: never."""
     timeout: Duration = 10.0
     """How many seconds to wait for an answer from the broker."""
     connection_name: str = ""
@@ -63,7 +63,9 @@ class RabbitMQSettings:
         if self.management and not self.management.startswith(("http://", "https://")):
             raise ConfigurationError("rabbitmq: management must begin with http:// or https://")
         if "@" in self.management:
-            raise ConfigurationError("rabbitmq: management has no user and password: those of the broker are used")
+            raise ConfigurationError(
+                "rabbitmq: management must not have a user and password: those of the broker are used"
+            )
         if not self.tls:
             names = ("ca_file", "cert_file", "key_file", "server_name")
             only_with_tls("rabbitmq", "amqps", {name: getattr(self, name) for name in names})

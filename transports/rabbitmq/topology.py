@@ -68,7 +68,7 @@ class DelayQueues:
         return cls(f"{topic}.later", topic, topic)
 
     def queue(self, delay: int) -> str:
-        """The queue in which a message waits for so many seconds."""
+        """The queue in which a message waits for this many seconds."""
         return f"{self.prefix}.{delay}s"
 
     def arguments(self, delay: int) -> QueueArguments:
@@ -203,10 +203,10 @@ class Topology:
         if refused is None:
             return True
         if refused.code not in _REFUSALS or not (yield from self._exists("queue", name)):
-            raise _error(f"make the queue {name!r}", refused) from refused
+            raise _error(f"create the queue {name!r}", refused) from refused
         if other is not None and (yield from self._declare(name, other)) is None:
             return True
-        log.warning("the queue %s was made by others, and is used as it is: %s", name, refused.text)
+        log.warning("the queue %s exists with other settings, and is used as it is: %s", name, refused.text)
         return False
 
     def _declare(self, name: str, arguments: QueueArguments) -> Steps[ChannelRefused | None]:
@@ -222,7 +222,7 @@ class Topology:
             lambda channel, done: channel.exchange_declare(name, "fanout", durable=True, callback=done)
         )
         if refused is not None and (refused.code not in _REFUSALS or not (yield from self._exists("exchange", name))):
-            raise _error(f"make the exchange {name!r}", refused) from refused
+            raise _error(f"create the exchange {name!r}", refused) from refused
 
     def purge(self, queue: str) -> Steps[int]:
         """Empty the queue and the delay queues that lead back to it; returns how many messages were removed."""
@@ -251,7 +251,7 @@ class Topology:
 
     def _must_exist(self, kind: str, name: str) -> Steps[None]:
         if not (yield from self._exists(kind, name)):
-            raise SetupError(f"RabbitMQ has no {kind} {name!r}, and missing='validate' does not make it")
+            raise SetupError(f"RabbitMQ has no {kind} {name!r}, and missing='validate' does not create it")
 
     def _exists(self, kind: str, name: str) -> Steps[bool]:
         def declare(channel: Channel, done: Callable[[Any], None]) -> None:
@@ -302,6 +302,6 @@ def _consume_nothing(queue: str, channel: Channel, done: Callable[[Any], None]) 
 
 
 def _error(what: str, refused: ChannelRefused) -> PumpError:
-    """A SetupError if somebody must mend it; a TransportError if it may pass, such as a queue without a leader."""
+    """A SetupError if something must be corrected; a TransportError if it may pass, like a queue without a leader."""
     kind = SetupError if refused.code in _REFUSALS else TransportError
     return kind(f"RabbitMQ: cannot {what}: {refused.text}")

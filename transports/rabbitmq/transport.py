@@ -45,7 +45,6 @@ class RabbitMQTransport:
         keeps_held_attempts=False,
         tells_apart=False,
         durable=True,
-        durable_attempts=True,
         leases=False,
         delayed_publish=True,
         hands_back="all",

@@ -117,7 +117,7 @@ class AsyncConnection:
             commands.append(("SELECT", server.db))
         for reply in await streams.exchange(commands):
             if isinstance(reply, PumpError):
-                raise SetupError(f"{server} refuses us: {reply}") from reply
+                raise SetupError(f"{server} refuses the connection: {reply}") from reply
 
     async def _load_unknown(
         self, streams: "_Streams", commands: Sequence[Command], replies: Sequence[Reply]

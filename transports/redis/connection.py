@@ -22,9 +22,9 @@ Reply: TypeAlias = Any
 """A value of RESP2: bytes, int, None, or a list of these; or a PumpError if the server replied with an error."""
 
 CHECK_SECONDS: Final = 0.05
-"""After so many seconds without use, a connection is checked before it is used: has the server closed it?"""
+"""After this many seconds without use, a connection is checked before it is used: has the server closed it?"""
 PING_SECONDS: Final = 1.0
-"""After so many seconds without use, it is also checked with a PING."""
+"""After this many seconds without use, it is also checked with a PING."""
 
 known_scripts: Final[dict[str, str]] = {}
 """The texts of all scripts, by their digests. A connection loads a script that the server does not know yet."""
@@ -172,9 +172,9 @@ def not_connected(error: Exception, server: Server) -> PumpError:
     """The error of ours for a connection that could not be opened."""
     text = text_of(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
-        return SetupError(f"{server} refuses us: {text}")
+        return SetupError(f"{server} refuses the connection: {text}")
     if "CERTIFICATE" in text or "SSL" in text:
-        return SetupError(f"{server}: there is no encrypted connection: {text}")
+        return SetupError(f"{server}: a TLS connection is not possible: {text}")
     return NotConnected(f"{server} cannot be reached: {text}")
 
 
@@ -184,13 +184,13 @@ _ERRORS: Final[Sequence[tuple[str, Any, type[PumpError], str]]] = (
     ("no such key", (), NoGroup, "the stream does not exist"),
     ("UNBLOCKED", (), NoGroup, "the stream does not exist any more"),
     ("WRONGTYPE", (), SetupError, "a key is in use for something else"),
-    ("NOAUTH", (), SetupError, "the server wants a login"),
+    ("NOAUTH", (), SetupError, "the server requires a login"),
     ("NOPERM", exceptions.NoPermissionError, SetupError, "this user may not do that"),
     ("CROSSSLOT", exceptions.ClusterCrossSlotError, SetupError, "its keys lie in different slots of a cluster"),
-    ("MOVED", exceptions.MovedError, SetupError, "this is a Redis Cluster, which this transport does not speak to"),
+    ("MOVED", exceptions.MovedError, SetupError, "this is a Redis Cluster, which this transport does not support"),
     ("unknown command", (), SetupError, "the server is older than Redis 6.2"),
     ("OOM", exceptions.OutOfMemoryError, TransportError, "the server is out of memory"),
-    ("READONLY", exceptions.ReadOnlyError, ReadOnly, "the server is a replica, or fails over"),
+    ("READONLY", exceptions.ReadOnlyError, ReadOnly, "the server is a replica, or is failing over"),
     ("MISCONF", (), TransportError, "the server cannot write to its disk"),
 )
 """How to recognise an error: by a code in its text, or by redis-py's class if that removes the code. What it means."""

@@ -12,8 +12,9 @@ from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.ack_batch import MOST, AckBatch
-from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.dead_letters import report_gone
 from pump.transport_kit.destinations import Destinations
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transport_kit.settings import finite_seconds
 from pump.transports.redis.connection import Command, Connection, NoGroup, Reply, reply_or_raise
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.5
 """The time between two polls for messages that a blocking read does not give. No read blocks for longer."""
 SLACK_SECONDS: Final = 0.15
-"""A poll may be late by so much if no message is known to be due, so that the read before it is not cut in two."""
+"""A poll may be late by this much if no message is known to be due, so that the read before it is not cut in two."""
 SHORTEST_BLOCK: Final = 0.001
 """A read that would wait for less than this does not block: rounded to 0 ms it would block for ever."""
 UNBLOCK_AGAIN_SECONDS: Final = 0.02
@@ -46,7 +47,7 @@ class RedisConsumer(ABC):
         self._destinations: Final = Destinations.of(subscription)
         self._channel: Final = self._destinations.channel
         self._missing: Final = subscription.missing
-        self._max_attempts: Final = subscription.max_attempts
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         lease = transport.lease if subscription.lease is None else subscription.lease
         self._lease: Final = finite_seconds("redis", "lease", lease)
         self._clock: Final = transport.clock
@@ -224,8 +225,10 @@ class RedisConsumer(ABC):
             else:
                 late += len(reply_or_raise(reply))
         if late:
-            text = "redis: %d of %d acknowledgements on channel %s came too late: these messages are not ours any more"
-            log.warning(text, late, count, self._channel)
+            why = "another consumer has them, or they are gone"
+            log.warning(
+                "redis: %d of %d acknowledgements on channel %s came too late: %s", late, count, self._channel, why
+            )
 
     # -- other verdicts
 
@@ -243,31 +246,23 @@ class RedisConsumer(ABC):
         try:
             self._store_dead_letter(message, rejection, topic)
         except (TransportError, SetupError):
-            self._park(message, rejection)
+            self._parking.park(message, rejection, self.requeue)
             raise
         if topic is None:
             report_gone(log, message, self._channel, rejection)
 
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left but cannot be given up now, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
-
     def _execute_if_held(self, message: Message, command: Command) -> None:
-        """Run a script that does nothing, and returns 0, if the delivery is not this consumer's any more."""
+        """Run a script that does nothing, and returns 0, if the delivery no longer belongs to this consumer."""
         self._flush()
         try:
             done = self._connection.execute(command)
         except NoGroup:  # the group was deleted, and with it all its deliveries
             done = 0
         if done != 1:
-            raise LeaseLost(f"message {message.id} of {self._channel} is not this consumer's any more")
+            raise LeaseLost(f"message {message.id} of {self._channel} no longer belongs to this consumer")
 
     def extend(self, message: Message) -> None:
-        """Renew its lease; LeaseLost if the delivery is not this consumer's any more."""
+        """Renew its lease; LeaseLost if the delivery no longer belongs to this consumer."""
         now = self._clock.monotonic()
         self._execute_if_held(message, self._extend(message))
         if message.lease_expires is not None:

@@ -9,7 +9,6 @@ an element, TAG and sixteen bytes stand before it, since the list may hold equal
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite
 from typing import Any, Final, NamedTuple, cast
 from uuid import uuid4
 
@@ -18,6 +17,7 @@ import msgspec
 from pump.dead_letter import PROVENANCE, Rejection, provenance
 from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
 from pump.transport_kit.dead_letters import copy_headers
+from pump.transport_kit.header_texts import KINDS, is_count, time_of
 
 BODY: Final = "body"
 IDENTITY: Final = "pump-identity"
@@ -26,7 +26,6 @@ ESCAPE: Final = "header:"
 """Stands before the name of a header that would otherwise be read as something else."""
 MOST_FIELDS: Final = 1000
 """The most fields of one entry: a script can pass on no more than some thousand."""
-LONGEST_COUNT: Final = 9
 MAGIC: Final = b"\0pump1"
 TAG: Final = b"\0pump0"
 RECEIPT_LENGTH: Final = len(MAGIC) + 16
@@ -40,7 +39,6 @@ _HEADER_TEXTS: Final = {
 _TIME: Final = "time"
 _RESERVED: Final = frozenset({*_HEADER_TEXTS, _TIME, IDENTITY})
 _decode_texts: Final = msgspec.json.Decoder(dict[str, str]).decode
-_KINDS: Final = frozenset({"command", "event", "document"})
 
 
 class EntryReceipt(NamedTuple):
@@ -96,9 +94,9 @@ class _ParsedTexts:
 
     def add(self, name: str, text: str) -> None:
         """Parse one text."""
-        if name in _HEADER_TEXTS and (name != "kind" or text in _KINDS):
+        if name in _HEADER_TEXTS and (name != "kind" or text in KINDS):
             self.attributes[_HEADER_TEXTS[name]] = text
-        elif name == ATTEMPTS_HEADER and text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT:
+        elif name == ATTEMPTS_HEADER and is_count(text):
             self.attempts = int(text)
         elif name == IDENTITY:
             self.identity = text
@@ -112,16 +110,9 @@ class _ParsedTexts:
 
     def _add_time(self, text: str) -> bool:
         with suppress(ValueError):
-            self.attributes["timestamp"] = _time(text)
+            self.attributes["timestamp"] = time_of(_TIME, text)
             return True
         return False
-
-
-def _time(text: str | bytes) -> float:
-    time = float(text)
-    if not isfinite(time):
-        raise ValueError("a time is finite")
-    return time
 
 
 # -- entries of streams
@@ -149,7 +140,9 @@ class EntryReader:
         header, body, parsed = None, b"", None
         if fields[::2] == self._usual:  # most of our entries have only these fields; this takes half the time
             with suppress(ValueError):
-                header = Header(fields[1].decode(), self._topic, fields[3].decode(), timestamp=_time(fields[5]))
+                header = Header(
+                    fields[1].decode(), self._topic, fields[3].decode(), timestamp=time_of(_TIME, fields[5].decode())
+                )
                 body = fields[7]
         if header is None:
             parsed = self._parse(fields)

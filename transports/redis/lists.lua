@@ -100,7 +100,7 @@ function functions.find_missing()
   return false
 end
 
--- Gives back what the consumers whose names begin with a prefix have. They are taken for dead in lasts_ms, not at once:
+-- Gives back what the consumers whose names begin with a prefix have. They are treated as dead in lasts_ms, not at once:
 -- elements that were asked for may still come to them.
 function functions.give_back()
   local list, consumers = unpack(KEYS)
@@ -143,7 +143,7 @@ function functions.take()
   return take(list, held, tonumber(ARGV[1]), ARGV[2])
 end
 
--- Tags what a blocking read has moved to this consumer; returns nothing if it is not this consumer's any more.
+-- Tags what a blocking read has moved to this consumer; returns nothing if it no longer belongs to this consumer.
 function functions.tag()
   local held, call = KEYS[1], ARGV[1]
   local element = redis.call('LINDEX', held, -1)

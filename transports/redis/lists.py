@@ -24,7 +24,7 @@ from pump.transports.redis.transport import RedisBase
 
 LISTS: Final = Script.read("common.lua", "lists.lua")
 HEARTBEATS_PER_LEASE: Final = 3
-"""How many heartbeats a consumer sends during one lease; after a lease without a heartbeat it is taken for dead."""
+"""How many heartbeats a consumer sends during one lease; after a lease without a heartbeat it is treated as dead."""
 
 
 class TopicKeys:
@@ -56,7 +56,7 @@ class ChannelKeys:
 class RedisListTransport(RedisBase):
     """Topics and channels as lists. Making one opens no connection.
 
-    A consumer without a heartbeat for the time `lease` is taken for dead. Every key begins with `prefix`. `consumer` is
+    A consumer without a heartbeat for the time `lease` counts as dead. Every key begins with `prefix`. `consumer` is
     a name that only this process has, and that it has again after a restart.
     """
 

@@ -40,7 +40,7 @@ class ConsumerNames:
 
     def __init__(self, name: str = "") -> None:
         if ":" in name:
-            raise ConfigurationError(f"redis: a consumer's name has no colon: {name!r}")
+            raise ConfigurationError(f"redis: a consumer's name must not have a colon: {name!r}")
         self._name: Final = name
         self._lock: Final = threading.Lock()
         self._free: Final[dict[Hashable, list[ConsumerName]]] = {}

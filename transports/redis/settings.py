@@ -37,13 +37,13 @@ class Server:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65_536 or self.db < 0:  # noqa: PLR2004 - the highest port there is
-            raise ConfigurationError(f"redis: there is no port {self.port}, or no database {self.db}")
+            raise ConfigurationError(f"redis: port must be 1 to 65535 and db at least 0, not {self.port} and {self.db}")
         finite_seconds("redis", "timeout", self.timeout)
         if not self.tls:
             files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
             only_with_tls("redis", "rediss", files)
         elif self.socket_file:
-            raise ConfigurationError("redis: a Unix socket has no TLS")
+            raise ConfigurationError("redis: TLS cannot be used on a Unix socket")
 
     @classmethod
     def from_url(cls, url: TransportURL) -> Self:
@@ -53,7 +53,7 @@ class Server:
             try:
                 given["db"] = int(url.path)
             except ValueError:  # the path may be the end of a password
-                raise url.error("its path is not the number of a database") from None
+                raise url.error("its path must be the number of a database") from None
         given |= {name: value for name, value in url.options.items() if name in SERVER_OPTIONS}
         given = {name: value for name, value in given.items() if value is not None}
         return cls(tls=url.scheme.startswith("rediss"), **given)

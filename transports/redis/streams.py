@@ -38,7 +38,7 @@ TRIM_SECONDS: Final = 2.0
 IDLE_TRIM_SECONDS: Final = 16.0
 """The longest time between two trims. While nothing is received, the time doubles after each trim, up to this."""
 GONE_SECONDS: Final = 3600.0
-"""A consumer with nothing pending is removed when the server has not seen it for so long."""
+"""A consumer with nothing pending is removed when the server has not seen it for this long."""
 CLAIMS_PER_LEASE: Final = 4
 """How many times during one lease to look for leases that have expired."""
 LONGEST_CLAIM_SECONDS: Final = 5.0
@@ -88,7 +88,6 @@ class RedisTransport(RedisBase):
         counts_deliveries=True,
         carries_attempts=True,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         largest_body=LARGEST_BODY,
@@ -151,7 +150,7 @@ def _keep_ms(keep: Duration | Literal["forever"] | None) -> int | str:
         return -1
     if 0 <= seconds(keep) < inf:
         return round(seconds(keep) * 1000)
-    raise ConfigurationError(f"redis: keep is 0 s or longer, or {FOR_EVER!r}, or None, not {keep!r}")
+    raise ConfigurationError(f"redis: keep must be 0 s or longer, {FOR_EVER!r} or None, not {keep!r}")
 
 
 class StreamConsumer(RedisConsumer):
@@ -229,7 +228,7 @@ class StreamConsumer(RedisConsumer):
             log.warning("redis: the stream of %s is not trimmed: %s", self._destinations.topic, error)
             return
         if is_others and not self._is_others:
-            text = "redis: the stream of %s was made by others: nothing is removed from it, unless keep= says so"
+            text = "redis: the stream of %s was not created by a pump: nothing is removed from it unless keep= is given"
             log.info(text, self._destinations.topic)
         self._is_others = is_others
 

@@ -31,7 +31,7 @@ LARGEST_BODY: Final = 512 * 1024 * 1024
 LARGEST_HEADERS: Final = 64 * 1024
 AT_ONCE: Final = 500
 HEAVIEST: Final = 4 * 2**20
-"""After AT_ONCE messages, or so many bytes, the replies are read before more is sent."""
+"""After AT_ONCE messages, or this many bytes, the replies are read before more is sent."""
 OPTIONS: Final[Options] = {
     **SERVER_OPTIONS,
     **dict.fromkeys(("prefix", "consumer"), str),
@@ -111,7 +111,7 @@ class RedisBase(ABC):
             if absent:
                 name = f"channel {channel.channel!r} of {channel.topic!r}" if channel else f"topic {topics[0]!r}"
                 raise SetupError(
-                    f"redis: {name}: there is no {absent.decode()!r}, and missing='validate' does not make it"
+                    f"redis: {name}: there is no {absent.decode()!r}, and missing='validate' does not create it"
                 )
 
     def _warn_of_loss(self, connection: Connection) -> None:
@@ -171,7 +171,11 @@ class _Posting:
         """The commands, in portions to be sent one after another. After a portion with a failure there is no other."""
         for portion in portions(self._commands, lambda each: each[1], AT_ONCE, HEAVIEST):
             if self._failures:
-                self._fail(self._end, len(self._commands), _failure("others before it failed", sent=False))
+                self._fail(
+                    self._end,
+                    len(self._commands),
+                    _failure("it was not tried, because a message before it failed", sent=False),
+                )
                 return
             self._begin, self._end = self._end, self._end + len(portion)
             yield [command for command, _ in portion]

@@ -5,6 +5,6 @@ Begin with: `transport`, then `consumer`.
 """
 
 from pump.transports.servicebus.settings import ServiceBusSettings
-from pump.transports.servicebus.transport import ServiceBusTransport
+from pump.transports.servicebus.transport import ServiceBusSessionsTransport, ServiceBusTransport
 
-__all__ = ["ServiceBusSettings", "ServiceBusTransport"]
+__all__ = ["ServiceBusSessionsTransport", "ServiceBusSettings", "ServiceBusTransport"]

@@ -1,4 +1,4 @@
-"""What the vendor's client does not offer, by names that it may change. Each is looked for, and missed without harm.
+"""Uses private parts of the vendor's client, which it may change. If one is missing, the transport works without it.
 
 Tried on azure-servicebus 7.15.0.
 """
@@ -10,19 +10,19 @@ from azure.servicebus.aio import ServiceBusReceiver
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
 GAP_SECONDS: Final = 0.05
-"""How long a receive goes on after its first messages, for others that come behind them."""
+"""How long a receive waits after its first messages for more."""
 LONG: Final = "LONG"
 _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
 def hurry(receiver: ServiceBusReceiver) -> None:
-    """Have a receive return 50 ms after its first messages, not 200 ms. Without that, it is only later."""
+    """Have a receive return 50 ms after its first messages, not 200 ms. Without that, a receive only takes longer."""
     if isinstance(getattr(receiver, "_further_pull_receive_timeout", None), float):
         receiver._further_pull_receive_timeout = GAP_SECONDS  # noqa: SLF001 - see above
 
 
 async def take_back_credit(receiver: ServiceBusReceiver) -> None:
-    """Ask for no more messages than came. Without that, the client itself releases them, after five seconds."""
+    """Tell Azure to send no more messages. Without that, the client releases late ones itself, after five seconds."""
     handler, transport = getattr(receiver, "_handler", None), getattr(receiver, "_amqp_transport", None)
     link = getattr(handler, "_link", None)
     reset = getattr(transport, "reset_link_credit_async", None)
@@ -46,13 +46,18 @@ async def release(receiver: ServiceBusReceiver, raw: ServiceBusReceivedMessage) 
     return True
 
 
+def connection_of(receiver: object) -> object:
+    """What holds a receiver's connection. The client forgets it open if it is cut off while it connects."""
+    return getattr(receiver, "_handler", None)
+
+
 def was_not_sent(error: Exception) -> bool:
-    """Whether the client says that a frame did not leave it, as on a connection that broke while nobody used it."""
+    """Whether the client reports that a frame was not sent, as on a connection that broke while it was idle."""
     return isinstance(error, ServiceBusConnectionError) and "not send frame" in str(error)
 
 
 def sendable_number(number: int) -> Any:  # noqa: ANN401 - a number, or what the client takes for a long one
-    """An integer of any size: the client would send each as one of 32 bits."""
+    """An integer of any size, as the client can send it; by itself, it sends every integer with 32 bits."""
     if _SMALLEST <= number <= _LARGEST:
         return number
     return {"TYPE": LONG, "VALUE": max(-(2**63), min(number, 2**63 - 1))}

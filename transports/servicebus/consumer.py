@@ -1,6 +1,6 @@
 """A consumer of one queue. Its calls block; the vendor's client runs on a loop of the consumer's own.
 
-So a handler that blocks its thread or its loop keeps no lock from being renewed.
+So locks are renewed even while a handler blocks its thread or its loop.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from pump.clock import Clock
 from pump.dead_letter import TOTAL_LIMIT, Rejection
@@ -19,27 +19,26 @@ from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
 from pump.transport_kit.dead_letters import (
-    PARKED_SECONDS,
     SHORT_LIMIT,
+    LetterTries,
     copy_headers,
     dead_letter_headers,
-    must_be_parked,
     report_gone,
-    report_kept,
 )
 from pump.transport_kit.loop_thread import LoopThread
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.protocol import new_generation
 from pump.transports.servicebus.entities import DEAD, Facts, channel_names
 from pump.transports.servicebus.errors import Refused, publish_error
-from pump.transports.servicebus.link import QueueLink, Senders
-from pump.transports.servicebus.messages import LockReceipt, read_message, said_of, write_copy
+from pump.transports.servicebus.link import Link, QueueLink, Senders, pause
+from pump.transports.servicebus.messages import claim, raw_of, read_message, receipt_of, said_of, write_copy
 from pump.transports.servicebus.settings import ServiceBusSettings
 
 LONGEST_DELAY: Final = 3650 * 86_400.0
 UNSENT: Final = 64
-"""At most so many acknowledgements wait to be sent: the most that a kill makes come again."""
+"""The most acknowledgements that wait to be sent, and so the most messages that come again after a kill."""
 QUIET_SECONDS: Final = 0.05
-"""How long after a receive nobody asks again, before what comes late is given back."""
+"""How long after the last receive late messages are given back."""
 RETRY_SECONDS: Final = 0.2
 """How long to wait before a lost connection, or a renewal, is tried again."""
 RENEWAL_SECONDS: Final = 2.0
@@ -51,14 +50,17 @@ Result = TypeVar("Result")
 
 
 class ServiceBusConsumer:
-    """One consumer. Connections that break are made again beneath it: locks outlive them, as does its generation."""
+    """One consumer. It makes broken connections again: locks outlive a connection, and so does its generation."""
+
+    _link: Link
+    """Made on the loop."""
 
     def __init__(self, settings: ServiceBusSettings, subscription: Subscription, facts: Facts, clock: Clock) -> None:
         self.generation: Final = new_generation()
         self.broker_limit: Final = facts.max_delivery_count
         self._destinations: Final = channel_names(subscription)
         self._channel: Final = self._destinations.channel
-        self._max_attempts: Final = subscription.max_attempts
+        self._parking: Final = Parking(log, self._channel, subscription.max_attempts)
         self._facts: Final = facts
         self._patience: Final = facts.lock_seconds or seconds(settings.lease)
         self._clock: Final = clock
@@ -72,9 +74,12 @@ class ServiceBusConsumer:
         self._broken_since: float | None = None
         self._receives = 0
         self._quieting: asyncio.Task[None] | None = None
-        self._link: Final[QueueLink] = self._run(self._made(lambda: QueueLink(settings, self._channel)))
+        self._link = self._run(self._made(lambda: self._new_link(settings)))
         self._senders: Final[Senders] = self._run(self._made(lambda: Senders(settings)))
         self._flushing: Final[asyncio.Lock] = self._run(self._made(asyncio.Lock))
+
+    def _new_link(self, settings: ServiceBusSettings) -> Link:
+        return QueueLink(settings, self._channel)
 
     @staticmethod
     async def _made(make: Any) -> Any:  # noqa: ANN401 - on the loop, where the client wants to be made
@@ -83,7 +88,7 @@ class ServiceBusConsumer:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return self._thread.run(work)
-        except (RuntimeError, CancelledError) as error:  # the thread is closed, or was while this waited
+        except (RuntimeError, CancelledError) as error:  # the thread was closed, perhaps during the call
             raise TransportError(f"the consumer of {self._channel} is closed") from error
 
     # -- receiving
@@ -132,24 +137,24 @@ class ServiceBusConsumer:
         )
 
     async def _quiet(self, receives: int) -> None:
-        """If nobody asks any more for now, what still comes is for others. A call of the client is never cut off."""
+        """If no receive follows, leave late messages to other consumers. A call of the client is never cut off."""
         with suppress(TransportError, LeaseLost):
             if self._receives == receives:
                 await self._link.ask_no_more()
-            await _pause(QUIET_SECONDS)
+            await pause(QUIET_SECONDS)
             if self._receives == receives and not self._closed:
                 await self._link.quiet()
 
     async def _note_outage(self, error: TransportError, deadline: float) -> None:
-        """While locks may last, the connection is made again here; after that by a new consumer, which looks anew."""
+        """Note a lost connection. It is made again here while locks may last; after that, a new consumer is needed."""
         now = self._clock.monotonic()
         self._link.reconnect()
         if self._broken_since is None:
             self._broken_since = now
-            log.warning("servicebus: the connection of %s is lost, and made again: %s", self._channel, error)
+            log.warning("servicebus: the connection of %s is lost; connecting again: %s", self._channel, error)
         elif now - self._broken_since > self._patience:
             raise error
-        await _pause(min(RETRY_SECONDS, max(0.0, deadline - now)))
+        await pause(min(RETRY_SECONDS, max(0.0, deadline - now)))
 
     def _note_recovery(self) -> None:
         if self._broken_since is not None:
@@ -158,16 +163,16 @@ class ServiceBusConsumer:
             self._broken_since = None
 
     def interrupt(self) -> None:
-        """Make the current receive, or else the next one, return early. It does within a slice."""
+        """Make the current receive, or else the next one, return early. It returns within SLICE_SECONDS."""
         self._interrupted = True
 
     # -- acknowledging
 
     def acknowledge_soon(self, message: Message) -> bool:
-        """The same, without waiting; False if so many wait to be sent that this one has to."""
+        """As `acknowledge`, without waiting; False if too many wait to be sent."""
         if len(self._acks) >= UNSENT:
             return False
-        _claim(message)
+        claim(message)
         self._acks.append(message)
         if not self._sending:
             self._sending = True
@@ -178,7 +183,7 @@ class ServiceBusConsumer:
         return True
 
     def acknowledge(self, message: Message) -> None:
-        """The message is done. Azure is told at once, and nobody waits for its answer, unless many are under way."""
+        """The message is done. It is sent at once, without waiting for the answer, unless too many are under way."""
         while not self.acknowledge_soon(message):
             self._run(self._flush())
 
@@ -187,16 +192,16 @@ class ServiceBusConsumer:
         self._sender = self._thread.loop.create_task(self._send())
 
     async def _send(self) -> None:
-        with suppress(TransportError):  # what was not sent is sent before the next receive
+        with suppress(TransportError):  # the rest is sent before the next receive
             await self._flush()
 
     async def _flush(self) -> None:
-        """Send what waits, in order; what cannot be sent stays, and raises."""
+        """Send all acknowledgements, in order. After an error, the rest stays here."""
         async with self._flushing:
             while self._acks:
                 message = self._acks[0]
                 try:
-                    await self._link.complete(_raw(message))
+                    await self._link.complete(raw_of(message))
                 except LeaseLost as error:
                     log.warning("servicebus: message %s of %s comes again: %s", message.id, self._channel, error)
                 self._acks.popleft()
@@ -204,15 +209,15 @@ class ServiceBusConsumer:
     # -- other verdicts
 
     def nack(self, message: Message) -> None:
-        """Give it back: it is anybody's at once, in its old place. Azure counts a delivery."""
-        self._run(self._settled(message, self._link.abandon(_raw(message))))
+        """Give it back, for any consumer at once, in its old place. Azure counts the delivery."""
+        self._run(self._settled(message, self._link.abandon(raw_of(message))))
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
         """Send a copy to the channel's own queue, scheduled; once that is stored, the original is completed."""
         self._run(self._settled(message, self._requeue(message, delay, attempts)))
 
     async def _requeue(self, message: Message, delay: float, attempts: int) -> None:
-        receipt = _receipt(message)
+        receipt = receipt_of(message)
         if receipt.copied != self._own_queue:
             now = self._clock.wall()
             headers = {**message.header.headers, **copy_headers(message, attempts, now)}
@@ -220,10 +225,11 @@ class ServiceBusConsumer:
             await self._copy(self._own_queue, write_copy(message, headers, attempts=attempts, due=due))
             receipt.copied = self._own_queue
         await self._link.complete(receipt.raw)
+        receipt.settled = True
 
     @property
     def _own_queue(self) -> str:
-        """Nothing can be sent to dead letters that Azure keeps: what comes again goes to the queue itself."""
+        """The queue for copies. Nothing can be sent to the dead letters of a queue, so their copies go to the queue."""
         name = self._channel
         return name[: -len(DEAD)] if name.lower().endswith(DEAD) else name
 
@@ -242,52 +248,39 @@ class ServiceBusConsumer:
     async def _reject(self, message: Message, rejection: Rejection) -> None:
         queue = self._destinations.for_rejected(rejection.kind)
         if queue is None:
-            await self._link.complete(_raw(message))
+            await self._link.complete(raw_of(message))
             report_gone(log, message, self._channel, rejection)
             return
         if queue.lower() == f"{self._channel}{DEAD}".lower():
             header = next(iter(dead_letter_headers(message, rejection)))
-            await self._link.dead_letter(_raw(message), *said_of(header.headers, rejection.reason))
+            await self._link.dead_letter(raw_of(message), *said_of(header.headers, rejection.reason))
             return
-        receipt = _receipt(message)
+        receipt = receipt_of(message)
         if receipt.copied != queue:
             try:
                 await self._store_dead_letter(queue, message, rejection)
             except TransportError:
-                await self._park(message, rejection)
+                await self._parking.park_async(message, rejection, self._requeue)
                 raise
             receipt.copied = queue
         await self._link.complete(receipt.raw)
 
     async def _store_dead_letter(self, queue: str, message: Message, rejection: Rejection) -> None:
-        """In full; if that is too large for the queue, with less said of it."""
-        failure: PublishError | None = None
-        for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT)):
-            try:
-                await self._copy(queue, write_copy(message, header.headers, attempts=0, keeps_identity=False))
-            except PublishError as error:
-                if error.retriable:
-                    raise
-                failure = error
-            else:
-                return
-        raise failure or PublishError(f"message {message.id} has no dead letter")
-
-    async def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if must_be_parked(message, rejection, self._max_attempts):
-            try:
-                await self._requeue(message, PARKED_SECONDS, rejection.attempts)
-                _receipt(message).settled = True
-            except PumpError as error:
-                report_kept(log, message, self._channel, error)
+        """Store it with full provenance; if the queue refuses that, with less."""
+        letters = (
+            (write_copy(message, header.headers, attempts=0, keeps_identity=False), "")
+            for header in dead_letter_headers(message, rejection, (TOTAL_LIMIT, SHORT_LIMIT))
+        )
+        for each in LetterTries(log, message, self._channel, rejection, letters, is_too_large=_is_final):
+            with each:
+                await self._copy(queue, each.letter)
 
     async def _settled(self, message: Message, work: Coroutine[Any, Any, None]) -> None:
-        """Carry a verdict out, after the acknowledgements before it; once only."""
-        receipt = _receipt(message)
+        """Carry out a verdict once, after all earlier acknowledgements."""
+        receipt = receipt_of(message)
         if receipt.settled:
             work.close()
-            raise LeaseLost(f"message {message.id} of {self._channel} was settled before")
+            raise LeaseLost(f"message {message.id} of {self._channel} was already settled")
         try:
             await self._flush()
         except BaseException:
@@ -301,7 +294,7 @@ class ServiceBusConsumer:
         receipt.settled = True
 
     def extend(self, message: Message) -> None:
-        """Renew its lock, on a connection of its own, which is made again as often as it breaks."""
+        """Renew its lock, on a separate connection. If that breaks, it is made again."""
         self._run(self._extend(message))
 
     async def _extend(self, message: Message) -> None:
@@ -309,16 +302,16 @@ class ServiceBusConsumer:
         while True:
             began = self._clock.monotonic()
             expires = message.lease_expires
-            if _receipt(message).settled or (expires is not None and began >= expires):
+            if receipt_of(message).settled or (expires is not None and began >= expires):
                 raise LeaseLost(f"the lock on message {message.id} has ended")
             try:
-                await self._link.renew(_raw(message), max(0.05, until - began))
+                await self._link.renew(raw_of(message), max(0.05, until - began))
             except TransportError:
                 if self._clock.monotonic() + RETRY_SECONDS >= until:
                     raise
-                await _pause(RETRY_SECONDS)
+                await pause(RETRY_SECONDS)
                 continue
-            left = (_raw(message).locked_until_utc - datetime.now(UTC)).total_seconds()
+            left = (raw_of(message).locked_until_utc - datetime.now(UTC)).total_seconds()
             lock = self._facts.lock_seconds
             message.lease_expires = began + (left if lock is None else lock)
             return
@@ -328,18 +321,18 @@ class ServiceBusConsumer:
         self._run(self._hand_back(messages))
 
     async def _hand_back(self, messages: Sequence[Message]) -> None:
-        ours = [each for each in messages if not _receipt(each).settled]
+        ours = [each for each in messages if not receipt_of(each).settled]
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._flush()
-                await self._link.release([_raw(each) for each in ours])
+                await self._link.release([raw_of(each) for each in ours])
         except TimeoutError as error:
             raise TransportError(f"handing back to {self._channel} failed: no answer came in time") from error
         for each in ours:
-            _receipt(each).settled = True
+            receipt_of(each).settled = True
 
     def purge(self) -> int:
-        """Remove everything that waits; what others have in hand stays theirs, and so does what is scheduled."""
+        """Remove all messages that wait, except scheduled ones and those that other consumers have."""
         return self._run(self._purge())
 
     async def _purge(self) -> int:
@@ -349,7 +342,7 @@ class ServiceBusConsumer:
     # -- ending
 
     def close(self) -> None:
-        """Send what waits to be sent, and disconnect. A namespace that does not answer delays this by a second."""
+        """Send all acknowledgements, and disconnect. This takes at most a second if the namespace does not answer."""
         if self._closed:
             return
         self._closed = True
@@ -371,29 +364,5 @@ class ServiceBusConsumer:
         await asyncio.gather(self._link.close(), self._senders.close(), return_exceptions=True)
 
 
-async def _pause(delay: float) -> None:
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-    timer = loop.call_later(delay, over.set_result, None)
-    try:
-        await over
-    finally:
-        timer.cancel()
-
-
-def _receipt(message: Message) -> LockReceipt:
-    receipt = message.receipt
-    if not isinstance(receipt, LockReceipt):
-        raise LeaseLost(f"message {message.id} did not come from Service Bus")
-    return receipt
-
-
-def _raw(message: Message) -> Any:  # noqa: ANN401 - the client's
-    return cast("LockReceipt", message.receipt).raw
-
-
-def _claim(message: Message) -> None:
-    receipt = _receipt(message)
-    if receipt.settled:
-        raise LeaseLost(f"message {message.id} was settled before")
-    receipt.settled = True
+def _is_final(error: PumpError) -> bool:
+    return isinstance(error, PublishError) and not error.retriable

@@ -1,4 +1,4 @@
-"""What is made in the namespace, and what is known of it: queues, topics, and subscriptions that forward."""
+"""Creates, validates and reads queues, topics, and subscriptions that forward."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -22,22 +22,23 @@ from pump.transports.servicebus.errors import set_up
 from pump.transports.servicebus.settings import LONGEST_LOCK, ServiceBusSettings
 
 DEAD: Final = "/$deadletterqueue"
-"""Behind the name of a queue: the dead letters that Azure keeps with it."""
+"""The end of the name under which Azure keeps the dead letters of a queue."""
 ASSUMED_LIMIT: Final = 10
-"""The max delivery count of a queue whose own is not known: Azure's default."""
+"""The assumed max delivery count of a queue that cannot be read: Azure's default."""
 LONGEST_NAME: Final = 260
 LONGEST_SUBSCRIPTION: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a consumer has to know of its queue."""
+    """What a consumer must know about its queue."""
 
     max_delivery_count: int | None = ASSUMED_LIMIT
-    """None where there is no limit: dead letters are never given up again."""
+    """None for dead letters: they have no limit, and are never given up again."""
     lock_seconds: float | None = None
-    """None where that is not known; each message says until when it is locked."""
-    needs_session: bool = False
+    """None if unknown; each message says until when it is locked."""
+    needs_session: bool | None = None
+    """None if unknown."""
 
 
 class _WithoutTLS(RequestsTransport):  # type: ignore[misc, unused-ignore]
@@ -49,13 +50,15 @@ class _WithoutTLS(RequestsTransport):  # type: ignore[misc, unused-ignore]
 
 
 class Entities:
-    """Makes and validates entities. Blocking; used while a dispatcher starts, and when a consumer is opened."""
+    """Creates and validates entities, blocking: while a dispatcher starts, and when a consumer is opened."""
 
-    def __init__(self, settings: ServiceBusSettings) -> None:
+    def __init__(self, settings: ServiceBusSettings, *, sessions: bool = False) -> None:
         self._settings: Final = settings
+        self._sessions: Final = sessions
+        """Whether queues that are made require sessions."""
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
-        """Make or validate what each needs; SetupError names what is missing."""
+        """Create or validate what each needs; SetupError names what is missing."""
         things = list(in_turn(subscriptions, publications))
         if not things:
             return
@@ -67,17 +70,26 @@ class Entities:
                     self._prepare_topic(admin, thing)
 
     def facts(self, subscription: Subscription) -> Facts:
-        """What is known of the channel's queue; with missing="assume" the namespace need not let us ask."""
+        """What is known about the channel's queue; with missing="assume", no permission to read it is needed."""
         channel = channel_names(subscription).channel
         if channel.lower().endswith(DEAD):
-            return Facts(None)
+            return Facts(None, needs_session=False)
         try:
-            with self._admin() as admin, set_up(self._settings, f"to read the queue {channel!r}"):
+            with self._admin() as admin, set_up(self._settings, f"reading the queue {channel!r}"):
                 found = _queue(admin, channel)
+                if found is None and subscription.missing == "create":  # somebody deleted it after it was prepared
+                    log.warning("servicebus: the queue %s is missing, and is made again", channel)
+                    self._prepare_channel(admin, subscription)
+                    found = _queue(admin, channel)
         except PumpError as error:
             if subscription.missing != "assume":
                 raise
-            log.info("servicebus: the max delivery count of %s is taken to be %d: %s", channel, ASSUMED_LIMIT, error)
+            log.info(
+                "servicebus: the max delivery count of %s cannot be read, and is assumed to be %d: %s",
+                channel,
+                ASSUMED_LIMIT,
+                error,
+            )
             return Facts()
         if found is None:
             return Facts()
@@ -107,13 +119,13 @@ class Entities:
             return
         what = f"the channel {names.channel!r} of {names.topic!r}"
         queues = dict.fromkeys(_origin(name) for name in (names.channel, *names.dead_letters))
-        with set_up(self._settings, f"to validate {what}"):
+        with set_up(self._settings, f"validating {what}"):
             missing = [name for name in queues if _queue(admin, name) is None]
             if _forwards(names) and not self._subscribed(admin, names):
                 missing.append(f"{names.topic}/Subscriptions/{subscription_name(names.channel)}")
         if missing:
             raise SetupError(
-                f"{self._settings}: {what}: there is no {missing[0]!r}, and missing='validate' does not make it"
+                f"{self._settings}: {what}: there is no {missing[0]!r}, and missing='validate' does not create it"
             )
 
     def _make_channel(self, admin: ServiceBusAdministrationClient, names: Destinations, lease: Duration | None) -> None:
@@ -122,8 +134,12 @@ class Entities:
                 self._make_queue(admin, name, lease if name == names.channel else None)
         if not _forwards(names):
             return
-        self._make_topic(admin, names.topic, f"as the channel {names.channel!r} needs it: a queue has one channel")
-        with set_up(self._settings, f"to make a subscription of {names.topic!r}"):
+        self._make_topic(
+            admin,
+            names.topic,
+            f"the channel {names.channel!r} needs a topic of that name, since a queue has only one channel",
+        )
+        with set_up(self._settings, f"creating a subscription of {names.topic!r}"):
             name, limit = subscription_name(names.channel), self._settings.max_delivery_count
             try:
                 admin.create_subscription(names.topic, name, forward_to=names.channel, max_delivery_count=limit)
@@ -149,41 +165,46 @@ class Entities:
     def _make_queue(self, admin: ServiceBusAdministrationClient, name: str, lease: Duration | None) -> None:
         settings = self._settings
         lock = seconds(settings.lease if lease is None else lease)
-        with set_up(settings, f"to make the queue {name!r}"):
+        with set_up(settings, f"creating the queue {name!r}"):
             try:
                 admin.create_queue(
                     name,
                     lock_duration=timedelta(seconds=min(lock, LONGEST_LOCK)),
                     max_delivery_count=settings.max_delivery_count,
                     requires_duplicate_detection=settings.duplicate_detection,
+                    requires_session=self._sessions,
                 )
             except ResourceExistsError:
                 if _queue(admin, name) is None:
-                    raise SetupError(f"{settings}: {name!r} is a topic; a channel is a queue of another name") from None
+                    raise SetupError(
+                        f"{settings}: {name!r} is a topic, and a channel needs a queue: give the channel another name"
+                    ) from None
 
     def _make_topic(self, admin: ServiceBusAdministrationClient, name: str, why: str) -> None:
-        with set_up(self._settings, f"to make the topic {name!r}"):
+        with set_up(self._settings, f"creating the topic {name!r}"):
             try:
                 admin.create_topic(name, requires_duplicate_detection=self._settings.duplicate_detection)
             except ResourceExistsError:
                 if _found(admin.get_topic, name) is None:
-                    raise SetupError(f"{self._settings}: {name!r} is a queue, and cannot be a topic {why}") from None
+                    raise SetupError(f"{self._settings}: {name!r} is a queue, but {why}") from None
 
     def _prepare_topic(self, admin: ServiceBusAdministrationClient, publication: Publication) -> None:
         name = publication.destination
-        with set_up(self._settings, f"to look for the topic {name!r}"):
+        with set_up(self._settings, f"looking for the topic {name!r}"):
             if _queue(admin, name) is not None or _found(admin.get_topic, name) is not None:
                 return
         if publication.missing == "validate":
-            raise SetupError(f"{self._settings}: there is no queue or topic {name!r}")
+            raise SetupError(
+                f"{self._settings}: there is no queue or topic {name!r}, and missing='validate' does not create one"
+            )
         if issubclass(publication.request, Event):
-            self._make_topic(admin, name, "of events")
+            self._make_topic(admin, name, "events need a topic of that name")
         else:
             self._make_queue(admin, name, None)
 
 
 def channel_names(subscription: Subscription) -> Destinations:
-    """The names that a subscription uses. By default its dead letters stay where Azure keeps those of a queue."""
+    """The names that a subscription uses. By default, Azure keeps the dead letters with the channel's queue."""
     names = Destinations.of(subscription, f"<channel>{DEAD}")
     for name in (names.topic, names.channel, *names.dead_letters):
         if not 0 < len(name) <= LONGEST_NAME:
@@ -195,8 +216,13 @@ def channel_names(subscription: Subscription) -> Destinations:
     return names
 
 
+def is_dead_letters(name: str) -> bool:
+    """Whether a channel is what Azure keeps as the dead letters of a queue."""
+    return name.lower().endswith(DEAD)
+
+
 def _origin(name: str) -> str:
-    """The queue itself, of a name of its dead letters."""
+    """The queue's own name, if this is the name of its dead letters."""
     return name[: -len(DEAD)] if name.lower().endswith(DEAD) else name
 
 
@@ -206,11 +232,11 @@ def _forwards(names: Destinations) -> bool:
 
 
 def subscription_name(channel: str) -> str:
-    """The name of the subscription that forwards to a channel: the channel's own, or its end and a digest of it."""
+    """The name of the subscription that forwards to a channel: the channel's name, or its end and a digest."""
     name = channel.replace("/", "-")
     if len(name) <= LONGEST_SUBSCRIPTION:
         return name
-    digest = hashlib.sha256(channel.lower().encode()).hexdigest()[:8]  # names of Azure do not differ by case
+    digest = hashlib.sha256(channel.lower().encode()).hexdigest()[:8]  # Azure ignores the case of names
     return f"{name[-LONGEST_SUBSCRIPTION + len(digest) + 1 :]}-{digest}"
 
 
@@ -220,7 +246,7 @@ def _queue(admin: ServiceBusAdministrationClient, name: str) -> QueueProperties 
 
 
 def _found(get: Callable[[str], Any], name: str) -> Any:  # noqa: ANN401 - what the client gives
-    """What has this name and is of this kind; of another kind, the client fails with an AttributeError."""
+    """The entity of this name, if it is of this kind. For another kind, the client raises AttributeError."""
     try:
         return get(name)
     except (ResourceNotFoundError, AttributeError):

@@ -1,4 +1,4 @@
-"""The vendor's errors as ours: whatever a call of its client raises, one that a pump understands comes out."""
+"""Turns every error of the vendor's client into one of ours."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,24 +15,29 @@ LOST: Final = (vendor.MessageLockLostError, vendor.SessionLockLostError)
 REFUSED: Final = (vendor.ServiceBusAuthenticationError, vendor.ServiceBusAuthorizationError)
 NEVER_SENT: Final = (*REFUSED, vendor.MessagingEntityNotFoundError, vendor.MessageSizeExceededError)
 PERMANENT: Final = (vendor.MessageSizeExceededError,)
-"""Trying the same message again would not help."""
+"""Errors with which sending the same message again would not help."""
 UNAUTHORIZED: Final = (401, 403)
 
 
 class Refused(TransportError):  # noqa: N818 - it says what happened
-    """The namespace does not let us in, or has no such entity: it is no outage that would pass by itself."""
+    """The namespace refuses the login, or there is no such entity. It does not pass by itself, unlike an outage."""
 
 
 def error_text(error: BaseException) -> str:
-    """The vendor's words, on one line and not too long."""
+    """The text of the vendor's error, on one line and of limited length."""
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return "no answer came in time"
     return bounded_text(" ".join(text_of(error).split()) or type(error).__name__, 300)
 
 
+def passes(error: BaseException) -> bool:
+    """Whether Azure said no to one call only: a link, and with it the lock of a session, is as good as before."""
+    return isinstance(error.__cause__, (vendor.ServiceBusServerBusyError, vendor.MessageAlreadySettled))
+
+
 @contextmanager
 def outages(doing: str) -> Iterator[None]:
-    """A TransportError, LeaseLost or Refused for whatever the client raises in the block."""
+    """Raise a TransportError, LeaseLost or Refused for any error of the client in the block."""
     try:
         yield
     except PumpError:
@@ -40,7 +45,7 @@ def outages(doing: str) -> Iterator[None]:
     except LOST as error:
         raise LeaseLost(f"{doing} came too late: {error_text(error)}") from error
     except vendor.MessageAlreadySettled as error:
-        raise LeaseLost(f"{doing}: it was settled before") from error
+        raise LeaseLost(f"{doing}: it was already settled") from error
     except (*REFUSED, vendor.MessagingEntityNotFoundError, vendor.MessagingEntityDisabledError) as error:
         raise Refused(f"{doing} failed: {error_text(error)}") from error
     except Exception as error:
@@ -48,7 +53,7 @@ def outages(doing: str) -> Iterator[None]:
 
 
 def publish_error(error: Exception, what: str) -> PublishError:
-    """What is known of messages whose sending raised this."""
+    """The PublishError for messages whose sending raised this."""
     if isinstance(error, PublishError):
         return error
     never = isinstance(error, NEVER_SENT) or (isinstance(error, ValueError) and not isinstance(error, AzureError))
@@ -61,15 +66,15 @@ def publish_error(error: Exception, what: str) -> PublishError:
 
 @contextmanager
 def set_up(where: object, what: str) -> Iterator[None]:
-    """A SetupError that names what is wrong, or a TransportError where nothing answers."""
+    """Raise a SetupError that names what is wrong, or a TransportError if nothing answers."""
     try:
         yield
     except PumpError:
         raise
     except HttpResponseError as error:
         if isinstance(error, ClientAuthenticationError) or error.status_code in UNAUTHORIZED:
-            why = "it needs the claim Manage, unless missing='assume' asks for nothing"
-            raise SetupError(f"{where} does not accept this key or credential {what}: {why}") from error
+            why = "it needs the claim Manage; with missing='assume' nothing is asked for"
+            raise SetupError(f"{where} does not accept this key or credential: {what} failed: {why}") from error
         raise TransportError(f"{where}: {what} failed: {error_text(error)}") from error
     except ServiceRequestError as error:
         raise TransportError(f"{where} cannot be reached: {error_text(error)}") from error

@@ -1,42 +1,43 @@
-"""Our headers in Service Bus messages, both ways, and copies that keep what others wrote. Pure."""
+"""Writes and reads our headers in Service Bus messages, and makes copies that keep what other programs wrote."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any, Final, NamedTuple, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType, AmqpMessageHeader, AmqpMessageProperties
 
-from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Kind, Message
+from pump.errors import LeaseLost
+from pump.message import ATTEMPTS_HEADER, NO_HEADERS, NO_RAW_HEADERS, Header, Message
+from pump.transport_kit.header_texts import count_of, kind_of, time_of
 from pump.transports.servicebus.client_internals import sendable_number
 from pump.transports.servicebus.entities import DEAD
 
 PREFIX: Final = "pump-x-"
-"""Before the name of a header of the sender's that has the name of one of ours."""
+"""Stands before the name of a sender's header that equals one of ours."""
 VERSION: Final = "pump-version"
 KIND: Final = "pump-kind"
 KEY: Final = "pump-key"
 TIME: Final = "pump-time"
 CONTENT_TYPE: Final = "pump-content-type"
 IDENTITY: Final = "pump-identity"
-"""By what a message was known before it was copied."""
+"""On a copy of a message: the identity of the original, which the copy keeps."""
 ID: Final = "pump-id"
 """The id that the sender gave. A copy has another one: a queue with duplicate detection would drop it."""
 OURS: Final = frozenset({VERSION, KIND, KEY, TIME, CONTENT_TYPE, IDENTITY, ID, ATTEMPTS_HEADER})
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 LONGEST_SAID: Final = 4096
-"""Characters that Azure takes as a dead letter's reason, and as its description."""
-LONGEST_COUNT: Final = 9
+"""The most characters of a dead letter's reason, and of its description."""
 LONGEST_ID: Final = 128
+KEYLESS: Final = "pump-no-key-"
+"""How the session of a message without a key begins."""
 SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
 PARTITION_KEY: Final = b"x-opt-partition-key"
 
-_KINDS: Final = frozenset({"command", "event", "document"})
 _DEFAULT_TYPE: Final = "application/json"
 
 
@@ -48,13 +49,13 @@ class LockReceipt:
     def __init__(self, raw: ServiceBusReceivedMessage) -> None:
         self.raw: Final = raw
         self.settled = False
-        """Whether it was settled; Azure would tell by an error that looks like a lost lock."""
+        """Whether it was settled. Azure's error for a second settlement looks like a lost lock."""
         self.copied = ""
-        """The queue that has a copy of it: a verdict that is carried out again stores no other one there."""
+        """The queue that has a copy of it, so that trying a verdict again stores no second one."""
 
 
 class Said(NamedTuple):
-    """What a dead letter of Azure's own says."""
+    """The texts of a dead letter that Azure keeps."""
 
     reason: str
     description: str
@@ -64,16 +65,24 @@ class Said(NamedTuple):
 
 
 def read_message(
-    raw: ServiceBusReceivedMessage, *, queue: str, topic: str, generation: int, lease_expires: float | None
+    raw: ServiceBusReceivedMessage,
+    *,
+    queue: str,
+    topic: str,
+    generation: int,
+    lease_expires: float | None,
+    session: str | None = None,
 ) -> Message:
-    """The message of a delivery; its fault says what cannot be read."""
+    """The message of a delivery. If it cannot be read, its fault says why. `session` is the one it was received in."""
     annotated = raw.raw_amqp_message
     headers, ours, others = _split(annotated.application_properties or {})
     body, fault = _body(annotated)
     deliveries = (raw.delivery_count or 0) + 1
     said = _said(headers)
     if said is not None and queue.lower().endswith(DEAD):
-        deliveries = 1  # Azure goes on counting from what the queue itself counted
+        deliveries = 1  # Azure's count goes on from that of the queue
+    if session is not None:
+        deliveries = 1  # Azure does not count the deliveries of a session that was closed or cut off
     if said is not None:
         headers = {**{name: text for name, text in headers.items() if name not in {REASON, DESCRIPTION}}, **said}
     identity = ours.get(IDENTITY) or f"{queue}/{raw.sequence_number}"
@@ -81,9 +90,11 @@ def read_message(
     attempts = 0
     try:
         fields = _fields(ours)
-        attempts = _count(ours.get(ATTEMPTS_HEADER, "0"))
+        attempts = count_of(ATTEMPTS_HEADER, ours.get(ATTEMPTS_HEADER, "0"))
     except ValueError as error:
         fault = fault or str(error)
+    if "key" not in fields:
+        fields["key"] = key_of(_text(raw.session_id))
     header = Header(
         ours.get(ID) or _text(raw.message_id) or "",
         topic,
@@ -103,6 +114,7 @@ def read_message(
         deliveries=deliveries,
         attempts=attempts,
         lease_expires=lease_expires,
+        partition=session,
         position=raw.sequence_number or "",
         raw_headers=others or NO_RAW_HEADERS,
         fault=fault,
@@ -110,7 +122,7 @@ def read_message(
 
 
 def _split(properties: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, str], dict[str, object]]:
-    """The sender's headers, ours, and those that are no text."""
+    """The sender's headers, ours, and those that are not text."""
     headers: dict[str, str] = {}
     ours: dict[str, str] = {}
     others: dict[str, object] = {}
@@ -126,7 +138,7 @@ def _split(properties: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, str
 
 
 def _text(value: object) -> str | None:
-    """Text as it is, bytes decoded; None for what is neither, or cannot be decoded."""
+    """The value as text; None if it is neither text nor bytes that can be decoded."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -142,25 +154,35 @@ def _fields(ours: Mapping[str, str]) -> dict[str, Any]:
     if KEY in ours:
         fields["key"] = ours[KEY]
     if KIND in ours:
-        if ours[KIND] not in _KINDS:
-            raise ValueError(f"{KIND} is {ours[KIND][:80]!r}")
-        fields["kind"] = cast("Kind", ours[KIND])
+        fields["kind"] = kind_of(KIND, ours[KIND])
     if TIME in ours:
-        moment = float(ours[TIME])
-        if not isfinite(moment):
-            raise ValueError(f"{TIME} is {ours[TIME][:80]!r}")
-        fields["timestamp"] = moment
+        fields["timestamp"] = time_of(TIME, ours[TIME])
     return fields
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_COUNT):
-        raise ValueError(f"{ATTEMPTS_HEADER} is {text[:80]!r}")
-    return int(text)
+def receipt_of(message: Message) -> LockReceipt:
+    """The handle on this delivery; LeaseLost for a message of another transport."""
+    receipt = message.receipt
+    if not isinstance(receipt, LockReceipt):
+        raise LeaseLost(f"message {message.id} did not come from Service Bus")
+    return receipt
+
+
+def raw_of(message: Message) -> Any:  # noqa: ANN401 - the client's
+    """The client's own message."""
+    return cast("LockReceipt", message.receipt).raw
+
+
+def claim(message: Message) -> None:
+    """Settle it here, as far as this process goes; LeaseLost if somebody did that before."""
+    receipt = receipt_of(message)
+    if receipt.settled:
+        raise LeaseLost(f"message {message.id} was already settled")
+    receipt.settled = True
 
 
 def _body(annotated: AmqpAnnotatedMessage) -> tuple[bytes, str]:
-    """The body, and what is wrong with it."""
+    """The body and its fault."""
     body = annotated.body
     if annotated.body_type is AmqpMessageBodyType.DATA:
         return b"".join(body), ""
@@ -169,11 +191,11 @@ def _body(annotated: AmqpAnnotatedMessage) -> tuple[bytes, str]:
             return b"", ""
         if isinstance(body, bytes | str):
             return (body if isinstance(body, bytes) else body.encode()), ""
-    return b"", "its body is no data, but an AMQP value or sequence"
+    return b"", "its body is not data, but an AMQP value or sequence"
 
 
 def _said(headers: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The provenance in a dead letter of Azure's own; None in any other message."""
+    """The provenance of a dead letter that Azure keeps; None for any other message."""
     if REASON not in headers and DESCRIPTION not in headers:
         return None
     try:
@@ -189,8 +211,26 @@ def _said(headers: Mapping[str, str]) -> Mapping[str, str] | None:
 # -- writing
 
 
-def write_message(header: Header, body: bytes, *, due: float = 0.0) -> ServiceBusMessage:
-    """The message to send, at once or to be enqueued at `due`, in seconds since the epoch."""
+def session_of(key: str | None) -> str:
+    """The session of a key; a message without a key has a session of its own, and waits for no other.
+
+    A key that is too long for that, or that is taken for a session without a key, is replaced by a digest of it.
+    """
+    if key is None:
+        return f"{KEYLESS}{uuid4().hex}"
+    return key if 0 < len(key) <= LONGEST_ID and not key.startswith(KEYLESS) else _digest(key)
+
+
+def key_of(session: str | None) -> str | None:
+    """The key that a session stands for, where the sender did not say it otherwise."""
+    return None if not session or session.startswith(KEYLESS) else session
+
+
+def write_message(header: Header, body: bytes, *, due: float = 0.0, sessions: bool = False) -> ServiceBusMessage:
+    """The message to send, at once or to be enqueued at `due`, in seconds since the epoch.
+
+    Its key is its session. With `sessions` one without a key has a session too, as the queue demands.
+    """
     properties: dict[str | bytes, Any] = {_escaped(name): text for name, text in header.headers.items()}
     ours = (
         (VERSION, header.version, ""),
@@ -211,6 +251,7 @@ def write_message(header: Header, body: bytes, *, due: float = 0.0) -> ServiceBu
         correlation_id=header.correlation_id,
         reply_to=header.reply_to,
         subject=header.type or None,
+        session_id=session_of(header.key) if sessions or header.key is not None else None,
     )
     if due:
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
@@ -224,10 +265,10 @@ def _escaped(name: str) -> str:
 def write_copy(
     message: Message, headers: Mapping[str, str], *, attempts: int, due: float = 0.0, keeps_identity: bool = True
 ) -> AmqpAnnotatedMessage:
-    """A copy of a received message: what others wrote stays, `headers` are the sender's, and the id is another one.
+    """A copy of a received message, with `headers` and a new id; everything that other programs wrote stays.
 
-    The id is the same for the same delivery and attempts: of a copy that is sent twice, a queue with duplicate
-    detection keeps one. A copy that is to be handled lives as long as the sender said; a dead letter has no such end.
+    The id is the same for the same delivery and attempts, so that duplicate detection drops a copy that is sent
+    twice. A copy to be handled keeps the sender's time to live; a dead letter does not expire.
     """
     raw = cast("LockReceipt", message.receipt).raw
     old = raw.raw_amqp_message
@@ -290,7 +331,7 @@ def _body_of(old: AmqpAnnotatedMessage) -> dict[str, Any]:
 
 
 def _sendable(value: Any) -> Any:  # noqa: ANN401 - whatever others wrote
-    """A value that the client can send again: it takes no long numbers as they are, and no bytes but text."""
+    """The value in a form that the client can send: it cannot send long numbers, or bytes that are not text."""
     if isinstance(value, bool) or not isinstance(value, int | bytes):
         return value
     if isinstance(value, int):
@@ -304,7 +345,7 @@ def _digest(*parts: object) -> str:
 
 
 def said_of(headers: Mapping[str, str], reason: str) -> Said:
-    """What a dead letter of Azure's own says, within its limits; the provenance is among the headers."""
+    """Reason and description of a dead letter that Azure keeps, within its limits; `headers` have the provenance."""
     told = {name: text for name, text in headers.items() if name.startswith("pump-")}
     for name in (None, "pump-error", "pump-description", "pump-exception", "pump-handler", "pump-origin"):
         told.pop(name or "", None)

@@ -1,4 +1,4 @@
-"""Sends to queues and topics; its calls block, the vendor's client runs on a loop of its own."""
+"""Sends to queues and topics. Its calls block; the vendor's client runs on a loop of the producer's own."""
 
 import threading
 from collections.abc import Sequence
@@ -20,15 +20,19 @@ from pump.transports.servicebus.settings import ServiceBusSettings
 
 AT_ONCE: Final = 500
 OVERHEAD: Final = 600
-"""What a message weighs beside body and headers, at most, in bytes."""
+"""The most bytes of a message beside its body and headers."""
 HEAVIEST: Final = 200 * 1024
-"""A batch of the Standard tier has at most 256 KiB."""
+"""The most bytes of a batch: the Standard tier takes 256 KiB."""
 
 
 class ServiceBusProducer:
-    """Sends to the topics in the messages' headers, on a connection for each. From any thread."""
+    """Sends to the topics in the messages' headers, on one connection for each. Any thread may use it."""
 
-    def __init__(self, settings: ServiceBusSettings, capabilities: Capabilities, clock: Clock) -> None:
+    def __init__(
+        self, settings: ServiceBusSettings, capabilities: Capabilities, clock: Clock, *, sessions: bool = False
+    ) -> None:
+        self._sessions: Final = sessions
+        """Whether every message has a session."""
         self._capabilities: Final = capabilities
         self._clock: Final = clock
         self._thread: Final = LoopThread("pump-servicebus", ends_connections=True)
@@ -65,7 +69,8 @@ class ServiceBusProducer:
 
     async def _send_portion(self, topic: str, messages: Sequence[Message], due: float) -> PublishError | None:
         try:
-            await self._senders.send(topic, [write_message(each.header, each.body, due=due) for each in messages])
+            written = [write_message(each.header, each.body, due=due, sessions=self._sessions) for each in messages]
+            await self._senders.send(topic, written)
         except ConfigurationError as error:
             return not_sent(str(error))
         except PumpError as error:

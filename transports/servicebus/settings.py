@@ -5,27 +5,20 @@ from typing import Any, Final, Self
 
 from pump.duration import Duration, seconds
 from pump.errors import ConfigurationError
-from pump.transport_kit.settings import Options, at_least, finite_seconds, read_url
+from pump.transport_kit.settings import Options, at_least, finite_seconds, read_url, yes_or_no
 
 FORM: Final = "servicebus://key_name:key@namespace.servicebus.windows.net/?option=value"
 LARGEST_BODY: Final = 192 * 1024
-"""What fits a message of the Standard tier, 256 KiB, beside headers and what a dead letter says."""
+"""What fits into a message of the Standard tier, 256 KiB, beside headers and the provenance of a dead letter."""
 LARGEST_HEADERS: Final = 32 * 1024
 EMULATOR_MANAGEMENT_PORT: Final = 5300
 SHORTEST_LOCK: Final = 0.2
 LONGEST_LOCK: Final = 300.0
 
-
-def _yes_or_no(text: str) -> bool:
-    if text not in {"true", "false"}:
-        raise ValueError(text)
-    return text == "true"
-
-
 _OPTIONS: Final[Options] = {
-    **dict.fromkeys(("lease", "timeout"), float),
+    **dict.fromkeys(("lease", "timeout", "session_idle"), float),
     **dict.fromkeys(("max_delivery_count", "largest_body", "management_port"), int),
-    **dict.fromkeys(("emulator", "duplicate_detection"), _yes_or_no),
+    **dict.fromkeys(("emulator", "duplicate_detection"), yes_or_no),
 }
 
 
@@ -41,30 +34,33 @@ class ServiceBusSettings:
     credential: object = field(default=None, repr=False)
     """A credential with a blocking `get_token`, such as those of the package azure-identity."""
     lease: Duration = 60.0
-    """The lock duration of queues that are made; Azure takes 5 s to 5 minutes."""
+    """The lock duration of queues that are created; Azure allows 5 s to 5 minutes."""
     max_delivery_count: int = 2000
-    """That of queues that are made; 2000 is the most that Azure takes."""
+    """The max delivery count of queues that are created; Azure allows at most 2000."""
     duplicate_detection: bool = False
-    """Whether queues and topics that are made drop messages whose id they have seen."""
+    """Whether queues and topics that are created drop messages whose id they have seen."""
     largest_body: int = LARGEST_BODY
     """In bytes. With the Premium tier it may be larger."""
+    session_idle: Duration = 1.0
+    """For how many seconds a session without messages is kept, in case that more comes. Only for sessions."""
     timeout: Duration = 10.0
     """How many seconds to wait for an answer."""
     emulator: bool = False
     """Whether this is an emulator, which is reached without TLS."""
     management_port: int | None = None
-    """Where an emulator's management listens; by default 5300."""
+    """The port of an emulator's management; by default 5300."""
 
     def __post_init__(self) -> None:
         if not self.namespace or "/" in self.namespace:
-            raise ConfigurationError("servicebus: namespace is a host, such as shop.servicebus.windows.net")
+            raise ConfigurationError("servicebus: namespace must be a host, such as shop.servicebus.windows.net")
         if bool(self.key_name) != bool(self.key):
             raise ConfigurationError("servicebus: a key_name needs its key, and a key its key_name")
         if not self.key and self.credential is None:
             raise ConfigurationError("servicebus: give key_name and key, or a credential")
         if self.credential is not None and not callable(getattr(self.credential, "get_token", None)):
-            raise ConfigurationError("servicebus: a credential has a method get_token")
-        finite_seconds("servicebus", "timeout", self.timeout)
+            raise ConfigurationError("servicebus: a credential must have a method get_token")
+        for name in ("timeout", "session_idle"):
+            finite_seconds("servicebus", name, getattr(self, name))
         if not SHORTEST_LOCK <= seconds(self.lease) <= LONGEST_LOCK:
             raise ConfigurationError(f"servicebus: lease must be at most {LONGEST_LOCK:g} s, not {self.lease}")
         at_least("servicebus", "max_delivery_count", self.max_delivery_count, 1)
@@ -72,11 +68,11 @@ class ServiceBusSettings:
         at_least("servicebus", "management_port", self.management_port, 1)
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
-        """The settings of a servicebus:// URL; a ConfigurationError never shows the URL."""
-        parts = read_url(url, FORM, _OPTIONS, schemes=("servicebus",))
+    def from_url(cls, url: str, scheme: str = "servicebus") -> Self:
+        """The settings of a URL of this scheme; a ConfigurationError never shows the URL."""
+        parts = read_url(url, FORM, _OPTIONS, schemes=(scheme,))
         if parts.path:
-            raise parts.error("it has a path")
+            raise parts.error("it must not have a path")
         if not parts.host:
             raise parts.error("it has no host")
         if not parts.user or not parts.password:
@@ -97,10 +93,12 @@ class ServiceBusSettings:
         endpoint = names.get("endpoint", "").removeprefix("sb://").rstrip("/")
         if not endpoint or not names.get("sharedaccesskeyname") or not names.get("sharedaccesskey"):
             raise ConfigurationError(
-                "servicebus: a connection string has Endpoint=sb://…/;SharedAccessKeyName=…;SharedAccessKey=…"
+                "servicebus: a connection string must have the form Endpoint=sb://…/;SharedAccessKeyName=…;SharedAccessKey=…"
             )
         if names.get("entitypath"):
-            raise ConfigurationError("servicebus: a connection string with EntityPath reaches that entity alone")
+            raise ConfigurationError(
+                "servicebus: a connection string with EntityPath reaches only that entity: use the namespace's"
+            )
         emulator = names.get("usedevelopmentemulator", "").lower() == "true"
         given = {"key_name": names["sharedaccesskeyname"], "key": names["sharedaccesskey"], "emulator": emulator}
         return cls(**{"namespace": endpoint, **given, **options})
@@ -111,7 +109,7 @@ class ServiceBusSettings:
         return self.namespace.partition(":")[0]
 
     def connection_string(self, *, management: bool = False) -> str:
-        """What the vendor's client logs in with; for its eyes only."""
+        """The login for the vendor's client; it must not be shown."""
         port = EMULATOR_MANAGEMENT_PORT if self.management_port is None else self.management_port
         place = f"{self.host}:{port}" if management and self.emulator else self.namespace
         ending = ";UseDevelopmentEmulator=true" if self.emulator else ""

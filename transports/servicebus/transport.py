@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from pump.capabilities import Capabilities
 from pump.clock import Clock, SystemClock
 from pump.errors import ConfigurationError, SetupError
 from pump.subscription import Publication, Subscription
 from pump.transports.servicebus.consumer import LONGEST_DELAY, ServiceBusConsumer
-from pump.transports.servicebus.entities import DEAD, Entities
+from pump.transports.servicebus.entities import DEAD, Entities, channel_names, is_dead_letters
 from pump.transports.servicebus.producer import ServiceBusProducer
+from pump.transports.servicebus.session_consumer import SessionConsumer
 from pump.transports.servicebus.settings import LARGEST_BODY, LARGEST_HEADERS, ServiceBusSettings
 
 
@@ -26,7 +27,6 @@ class ServiceBusTransport:
         carries_attempts=True,
         keeps_held_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         default_dead_letter=f"<channel>{DEAD}",
@@ -34,6 +34,9 @@ class ServiceBusTransport:
         largest_body=LARGEST_BODY,
         largest_headers=LARGEST_HEADERS,
     )
+    scheme: ClassVar[str] = "servicebus"
+    sessions: ClassVar[bool] = False
+    """Whether its queues require sessions."""
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class ServiceBusTransport:
         clock: Clock | None = None,
         **options: Any,  # noqa: ANN401 - the fields of ServiceBusSettings, which checks them
     ) -> None:
-        """Of a connection string, of a namespace and a credential, or of settings, whose fields the options are."""
+        """Give a connection string, a namespace and a credential, or settings; options are fields of settings."""
         ways = [each for each in (connection_string, settings, namespace) if each]
         if len(ways) != 1:
             raise ConfigurationError("servicebus: give a connection_string, a namespace and a credential, or settings")
@@ -56,13 +59,13 @@ class ServiceBusTransport:
         else:
             self._settings = ServiceBusSettings(namespace=namespace, credential=credential, **options)
         self.capabilities = replace(self.capabilities, largest_body=self._settings.largest_body)
-        self._entities: Final = Entities(self._settings)
+        self._entities: Final = Entities(self._settings, sessions=self.sessions)
         self._clock: Final = SystemClock() if clock is None else clock
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """The transport of servicebus://key_name:key@namespace/?option=value; the options are those of the settings."""
-        return cls(settings=ServiceBusSettings.from_url(url))
+        return cls(settings=ServiceBusSettings.from_url(url, cls.scheme))
 
     @property
     def place(self) -> str:
@@ -79,10 +82,35 @@ class ServiceBusTransport:
     def consumer(self, subscription: Subscription) -> ServiceBusConsumer:
         """Open a consumer of the subscription's channel. It connects when it first receives."""
         facts = self._entities.facts(subscription)
-        if facts.needs_session:
-            raise SetupError(f"{self._settings}: {subscription} needs sessions, which this transport does not consume")
+        if facts.needs_session and not self.sessions:
+            raise SetupError(
+                f"{self._settings}: the queue of {subscription} requires sessions: use servicebus+sessions://, "
+                "or ServiceBusSessionsTransport"
+            )
         return ServiceBusConsumer(self._settings, subscription, facts, self._clock)
 
     def producer(self) -> ServiceBusProducer:
         """A producer, which connects when it first sends."""
-        return ServiceBusProducer(self._settings, self.capabilities, self._clock)
+        return ServiceBusProducer(self._settings, self.capabilities, self._clock, sessions=self.sessions)
+
+
+class ServiceBusSessionsTransport(ServiceBusTransport):
+    """Queues that require sessions. A key is a session: its order is kept, whatever breaks, by several consumers."""
+
+    capabilities: Capabilities = replace(
+        ServiceBusTransport.capabilities, nack="holds", blocks="partition", counts_deliveries=False, shards_by_key=True
+    )
+    scheme = "servicebus+sessions"
+    sessions = True
+
+    def consumer(self, subscription: Subscription) -> ServiceBusConsumer:
+        """Open a consumer of the subscription's channel. Dead letters that Azure keeps have no sessions."""
+        facts = self._entities.facts(subscription)
+        if facts.needs_session is not False:
+            return SessionConsumer(self._settings, subscription, facts, self._clock)
+        if not is_dead_letters(channel_names(subscription).channel):
+            raise SetupError(
+                f"{self._settings}: the queue of {subscription} does not require sessions: use servicebus://, or make "
+                "another queue, as that cannot be changed"
+            )
+        return ServiceBusConsumer(self._settings, subscription, facts, self._clock)

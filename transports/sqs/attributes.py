@@ -1,8 +1,8 @@
-"""How a message travels: its body as text, its header as message attributes. Whatever is read, it makes a message.
+"""Writes a message with its body as text and its header as attributes, and reads any message.
 
 A message may have ten attributes. Two are the pump's: `pump-type`, so that a subscription can filter by it, and
-`pump`, JSON with all other fields of the header. The others are the sender's headers; those that find no room, or
-that no attribute can hold, are folded into `pump`.
+`pump`, JSON with all other fields of the header. The others are the sender's headers; those without room, or that
+no attribute can hold, are folded into `pump`.
 """
 
 import base64
@@ -11,19 +11,20 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, Final, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from pump.message import NO_HEADERS, Header, Kind
+from pump.message import NO_HEADERS, Header
+from pump.transport_kit.header_texts import KINDS
 
 Attribute: TypeAlias = Mapping[str, Any]
-"""As boto3 has it: DataType, and StringValue or BinaryValue."""
+"""An attribute of boto3: DataType, and StringValue or BinaryValue."""
 Attributes: TypeAlias = Mapping[str, Attribute]
 
 PUMP: Final = "pump"
 TYPE: Final = "pump-type"
 MOST_ATTRIBUTES: Final = 10
 EMPTY: Final = "-"
-"""The body that stands for an empty one, which a queue does not take."""
+"""Stands for an empty body, which a queue does not take."""
 
 _NAME: Final = re.compile(
     r"(?!(?:AWS|Amazon)\.)(?!.*\.\.)[A-Za-z0-9_-](?:[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-])?", re.IGNORECASE
@@ -38,23 +39,22 @@ _FIELDS: Final = (
     ("correlation-id", "correlation_id", None),
     ("reply-to", "reply_to", None),
 )
-"""The texts in `pump`, the fields of a Header that they are, and the values that are not written."""
-_KINDS: Final = frozenset(get_args(Kind))
+"""The texts in `pump`, their fields of a Header, and the default values, which are not written."""
 _HIGHEST_COUNT: Final = 10**9
 
 
 class Carried(NamedTuple):
-    """What a copy of a message says of the original; a message that was posted says nothing."""
+    """What a copy of a message tells about the original; empty for a posted message."""
 
     identity: str = ""
     """The identity of the original, which the copy keeps."""
     attempts: int = 0
     before: int = 0
-    """How many deliveries the original had that were seen by a handler, or that nobody knows of."""
+    """How many deliveries of the original a handler may have seen."""
     due: float = 0.0
     """Not to be handled before this time, in seconds since the epoch."""
     topic: str = ""
-    """Of a dead letter: where its original was posted to."""
+    """For a dead letter: the topic of its original."""
 
 
 NOTHING: Final = Carried()
@@ -68,7 +68,7 @@ class Parcel(NamedTuple):
 
     @property
     def size(self) -> int:
-        """As the broker counts it: body, and names, types and values of the attributes, in bytes."""
+        """The bytes that the broker counts: the body, and names, types and values of the attributes."""
         return len(self.body.encode()) + sum(map(_size, self.attributes.items()))
 
     @property
@@ -84,9 +84,9 @@ class Unpacked(NamedTuple):
     body: bytes
     carried: Carried
     fault: str
-    """What is wrong with it; "" where it could be read."""
+    """What is wrong with it; empty if it could be read."""
     attributes: Attributes
-    """All of them, also those that were folded."""
+    """All attributes, including those that were folded."""
 
 
 def pack(header: Header, body: bytes, carried: Carried = NOTHING, received: Attributes | None = None) -> Parcel:
@@ -130,7 +130,7 @@ def unpack(body: str, attributes: Attributes, topic: str, message_id: str) -> Un
         return Unpacked(header, _body(body, document.get("encoding", "")), carried, "", attributes)
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         header = Header(message_id, topic, headers=_texts(attributes))
-        fault = f"its attribute {PUMP} is not what a pump writes: {error}"
+        fault = f"its attribute {PUMP} is not in the form that a pump writes: {error}"
         return Unpacked(header, body.encode("utf-8", "surrogatepass"), NOTHING, fault, attributes)
 
 
@@ -148,7 +148,7 @@ def _size(item: tuple[str, Attribute]) -> int:
 
 
 def _text_of_body(body: bytes) -> tuple[str, str]:
-    """The body as text, and how that was made; "" where it is the same."""
+    """The body as text, and its encoding: "", "empty" or "base64"."""
     if not body:
         return EMPTY, "empty"
     try:
@@ -161,7 +161,7 @@ def _text_of_body(body: bytes) -> tuple[str, str]:
 
 
 def _as_attributes(headers: Mapping[str, str], received: Attributes) -> dict[str, Attribute]:
-    """The headers as attributes; one that was received, and says the same, stays as it was, and so do bytes."""
+    """The headers as attributes. A received attribute with the same text is kept as it was; so are those with bytes."""
     made: dict[str, Attribute] = {}
     for name, text in headers.items():
         own = received.get(name)
@@ -173,7 +173,7 @@ def _as_attributes(headers: Mapping[str, str], received: Attributes) -> dict[str
 
 
 def _fold(attributes: dict[str, Attribute], room: int) -> dict[str, list[str]]:
-    """Take out what is no attribute, or finds no room, and return it as JSON can have it."""
+    """Remove what cannot be an attribute, or has no room, and return it in a form for JSON."""
     out = [name for name, attribute in attributes.items() if not _can_be_one(name, attribute)]
     stay = [name for name in attributes if name not in out]
     folded = {}
@@ -198,7 +198,7 @@ def _can_be_one(name: str, attribute: Attribute) -> bool:
 
 
 def _opened_envelope(body: str, attributes: Attributes) -> tuple[str, Attributes]:
-    """Body and attributes of what an SNS subscription without raw delivery has wrapped; of anything else, as it is."""
+    """The body and attributes in the envelope of an SNS subscription without raw delivery; others unchanged."""
     if not (body.startswith("{") and '"TopicArn"' in body and '"Notification"' in body):
         return body, attributes
     try:
@@ -219,7 +219,7 @@ def _from_envelope(data_type: str, value: str) -> Attribute:
 
 
 def _document(attributes: Attributes) -> tuple[dict[str, Any] | None, str]:
-    """What is in `pump`, nothing where there is none, or what is wrong with it."""
+    """The content of `pump`, empty if there is none; and what is wrong with it."""
     attribute = attributes.get(PUMP)
     if attribute is None:
         return {}, ""
@@ -233,7 +233,7 @@ def _document(attributes: Attributes) -> tuple[dict[str, Any] | None, str]:
 
 
 def _unfolded(folded: Mapping[str, Sequence[str]]) -> dict[str, Attribute]:
-    """But for headers of the sender's that are called like the pump's own attributes."""
+    """The folded attributes, without headers of the sender that have the names of the pump's own attributes."""
     own = {PUMP, TYPE}
     return {name: _from_envelope(kind, value) for name, (kind, value) in folded.items() if name not in own}
 
@@ -249,16 +249,16 @@ def _texts(attributes: Attributes) -> Mapping[str, str]:
 
 def _header(document: Mapping[str, Any], attributes: Attributes, topic: str, message_id: str) -> Header:
     given: dict[str, Any] = {field: _text(document[name], name) for name, field, _ in _FIELDS if name in document}
-    if given.get("kind", "command") not in _KINDS:
-        raise ValueError("its kind is none")
+    if given.get("kind", "command") not in KINDS:
+        raise ValueError("its kind must be command, document or event")
     given["id"] = given.get("id") or message_id
     kind = attributes.get(TYPE, {}).get("StringValue", "") or document.get("type", "")
     time = float(document.get("time", 0.0))
     if not isfinite(time):
-        raise ValueError("its time is none")
+        raise ValueError("its time must be a finite number")
     folded = document.get("folded", {})
     headers = dict(_texts(attributes))
-    for name in (PUMP, TYPE):  # a header of the sender's may be called so
+    for name in (PUMP, TYPE):  # a header of the sender may have that name
         if name in folded:
             headers[name] = _text(folded[name][1], name)
     return Header(topic=topic, type=_text(kind, "type"), timestamp=time, headers=headers or NO_HEADERS, **given)
@@ -267,7 +267,7 @@ def _header(document: Mapping[str, Any], attributes: Attributes, topic: str, mes
 def _carried(document: Mapping[str, Any]) -> Carried:
     due = float(document.get("due", 0.0))
     if not 0 <= due < inf:
-        raise ValueError("its due time is none")
+        raise ValueError("its due time must be a finite number that is not negative")
     identity, topic = _text(document.get("identity", ""), "identity"), _text(document.get("topic", ""), "topic")
     return Carried(identity, _count(document, "attempts"), _count(document, "before"), due, topic)
 
@@ -275,13 +275,13 @@ def _carried(document: Mapping[str, Any]) -> Carried:
 def _count(document: Mapping[str, Any], name: str) -> int:
     number = document.get(name, 0)
     if not isinstance(number, int) or not 0 <= number <= _HIGHEST_COUNT:
-        raise ValueError(f"its {name} is no count")
+        raise ValueError(f"its {name} must be a whole number that is not negative")
     return number
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"its {name} is no text")
+        raise TypeError(f"its {name} must be text")
     return value
 
 
@@ -294,5 +294,5 @@ def _body(body: str, encoding: object) -> bytes:
         try:
             return base64.b64decode(body, validate=True)
         except binascii.Error as error:
-            raise ValueError(f"its body is no base64: {error}") from None
+            raise ValueError(f"its body is not base64: {error}") from None
     raise ValueError("its encoding is unknown")

@@ -1,4 +1,4 @@
-"""boto3's clients, and its errors as ours: nothing else here knows boto3 or botocore."""
+"""Makes boto3's clients, and turns their errors into ours. No other module here imports boto3 or botocore."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from pump.transports.sqs.settings import Account
 
 MOST_CONNECTIONS: Final = 64
 MOST_ENTRIES: Final = 10
-"""In one request."""
+"""The most entries of one request."""
 _DENIALS: Final = ("AccessDenied", "AuthorizationError")
 _REFUSALS: Final = (
     "InvalidClientTokenId",
@@ -48,19 +48,19 @@ _OUTAGES: Final = (
     botocore.parsers.ResponseParserError,
 )
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
-"""In the text of an SSLError: the settings are wrong. Any other one is an outage."""
+"""Parts of the text of an SSLError that means wrong settings. Any other SSLError is an outage."""
 
 
 class NoSuchQueue(TransportError):  # noqa: N818 - it says what is wrong
-    """There is no such queue or topic. An outage to whoever assumed that there is one."""
+    """There is no such queue or topic. With missing="assume" it is treated as an outage."""
 
 
 class SqsRefused(SetupError):  # noqa: N818 - it says what happened
-    """The broker does not let us: credentials are missing or wrong, or a permission is."""
+    """The broker refuses the request: credentials or a permission are missing or wrong."""
 
 
 class SqsDenied(SqsRefused):
-    """The broker knows us, and a permission is missing."""
+    """The login is right, but a permission is missing."""
 
 
 class SqsNotReached(TransportError):  # noqa: N818 - it says what happened
@@ -74,11 +74,11 @@ class SqsError(TransportError):
         super().__init__(text)
         self.code: Final = code
         self.is_ours: Final = is_ours
-        """Whether the request itself is at fault: the same one fails again."""
+        """Whether the request itself is wrong, so that the same request would fail again."""
 
 
 class SqsClients:
-    """The clients of one account, made when they are first used. From any thread."""
+    """The clients of one account, made when they are first used. Any thread may use it."""
 
     def __init__(self, account: Account) -> None:
         self._account: Final = account
@@ -87,7 +87,7 @@ class SqsClients:
         self._made: Final[dict[tuple[str, int], Any]] = {}
 
     def sqs(self, waits_seconds: int = 0) -> Any:  # noqa: ANN401 - boto3 has no types
-        """A client for queues, whose requests may wait for so many seconds at the broker."""
+        """A client for queues, whose requests may wait this many seconds at the broker."""
         return self._client("sqs", waits_seconds)
 
     def sns(self) -> Any:  # noqa: ANN401 - boto3 has no types
@@ -98,7 +98,7 @@ class SqsClients:
         with self._lock:
             made = self._made.get((service, waits_seconds))
             if made is None:
-                with errors(f"a client for {service} cannot be made"):
+                with errors(f"a client for {service} cannot be created"):
                     made = self._made[service, waits_seconds] = self._make(service, waits_seconds)
             return made
 
@@ -115,7 +115,7 @@ class SqsClients:
                 connect_timeout=timeout,
                 read_timeout=waits_seconds + timeout,
                 max_pool_connections=MOST_CONNECTIONS,
-                # The pump tries again itself, and knows until when that makes sense.
+                # The pump itself tries again, and knows how long that makes sense.
                 retries={"mode": "standard", "total_max_attempts": 1},
                 tcp_keepalive=True,
             ),
@@ -124,7 +124,7 @@ class SqsClients:
 
 @contextmanager
 def errors(doing: str) -> Iterator[None]:
-    """What boto3 raises is one of our errors, which says what was being done and shows no credentials."""
+    """Turn boto3's errors into ours, which say what was being done, and show no credentials."""
     try:
         yield
     except botocore.exceptions.ClientError as error:
@@ -150,7 +150,7 @@ def _answered(error: botocore.exceptions.ClientError, doing: str) -> PumpError:
 
 
 def answer_error(doing: str, code: str, text: str, *, is_ours: bool) -> PumpError:
-    """Our error for a code of the broker's, alone or of one entry of a request."""
+    """Our error for an error code of the broker, of a request or of one entry."""
     says = f"sqs: {doing}: {code}: {text}"
     if any(each in code for each in _LOST) or (is_ours and _is_about_receipt(text)):
         return LeaseLost(says)
@@ -165,7 +165,7 @@ def answer_error(doing: str, code: str, text: str, *, is_ours: bool) -> PumpErro
 
 
 def _is_about_receipt(text: str) -> bool:
-    """Whether it says that a receipt has expired, or that a message cannot be kept for longer."""
+    """Whether the error says that a receipt has expired, or that a message cannot be kept longer."""
     lower = text.lower()
     return "receipt handle" in lower or "receipthandle" in lower or "visibilitytimeout for the message" in lower
 
@@ -178,9 +178,9 @@ def _first_line(error: BaseException) -> str:
 def batches(
     entries: Sequence[Mapping[str, Any]], request: Callable[..., Mapping[str, Any]], doing: str, **options: object
 ) -> Mapping[int, PumpError]:
-    """Send entries, ten in each request; the errors of those that were not carried out, by their position.
+    """Send entries, ten in each request; returns the errors of the failed ones, by position.
 
-    After a request that got no answer none is sent, and all those left have its error.
+    After a request without an answer no other is sent, and all remaining entries have its error.
     """
     failures: dict[int, PumpError] = {}
     for begin in range(0, len(entries), MOST_ENTRIES):

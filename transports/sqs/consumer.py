@@ -1,4 +1,4 @@
-"""A consumer of one queue: receives, acknowledges in batches, settles by visibility, and gives back."""
+"""A consumer of one queue. Most of its verdicts change the time for which a message is hidden."""
 
 import logging
 import threading
@@ -14,7 +14,8 @@ from pump.message import FIRST_FAILURE_HEADER, Message
 from pump.subscription import Subscription
 from pump.transport_kit.ack_batch import AckBatch
 from pump.transport_kit.call_threads import CallThreads
-from pump.transport_kit.dead_letters import PARKED_SECONDS, must_be_parked, report_gone, report_kept
+from pump.transport_kit.dead_letters import report_gone
+from pump.transport_kit.parking import Parking
 from pump.transport_kit.settings import finite_seconds
 from pump.transports.sqs.attributes import Carried, Parcel, Unpacked, pack, unpack
 from pump.transports.sqs.client import MOST_ENTRIES, batches, errors
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("pump.transports.sqs")
 
 LONGEST_HIDDEN_SECONDS: Final = 43_200 - 60
-"""How long a message can be invisible after it was received, and a minute for clocks and requests."""
+"""How long a message can stay hidden after it was received, minus a minute for clocks and requests."""
 RETRY_SECONDS: Final = 1.0
 """How long to wait before acknowledgements that could not be sent are sent again."""
 ANSWER_SECONDS: Final = 1.0
-"""How long a stop waits for the broker's answer. The request itself goes on, for as long as the process does."""
+"""How long a stop waits for the broker's answer. The request itself goes on while the process lives."""
 LAST_SECONDS: Final = 0.5
 MANY: Final = 64
 
 
 class SqsReceipt:
-    """One delivery as the broker has it."""
+    """One delivery."""
 
     __slots__ = ("attributes", "carried", "copied", "expires", "handle", "received", "sent", "settled")
 
@@ -59,7 +60,7 @@ class SqsReceipt:
         self.carried: Final = carried
         self.attributes: Final = attributes
         self.received: Final = received
-        """When, on the wall clock; and when it was sent to the queue."""
+        """When it was received, on the wall clock; `sent` is when it was sent to the queue."""
         self.sent: Final = sent
         self.expires = expires
         """When its lease ends, on the monotonic clock. Several messages may be of one delivery: it may be held here."""
@@ -78,6 +79,9 @@ class SqsConsumer:
         self._fifo: Final = transport.fifo
         self._destinations: Final = transport.queues.destinations(subscription)
         self._max_attempts: Final = subscription.max_attempts
+        self._parking: Final = Parking(
+            log, self._destinations.channel, None if self._fifo else subscription.max_attempts
+        )
         lease = transport.lease if subscription.lease is None else finite_seconds("sqs", "lease", subscription.lease)
         self._lease: Final = ceil(min(lease, LONGEST_HIDDEN_SECONDS))
         self._poll: Final = ceil(min(transport.poll, 20))
@@ -87,7 +91,7 @@ class SqsConsumer:
         self._dead_letters: Final = SqsDeadLetters(transport, subscription, self._destinations)
         self._rounds: Final = LeaseRounds[str](self._lease, MOST_ENTRIES)
         self._leased: Final[dict[str, SqsReceipt]] = {}
-        """What was received and has no verdict, by its handle, to be renewed together."""
+        """The receipts without a verdict, by their handles, to be renewed together."""
         self._most_leased = MANY
         self._lock: Final = threading.Lock()
         self._acks: Final = AckBatch[str, str](self._clock, self._flush, retry_seconds=RETRY_SECONDS)
@@ -112,8 +116,8 @@ class SqsConsumer:
         self._poller.interrupt()
 
     def _fetch(self, limit: int) -> Sequence[Message]:
-        """What one request brings. The acknowledgements that wait go before it."""
-        with suppress(PumpError):  # they were put back, and are sent again
+        """The messages that one request brings. Pending acknowledgements are sent before it."""
+        with suppress(PumpError):  # they were put back into the batch, and are sent again
             self._flush()
         began = self._clock.monotonic()
         with errors(f"receiving from {self._queue.name}"):
@@ -130,7 +134,7 @@ class SqsConsumer:
             return ()
         now, wall = self._clock.monotonic(), self._clock.wall()
         messages = [message for each in raw if (message := self._read(each, began, wall)) is not None]
-        if now - began > self._lease / 4:  # nobody knows when during the wait their leases began
+        if now - began > self._lease / 4:  # their leases began at an unknown moment of the wait
             messages = self._renewed(messages)
         receipts = {each.handle: each for each in (cast("SqsReceipt", message.receipt) for message in messages)}
         with self._lock:
@@ -140,7 +144,7 @@ class SqsConsumer:
         return messages
 
     def _forget_lost(self, now: float) -> None:
-        """Keep no message whose lease has ended without a verdict; looked for when twice as many are known."""
+        """Forget messages whose leases ended without a verdict. It looks for them when the number has doubled."""
         if len(self._leased) < self._most_leased:
             return
         with self._lock:
@@ -152,7 +156,7 @@ class SqsConsumer:
             self._rounds.ends(handle)
 
     def _read(self, raw: Mapping[str, Any], began: float, wall: float) -> Message | None:
-        """The message that was received; None if it is not due yet, and was sent on its way again."""
+        """The received message; None if it is not due yet, and was hidden or sent again."""
         system: Mapping[str, str] = raw.get("Attributes", {})
         message_id = raw.get("MessageId", "")
         found = unpack(raw.get("Body", ""), raw.get("MessageAttributes", {}), self._destinations.topic, message_id)
@@ -161,7 +165,7 @@ class SqsConsumer:
         receipt = SqsReceipt(
             raw["ReceiptHandle"], carried, found.attributes, received=wall, sent=sent, expires=began + self._lease
         )
-        if carried.due and not self._fifo:  # a FIFO queue delays nothing, and no pump has posted this there
+        if carried.due and not self._fifo:  # a FIFO queue has no delays, so no pump has written this
             self._send_on(receipt, found, wall)
             return None
         deliveries = carried.before + int(system.get("ApproximateReceiveCount", 1))
@@ -174,7 +178,7 @@ class SqsConsumer:
             generation=self.generation,
             deliveries=deliveries,
             attempts=carried.attempts,
-            # The count of a FIFO queue cannot be set back when messages are given back, so it says nothing.
+            # A FIFO queue also counts deliveries that were given back, so its count means nothing.
             unexplained=0 if self._fifo else deliveries - 1,
             lease_expires=receipt.expires,
             partition=system.get("MessageGroupId") if self._fifo else None,
@@ -184,7 +188,7 @@ class SqsConsumer:
         )
 
     def _renewed(self, messages: Sequence[Message]) -> list[Message]:
-        """Those of the messages whose leases could be renewed; the others come again."""
+        """The messages whose leases could be renewed; the others come again."""
         began = self._clock.monotonic()
         failures = self._set_visibility([cast("SqsReceipt", each.receipt) for each in messages], self._lease)
         kept = [each for place, each in enumerate(messages) if place not in failures]
@@ -195,9 +199,9 @@ class SqsConsumer:
     # -- what is not due yet
 
     def _send_on(self, receipt: SqsReceipt, found: Unpacked, now: float) -> None:
-        """Hide a message that is not due yet, or send it anew so that it comes exactly when it is.
+        """Hide a message that is not due yet, or send it again so that it comes exactly when it is due.
 
-        Its count says nothing of attempts then, so the copy that comes when it is due has a new one.
+        The hiding spoils its count of deliveries, so the copy that comes when it is due has a new one.
         """
         left = found.carried.due - now
         try:
@@ -209,7 +213,10 @@ class SqsConsumer:
             parcel = pack(found.header, found.body, found.carried._replace(due=due), found.attributes)
             self._replace(receipt, parcel, found.header.key, delay)
         except PumpError as error:
-            log.warning("%s: message %s is not due yet, and stays as it is", error, found.header.id)
+            text = (
+                "sqs: message %s of %s could not be hidden until it is due; this is tried again when its lease ends: %s"
+            )
+            log.warning(text, found.header.id, self._queue.name, error)
 
     # -- acknowledging
 
@@ -227,7 +234,7 @@ class SqsConsumer:
             self._flush()
 
     def _flush(self) -> None:
-        """Delete all messages whose acknowledgements wait, and those that another consumer of the queue has left."""
+        """Delete all messages with pending acknowledgements, also those that another consumer has left."""
         acks = self._acks.take(self._transport.take_unsent(self._queue.url))
         if not acks:
             return
@@ -235,26 +242,26 @@ class SqsConsumer:
         failures = self._batch("delete_message_batch", [{"ReceiptHandle": each} for each in handles], "acknowledging")
         late = [acks[handles[place]] for place, error in failures.items() if isinstance(error, LeaseLost)]
         if late:
-            text = "sqs: acknowledgements on %s came too late, these messages come again: %s"
+            text = "sqs: acknowledgements on %s came too late: these messages come again: %s"
             log.warning(text, self._queue.name, ", ".join(late))
         again = {handles[place]: error for place, error in failures.items() if not isinstance(error, LeaseLost)}
         if again:
             self._acks.put_back({handle: acks[handle] for handle in again})
-            if self._closed:  # perhaps since the request began: then nobody else looks at them any more
+            if self._closed:  # it may have been closed during the request, and then nothing else would send them
                 self._leave_unsent()
             raise next(iter(again.values()))
 
     # -- other verdicts
 
     def nack(self, message: Message) -> None:
-        """Make it visible at once. The broker counts the delivery; the pump knows that it spent no attempt."""
+        """Make it visible at once. The broker counts the delivery; the pump knows that no attempt was spent."""
         receipt = _unsettled(message)
         self._renew_alone(receipt)
         self._change_visibility(receipt, 0)
         self._end(receipt)
 
     def requeue(self, message: Message, delay: float, attempts: int) -> None:
-        """Hide it for the delay. What the broker cannot hide for so long is sent anew, and then deleted."""
+        """Hide it for the delay. One that the broker cannot hide for that long is sent again, and then deleted."""
         receipt = _unsettled(message)
         self._renew_alone(receipt)
         is_copied = receipt.copied == self._queue.url
@@ -274,7 +281,7 @@ class SqsConsumer:
             try:
                 self._dead_letters.store(url, message, receipt.attributes, rejection)
             except (TransportError, SetupError) as error:
-                self._park(message, rejection)
+                self._parking.park(message, rejection, self.requeue)
                 raise _retriable(error) from error
             receipt.copied = url
         self._delete(receipt)
@@ -282,20 +289,12 @@ class SqsConsumer:
         if url is None:
             report_gone(log, message, self._destinations.channel, rejection)
 
-    def _park(self, message: Message, rejection: Rejection) -> None:
-        """Requeue a message that has no attempts left and cannot be given up, so that a restart does not run it."""
-        if not self._fifo and must_be_parked(message, rejection, self._max_attempts):
-            try:
-                self.requeue(message, PARKED_SECONDS, rejection.attempts)
-            except PumpError as error:
-                report_kept(log, message, self._destinations.channel, error)
-
     def extend(self, message: Message) -> None:
-        """Renew its lease, and those of others of this consumer that will be asked for soon: ten in one request."""
+        """Renew its lease, and those of other messages here that need it soon: ten in one request."""
         receipt = _unsettled(message)
         began = self._clock.monotonic()
         together = self._rounds.asked(receipt.handle, began)
-        if not together:  # it was taken along
+        if not together:  # it was renewed together with another
             message.lease_expires = receipt.expires
             return
         with self._lock:
@@ -305,7 +304,7 @@ class SqsConsumer:
         if self._clock.wall() - receipt.received > LONGEST_HIDDEN_SECONDS - self._lease:
             self._end(receipt)
             raise LeaseLost(
-                f"message {message.id} was received twelve hours ago: the broker renews no lease for longer"
+                f"message {message.id} was received twelve hours ago: the broker renews a lease for no longer than that"
             )
         failures = self._set_visibility(receipts, self._lease)
         kept = [each for place, each in enumerate(receipts) if place not in failures]
@@ -321,14 +320,14 @@ class SqsConsumer:
     def hand_back(self, messages: Sequence[Message]) -> None:
         """Make these available at once, as if they had not been delivered.
 
-        A FIFO queue keeps them in their places. A standard queue would count the delivery, which nobody has seen, so
-        each is sent anew with the count it had, and then deleted.
+        A FIFO queue keeps them in their places. A standard queue would count the delivery, which no handler has seen,
+        so each is sent again with its earlier count, and then deleted.
         """
         self._answered_in_time(lambda: self._give_back(messages))
 
     def _give_back(self, messages: Sequence[Message]) -> None:
         messages = [each for each in messages if not cast("SqsReceipt", each.receipt).settled]
-        with suppress(PumpError):  # they were put back, and are sent again
+        with suppress(PumpError):  # they were put back into the batch, and are sent again
             self._flush()
         left = messages if self._fifo else self._given_back_anew(messages)
         receipts = [cast("SqsReceipt", each.receipt) for each in left]
@@ -342,7 +341,7 @@ class SqsConsumer:
                 raise error
 
     def _given_back_anew(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Send copies of messages that were received, and delete those; returns what could not be sent."""
+        """Send copies of these messages and delete the originals; returns the messages that could not be sent."""
         parcels = [self._uncounted(each) for each in messages]
         fit = [place for place, parcel in enumerate(parcels) if parcel is not None]
         left = [each for place, each in enumerate(messages) if place not in set(fit)]
@@ -362,7 +361,7 @@ class SqsConsumer:
         return left
 
     def _uncounted(self, message: Message) -> Parcel | None:
-        """A copy that has the count from before this delivery; None if there can be none."""
+        """A copy with the count from before this delivery; None if that is not possible."""
         if message.fault:
             return None
         seen_here = message.attempts - message.carried
@@ -374,7 +373,7 @@ class SqsConsumer:
         return parcel if parcel.size <= self._transport.largest_message else None
 
     def purge(self) -> int:
-        """Remove everything that waits or is due later; the broker does so once a minute, and counts approximately."""
+        """Remove all messages. The broker allows this once a minute; the returned number is approximate."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed"]
         with suppress(PumpError):
             self._flush()
@@ -395,7 +394,7 @@ class SqsConsumer:
     # -- ending
 
     def close(self) -> None:
-        """Send what is pending; what cannot be sent is left to the queue's other consumers here."""
+        """Send pending acknowledgements; other consumers in this process send those that fail."""
         if self._closed:
             return
         self._closed = True
@@ -408,12 +407,14 @@ class SqsConsumer:
     def _leave_unsent(self) -> None:
         unsent = self._acks.take()
         if unsent:
-            text = "sqs: channel %s: %d acknowledgements could not be sent; another consumer here sends them"
+            text = (
+                "sqs: channel %s: %d acknowledgements could not be sent: the next consumer in this process sends them"
+            )
             log.warning(text, self._queue.name, len(unsent))
             self._transport.leave_unsent(self._queue.url, unsent)
 
     def _answered_in_time(self, call: Any, seconds: float = ANSWER_SECONDS) -> None:  # noqa: ANN401 - a function
-        """Call this on a thread that nobody waits for longer: a stop must not wait for a broker that hangs."""
+        """Call this on a thread, and wait at most this long: a stop must not wait for a broker that hangs."""
         ended, thread = Signal(), CallThreads(1, "pump-sqs-give-back")
         future: Future[None] = thread.submit(call)
         thread.close()
@@ -446,9 +447,9 @@ class SqsConsumer:
             self._transport.clients.sqs().delete_message(QueueUrl=self._queue.url, ReceiptHandle=receipt.handle)
 
     def _replace(self, receipt: SqsReceipt, parcel: Parcel, key: str | None, delay: int) -> None:
-        """Send a message to this queue, and once that is confirmed, delete the one it stands for."""
+        """Send a message to this queue, and once that is confirmed, delete the one that it replaces."""
         if receipt.copied != self._queue.url:
-            with errors(f"sending to {self._queue.name} what comes again"):
+            with errors(f"storing a copy in {self._queue.name}"):
                 self._transport.clients.sqs().send_message(
                     QueueUrl=self._queue.url, DelaySeconds=delay, **parcel.entry, **order_of(key, fifo=self._fifo)
                 )
@@ -464,7 +465,7 @@ class SqsConsumer:
         return pack(header, message.body, carried, cast("SqsReceipt", message.receipt).attributes)
 
     def _can_be_hidden(self, receipt: SqsReceipt, delay: float) -> bool:
-        """Whether the broker can hide it for so long, and will not remove it for its age meanwhile."""
+        """Whether the broker can hide it for that long, without removing it meanwhile because of its age."""
         now = self._clock.wall()
         is_short = now - receipt.received + delay <= LONGEST_HIDDEN_SECONDS
         return is_short and now - receipt.sent + delay <= self._queue.retention * 3 / 4
@@ -473,12 +474,12 @@ class SqsConsumer:
         return self._max_attempts is not None and attempts >= self._max_attempts
 
     def _end(self, receipt: SqsReceipt) -> None:
-        """It is settled: it is renewed no more."""
+        """Note that it is settled, and renew it no more."""
         receipt.settled = True
         self._renew_alone(receipt)
 
     def _renew_alone(self, receipt: SqsReceipt) -> None:
-        """No renewal of another takes it along from now on: it would undo the verdict that is under way."""
+        """Do not renew it together with others any more: that would undo the verdict that is under way."""
         self._rounds.ends(receipt.handle)
         with self._lock:
             self._leased.pop(receipt.handle, None)
@@ -487,12 +488,12 @@ class SqsConsumer:
 def _unsettled(message: Message) -> SqsReceipt:
     receipt = cast("SqsReceipt", message.receipt)
     if receipt.settled:
-        raise LeaseLost(f"message {message.id} was settled before")
+        raise LeaseLost(f"message {message.id} was already settled")
     return receipt
 
 
 def _retriable(error: PumpError) -> PumpError:
-    """A missing permission may be given while the pump runs: the rejection is tried again."""
+    """The error with which the rejection is tried again: a missing permission may be given meanwhile."""
     if isinstance(error, SetupError):
         return PublishError(str(error), sent=False)
     return error

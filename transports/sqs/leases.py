@@ -1,6 +1,6 @@
-"""Which leases to renew together: those of a channel's messages are renewed ten at a time, not one by one.
+"""Decides which leases to renew together, ten in one request.
 
-A channel asks for each message alone. Whoever is asked for takes along others that are asked for as regularly.
+A channel asks for each message alone. Then others that the channel asks for regularly are renewed with it.
 """
 
 import threading
@@ -11,33 +11,33 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class LeaseRounds(Generic[Key]):
-    """The messages of one consumer whose leases are being renewed. From any thread; it knows no clock."""
+    """The messages of one consumer whose leases are being renewed. Any thread may use it; it is given the time."""
 
     def __init__(self, lease: float, most: int) -> None:
         """`lease` is how long one lasts, in seconds; `most` is how many fit in one request."""
         self._fresh: Final = lease / 6
-        """For so long after a renewal another one is not needed."""
+        """How long after a renewal no other one is needed."""
         self._regular: Final = lease / 2
-        """Who was not asked for in so long a time is not asked for any more."""
+        """A message that was not asked for in this time is not renewed with others any more."""
         self._most: Final = most
         self._lock: Final = threading.Lock()
         self._asked: Final[dict[Key, float]] = {}
-        """When each was asked for, or received, last; oldest first."""
+        """When each was last asked for or received; oldest first."""
         self._renewed: Final[dict[Key, float]] = {}
 
     def begins(self, keys: Sequence[Key], now: float) -> None:
-        """These were received: their leases begin."""
+        """Note messages that were received: their leases begin."""
         with self._lock:
             self._asked.update(dict.fromkeys(keys, now))
 
     def ends(self, key: Key) -> None:
-        """It is settled, or lost."""
+        """Forget a message that is settled or lost."""
         with self._lock:
             self._asked.pop(key, None)
             self._renewed.pop(key, None)
 
     def asked(self, key: Key, now: float) -> Sequence[Key]:
-        """What to renew in one request now that this one is asked for; nothing if it was taken along just now."""
+        """The messages to renew together with this one; none if it was just renewed together with another."""
         with self._lock:
             self._asked.pop(key, None)
             self._asked[key] = now
@@ -53,10 +53,10 @@ class LeaseRounds(Generic[Key]):
             return together
 
     def renewed(self, keys: Sequence[Key], now: float) -> None:
-        """These were renewed by a request that began then."""
+        """Note messages that were renewed by a request that began at that time."""
         with self._lock:
             self._renewed.update({key: now for key in keys if key in self._asked})
 
     def _is_due(self, key: Key, now: float) -> bool:
-        """Whether it would be asked for soon: received a while ago, or renewed a while ago."""
+        """Whether its last renewal, or its arrival, was long enough ago."""
         return now - self._renewed.get(key, self._asked[key]) >= self._fresh

@@ -1,4 +1,4 @@
-"""The names of queues and SNS topics: how channels and topics are called on the broker, and what their ARNs say."""
+"""The names and ARNs of queues and SNS topics."""
 
 import hashlib
 import re
@@ -16,16 +16,18 @@ _GROUP: Final = re.compile(r"[!-~]+")
 
 
 def broker_name(name: str, *, fifo: bool) -> str:
-    """What a channel or a topic is called on the broker, where a dot is written as a hyphen.
+    """The name of a channel or topic on the broker; a dot becomes a hyphen.
 
-    A FIFO queue's name ends with .fifo, which need not be written. ConfigurationError if there can be no such queue.
+    A FIFO queue's name ends with .fifo, which may be left out. ConfigurationError if no queue can have the name.
     """
     plain = name.replace(FIFO_ENDING, "") if fifo else name
     if not fifo and name.endswith(FIFO_ENDING):
         raise ConfigurationError(f"sqs: {name!r} is the name of a FIFO queue: use sqs+fifo://")
     made = plain.replace(".", "-") + (FIFO_ENDING if fifo else "")
     if not _NAME.fullmatch(made.removesuffix(FIFO_ENDING)):
-        raise ConfigurationError(f"sqs: {name!r} cannot be a queue's name: letters, digits, - _ and . may be in it")
+        raise ConfigurationError(
+            f"sqs: {name!r} cannot be a queue's name: it may have letters, digits, '-', '_' and '.'"
+        )
     if len(made) > LONGEST_NAME:
         raise ConfigurationError(f"sqs: {name!r} is too long: a queue's name has at most {LONGEST_NAME} characters")
     return made
@@ -34,7 +36,7 @@ def broker_name(name: str, *, fifo: bool) -> str:
 def group_of(key: str | None) -> str:
     """The message group of a key; a message without a key has a group of its own, and waits for no other.
 
-    A key that no group can be called like is replaced by a digest of it.
+    A key that cannot be the name of a group is replaced by its digest.
     """
     if key is None:
         return f"pump-{uuid4().hex}"
@@ -44,7 +46,7 @@ def group_of(key: str | None) -> str:
 
 
 def topic_arn(queue_arn: str, name: str) -> str:
-    """The ARN of the SNS topic of that name which is in the same account and region as a queue."""
+    """The ARN of the SNS topic of that name in the account and region of a queue."""
     _, partition, _, region, account, _ = queue_arn.split(":", 5)
     return f"arn:{partition}:sns:{region}:{account}:{name}"
 

@@ -1,4 +1,4 @@
-"""Receives on a thread of its own, so that a stop need not wait for a request that waits at the broker."""
+"""Receives on a separate thread, so that a stop need not wait for a request that waits at the broker."""
 
 import threading
 from collections import deque
@@ -15,11 +15,11 @@ LATE_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 1.25
 """How long a close waits for the request that is under way."""
 SHORT_POLL_SECONDS: Final = 0.1
-"""How long to wait after a request that did not wait itself and brought nothing."""
+"""How long to wait after a request that brought nothing and did not wait itself."""
 
 
 class SqsPoller:
-    """Makes one request after another for as long as somebody receives. One thread takes; any thread interrupts."""
+    """Makes one request after another while somebody receives. One thread takes; any thread interrupts."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SqsPoller:
         self._thread: threading.Thread | None = None
 
     def take(self, limit: int, timeout: float) -> Sequence[Message]:
-        """Up to so many messages: what has arrived, or the first to arrive in time, or none."""
+        """Up to `limit` messages: those that have arrived, or the first to arrive in time, or none."""
         deadline = self._clock.monotonic() + timeout
         while True:
             self._changed.clear()
@@ -67,7 +67,7 @@ class SqsPoller:
         self._changed.set()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Make no further request, and wait so long for the last one; what it brings is given back, then or later."""
+        """Make no further request, and wait this long for the last one. Its messages are given back, then or later."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -77,7 +77,7 @@ class SqsPoller:
             self._clock.wait(self._ended, seconds)
 
     def _take(self, limit: int) -> Sequence[Message] | None:
-        """What there is to return now; None if it has to be waited for, and then a request is under way."""
+        """The messages to return now; None to wait, and then a request is under way."""
         with self._lock:
             if self._closed:
                 raise TransportError("sqs: the consumer is closed")
@@ -108,7 +108,7 @@ class SqsPoller:
                 if not self._closed:
                     try:
                         self._poll()
-                    except Exception as error:  # whoever receives is told
+                    except Exception as error:  # the receive raises it
                         with self._lock:
                             self._failure = error
                         self._changed.set()
@@ -128,7 +128,7 @@ class SqsPoller:
             self._clock.wait(self._closing, self._pause_seconds)
 
     def _await_takers(self) -> None:
-        """Return when all is taken; what nobody takes in time is given back."""
+        """Return when all messages are taken; those that nobody takes in time are given back."""
         self._clock.wait(self._emptied, LATE_SECONDS)
         with self._lock:
             left = list(self._arrived)

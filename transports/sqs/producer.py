@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pump.transports.sqs.transport import SqsTransport
 
 LONGEST_DELAY_SECONDS: Final = 900
-"""The longest DelaySeconds. What is posted for later than that is hidden again and again by whoever receives it."""
+"""The longest DelaySeconds. A message with a longer delay is hidden again by each consumer that receives it."""
 FAR_SECONDS: Final = 100 * 365 * 86400.0
 ROUTE_SECONDS: Final = 30.0
-"""For how long a producer remembers where a topic goes."""
+"""How long a producer remembers where a topic goes."""
 _UNSENT: Final = (SqsNotReached, SetupError, NoSuchQueue)
 
 
@@ -35,19 +35,19 @@ class _Posted(NamedTuple):
 
 
 def due_and_delay(delay: float, now: float) -> tuple[float, int]:
-    """When a message is due, if its delay is longer than the broker's longest; and the DelaySeconds to send it with."""
+    """The time when a message is due, if its delay is longer than the broker's longest, and its DelaySeconds."""
     if delay <= LONGEST_DELAY_SECONDS:
         return 0.0, max(0, ceil(delay))
     return now + min(delay, FAR_SECONDS), LONGEST_DELAY_SECONDS
 
 
 def order_of(key: str | None, *, fifo: bool) -> dict[str, str]:
-    """What a FIFO queue has to be told of a message: its group, and that it is no repetition of another."""
+    """The parameters for a FIFO queue: the message's group, and a new deduplication id."""
     return {"MessageGroupId": group_of(key), "MessageDeduplicationId": uuid4().hex} if fifo else {}
 
 
 class SqsProducer:
-    """Sends to the topics in the messages' headers. From any thread."""
+    """Sends to the topics in the messages' headers. Any thread may use it."""
 
     def __init__(self, transport: "SqsTransport") -> None:
         self._transport: Final = transport
@@ -60,9 +60,9 @@ class SqsProducer:
         if self._closed:
             raise not_sent("the producer is closed", retriable=True)
         if delay > 0 and self._transport.fifo:
-            raise not_sent("a FIFO queue delays no single message")
+            raise not_sent("a FIFO queue cannot delay a single message")
         by_topic: dict[str, list[_Posted]] = {}
-        for place, message in enumerate(messages):  # nothing is sent if one of them cannot be
+        for place, message in enumerate(messages):  # before anything is sent, since one of them may be wrong
             by_topic.setdefault(message.header.topic, []).append(self._posted(place, message, delay))
         failures: dict[int, PublishError] = {}
         for topic, posted in by_topic.items():
@@ -85,12 +85,12 @@ class SqsProducer:
         if parcel.size > transport.largest_message:
             raise not_sent(
                 f"message {message.id} has {parcel.size} bytes with its attributes, and {transport.largest_message} "
-                "are allowed; keep a large body elsewhere, and post where it is"
+                "are allowed; store a large body elsewhere, and post its address"
             )
         return _Posted(place, parcel, order_of(message.header.key, fifo=transport.fifo))
 
     def _send_to(self, topic: str, posted: Sequence[_Posted], delay: float) -> Mapping[int, PublishError]:
-        """Send to one topic; what is known of those that were not confirmed, by their places."""
+        """Send to one topic; returns the errors of messages that were not confirmed, by position."""
         try:
             route = self._route(topic)
             if route.topic_arn and delay > 0:
@@ -115,7 +115,12 @@ class SqsProducer:
         failures: dict[int, PublishError] = {}
         for some in portions(posted, lambda each: each.parcel.size, MOST_ENTRIES, self._transport.largest_message):
             if failures:
-                failures.update({each.place: _failure("others before it failed", sent=False) for each in some})
+                failures.update(
+                    {
+                        each.place: _failure("it was not tried, because a message before it failed", sent=False)
+                        for each in some
+                    }
+                )
                 continue
             for place, error in send(some, topic).items():
                 failures[some[place].place] = _failure(error, sent=_was_sent(error))
@@ -151,7 +156,7 @@ class SqsProducer:
         return route
 
     def _forget(self, topic: str) -> None:
-        """Whatever is wrong, look again where the topic goes."""
+        """Look again where the topic goes, at the next send."""
         with self._lock:
             self._routes.pop(topic, None)
 

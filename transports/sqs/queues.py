@@ -1,7 +1,7 @@
-"""What is made on the broker: queues, SNS topics, and the subscriptions between them.
+"""Creates and validates queues, SNS topics, and the subscriptions between them.
 
-A channel is a queue. A topic is an SNS topic of its name if there is one, and else the queue of its name. An SNS topic
-is made for a subscription whose channel is called otherwise than its topic, and for the publication of an Event.
+A channel is a queue. A topic is the SNS topic of its name if there is one, else the queue of its name. An SNS topic is
+created for a subscription whose channel and topic have different names, and for the publication of an Event.
 """
 
 import json
@@ -20,28 +20,28 @@ from pump.transports.sqs.names import broker_name, place_of, topic_arn
 log: Final = logging.getLogger("pump.transports.sqs")
 
 RETENTION_SECONDS: Final = 14 * 86400
-"""Of queues that are made here: the longest there is."""
+"""The retention of queues that are created here: the longest possible."""
 DEFAULT_RETENTION_SECONDS: Final = 4 * 86400
 ASSUMED_LIMIT: Final = 10
-"""The maxReceiveCount of a queue that does not let us read its attributes."""
+"""The assumed maxReceiveCount of a queue whose attributes may not be read."""
 LOWEST_LIMIT: Final = 100
 HIGHEST_LIMIT: Final = 1000
-"""Of maxReceiveCount: the first one where a RedrivePolicy is made here, the second by the broker's own rule."""
+"""The highest maxReceiveCount: of a RedrivePolicy that is created here, and of any one."""
 
 
 class SqsQueue(NamedTuple):
-    """One queue as a consumer needs to know it."""
+    """What a consumer must know about its queue."""
 
     name: str
     url: str
     limit: int | None = None
-    """After how many deliveries the broker itself gives a message up."""
+    """The number of deliveries after which the broker gives a message up."""
     retention: float = DEFAULT_RETENTION_SECONDS
-    """After how many seconds the broker removes a message."""
+    """The age in seconds at which the broker removes a message."""
 
 
 class SqsRoute(NamedTuple):
-    """Where what is posted to a topic goes: to a queue, or to an SNS topic."""
+    """Where messages for a topic go: to a queue or an SNS topic."""
 
     queue_url: str = ""
     topic_arn: str = ""
@@ -50,7 +50,7 @@ class SqsRoute(NamedTuple):
 
 
 class SqsQueues:
-    """The queues and topics of one account. From any thread."""
+    """The queues and topics of one account. Any thread may use it."""
 
     def __init__(self, clients: SqsClients, *, fifo: bool, default_dead_letter: str) -> None:
         self._clients: Final = clients
@@ -58,13 +58,13 @@ class SqsQueues:
         self._default_dead_letter: Final = default_dead_letter
         self._lock: Final = threading.Lock()
         self._named: Final[dict[str, str]] = {}
-        """What the names on the broker stand for."""
+        """The names in the program, by the names on the broker."""
         self._told_no_topics = False
 
     # -- names
 
     def destinations(self, subscription: Subscription) -> Destinations:
-        """The names that a subscription uses, as they are written in the program; two that become one are an error."""
+        """The names that a subscription uses, as the program writes them. They must differ on the broker too."""
         found = Destinations.of(subscription, self._default_dead_letter)
         names = (found.topic, found.channel, *found.dead_letters)
         own, dead = map(self.name, names[:2]), map(self.name, names[2:])
@@ -73,19 +73,21 @@ class SqsQueues:
         return found
 
     def name(self, name: str) -> str:
-        """What a channel or topic is called on the broker; ConfigurationError if another one is called so as well."""
+        """The name of a channel or topic on the broker; ConfigurationError if another one has the same there."""
         made = broker_name(name, fifo=self._fifo)
         plain = name.replace(".fifo", "") if self._fifo else name
         with self._lock:
             first = self._named.setdefault(made, plain)
         if first != plain:
-            raise ConfigurationError(f"sqs: {first!r} and {name!r} are both the queue {made!r}")
+            raise ConfigurationError(
+                f"sqs: {first!r} and {name!r} would both be the queue {made!r}: rename one of them"
+            )
         return made
 
     # -- setting up
 
     def prepare_channel(self, subscription: Subscription) -> None:
-        """Create or validate everything that a subscription needs, as it says."""
+        """Create or validate everything that a subscription needs."""
         if subscription.missing == "assume":
             return
         names = self.destinations(subscription)
@@ -95,7 +97,7 @@ class SqsQueues:
         self._prepare_topic_of(names, queue, subscription.missing)
 
     def prepare_topic(self, publication: Publication) -> None:
-        """Create or validate where a publication goes, as it says. An Event goes to an SNS topic."""
+        """Create or validate the topic of a publication. An Event goes to an SNS topic."""
         if publication.missing == "assume":
             return
         topic = publication.destination
@@ -105,7 +107,7 @@ class SqsQueues:
             if publication.missing == "validate":
                 raise SetupError(
                     f"sqs: topic {topic!r}: there is neither a queue nor an SNS topic {self.name(topic)!r}, and "
-                    "missing='validate' does not make one"
+                    "missing='validate' does not create one"
                 ) from None
             if issubclass(publication.request, Event):
                 self._create_topic(topic)
@@ -113,26 +115,26 @@ class SqsQueues:
                 self._create(topic, {})
 
     def open(self, subscription: Subscription) -> SqsQueue:
-        """What a consumer needs to know of its queue, created or validated as its subscription says."""
+        """Create or validate a consumer's queue; returns what the consumer must know about it."""
         self.prepare_channel(subscription)
         name = self.name(self.destinations(subscription).channel)
         url = self.url(name)
         try:
             attributes = self._attributes(url, "RedrivePolicy", "MessageRetentionPeriod")
         except SqsDenied as error:
-            text = "%s; queue %s: maxReceiveCount is taken to be %d"
-            log.warning(text, error, name, ASSUMED_LIMIT)
+            text = "sqs: the attributes of queue %s cannot be read, so its maxReceiveCount is assumed to be %d: %s"
+            log.warning(text, name, ASSUMED_LIMIT, error)
             return SqsQueue(name, url, ASSUMED_LIMIT)
         retention = float(attributes.get("MessageRetentionPeriod", DEFAULT_RETENTION_SECONDS))
         return SqsQueue(name, url, _limit(attributes.get("RedrivePolicy", "")), retention)
 
     def url(self, name: str) -> str:
-        """The URL of the queue that is called so on the broker; NoSuchQueue if there is none."""
+        """The URL of the queue of this name; NoSuchQueue if there is none."""
         with errors(f"queue {name}"):
             return str(self._clients.sqs().get_queue_url(QueueName=name)["QueueUrl"])
 
     def _ensure(self, name: str, missing: Missing, channel: str, policy: Mapping[str, str] | None = None) -> str:
-        """The URL of a queue, which is created if it is missing and may be."""
+        """The URL of a queue. A missing queue is created, if that is allowed."""
         try:
             return self.url(self.name(name))
         except NoSuchQueue:
@@ -140,7 +142,7 @@ class SqsQueues:
                 return self._create(name, policy or {})
             raise SetupError(
                 f"sqs: channel {channel!r}: there is no queue {self.name(name)!r}, and missing='validate' does not "
-                "make it"
+                "create it"
             ) from None
 
     def _create(self, name: str, more: Mapping[str, str]) -> str:
@@ -151,13 +153,13 @@ class SqsQueues:
         with errors(f"queue {own} cannot be created"):
             try:
                 return str(self._clients.sqs().create_queue(QueueName=own, Attributes=attributes)["QueueUrl"])
-            except self._clients.sqs().exceptions.QueueNameExists:  # another has just made it, with other attributes
+            except self._clients.sqs().exceptions.QueueNameExists:  # another process has created it differently
                 return self.url(own)
 
     def _redrive_policy(self, subscription: Subscription, dead_letter_urls: Sequence[str]) -> Mapping[str, str]:
-        """The pump's own budget comes first; this is for what ends one process after another.
+        """A policy for messages that kill one process after another; other messages are given up by the pump before.
 
-        None where handlers may leave messages as often as they wish.
+        None if the subscription allows any number of nacks.
         """
         if subscription.may_block or subscription.max_attempts is None or not dead_letter_urls:
             return {}
@@ -174,7 +176,7 @@ class SqsQueues:
     # -- topics
 
     def route(self, topic: str) -> SqsRoute:
-        """Where what is posted to a topic goes; NoSuchQueue if there is nothing of that name."""
+        """Where messages for a topic go; NoSuchQueue if nothing has that name."""
         name = self.name(topic)
         try:
             url = self.url(name)
@@ -188,24 +190,28 @@ class SqsQueues:
         raise NoSuchQueue(f"sqs: there is neither a queue nor an SNS topic {name!r}")
 
     def subscribed_queues(self, arn: str) -> Sequence[str]:
-        """The URLs of all queues that are subscribed to an SNS topic; SetupError if anything else is, too.
+        """The URLs of all queues that are subscribed to an SNS topic; SetupError if anything else is subscribed.
 
-        A queue of another account or region is something else: the URL of its name here is another queue's.
+        That includes a queue of another account or region: the URL for its name here would be another queue's.
         """
         urls = []
         for subscription in self._subscriptions(arn):
             protocol, endpoint = subscription["Protocol"], subscription["Endpoint"]
             if protocol != "sqs":
-                raise SetupError(f"sqs: {protocol} is subscribed to {arn}")
+                raise SetupError(
+                    f"sqs: a message for {arn} cannot be delayed: {protocol} is subscribed to it, not a queue"
+                )
             if place_of(endpoint) != place_of(arn):
-                raise SetupError(f"sqs: {endpoint}, of another account or region, is subscribed to {arn}")
+                raise SetupError(
+                    f"sqs: a message for {arn} cannot be delayed: {endpoint} is in another account or region"
+                )
             urls.append(self.url(endpoint.rpartition(":")[2]))
         return urls
 
     def _prepare_topic_of(self, names: Destinations, queue_url: str, missing: Missing) -> None:
-        """Have the queue receive what is posted to its topic.
+        """Subscribe the queue to its topic.
 
-        A queue that is called like the topic needs no SNS topic, but where there is one, it is subscribed to it.
+        A queue with the topic's name needs no SNS topic, but if there is one, the queue is subscribed to it.
         """
         topic = self.name(names.topic)
         if names.topic == names.channel:
@@ -226,7 +232,7 @@ class SqsQueues:
                 )
             arn = self._create_topic(names.topic)
         self._subscribe(arn, queue_url, names.channel, missing)
-        if namesake and missing == "create":  # until now what was posted went there directly
+        if namesake and missing == "create":  # until now, messages were sent to that queue directly
             self._subscribe(arn, namesake, names.topic, missing)
 
     def _find_topic(self, name: str, queue_url: str) -> tuple[str, bool]:
@@ -245,7 +251,7 @@ class SqsQueues:
         except SqsDenied as error:
             if not self._told_no_topics:
                 self._told_no_topics = True
-                log.warning("%s: it is taken for granted that no topic is an SNS topic", error)
+                log.warning("sqs: no topic is assumed to be an SNS topic: %s", error)
             return "", False
         return arn, attributes.get("SubscriptionsConfirmed", "1") != "0"
 
@@ -298,7 +304,7 @@ def _limit(policy: str) -> int | None:
 
 
 def _with_topic(policy: str, queue_arn: str, arn: str) -> str:
-    """A queue's access policy that lets the SNS topic send to it, beside whatever else it says."""
+    """The queue's access policy, extended so that the SNS topic may send to it."""
     try:
         document = json.loads(policy) if policy else {}
     except ValueError:

@@ -13,22 +13,22 @@ ACCOUNT_OPTIONS: Final[Options] = {
     **dict.fromkeys(("endpoint", "profile", "ca_file"), str),
     "timeout": float,
 }
-"""What a URL may say of the account beside its region."""
+"""The options of a URL for the account."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Where the queues are. Whatever is not given here, the credentials above all, boto3 finds as it always does."""
+    """Where the queues are. boto3 finds everything that is not given here as usual, above all the credentials."""
 
     region: str | None = None
     endpoint: str | None = None
-    """Another address than Amazon's own, such as http://localhost:4566."""
+    """An address other than Amazon's own, such as http://localhost:4566."""
     profile: str | None = None
-    """A section of the shared configuration files."""
+    """A profile of the shared configuration files."""
     ca_file: str | None = None
     """The authorities to trust; by default those that boto3 trusts."""
     timeout: Duration = 5.0
-    """Seconds to wait for a connection and for an answer, beyond the time for which the broker was asked to wait."""
+    """Seconds to wait for a connection and for an answer, in addition to the time that the broker was asked to wait."""
 
     def __post_init__(self) -> None:
         finite_seconds("sqs", "timeout", self.timeout)
@@ -40,10 +40,10 @@ class Account:
         """The account that a URL describes."""
         if url.user is not None or url.password is not None:
             raise ConfigurationError(
-                "sqs:// URLs have no user and no password: credentials come from the environment, a profile or a role"
+                "sqs:// URLs have no user or password: credentials come from the environment, a profile or a role"
             )
         if url.port is not None or url.path:
-            raise url.error("only a region stands between // and ?")
+            raise url.error("only a region may stand between // and ?")
         given: dict[str, Any] = {"region": url.host or None}
         given |= {name: value for name, value in url.options.items() if name in ACCOUNT_OPTIONS}
         return cls(**given)
@@ -53,7 +53,7 @@ class Account:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Without showing it: somebody may have written a password into it."""
+    """ConfigurationError, which does not show it, as it may contain a password."""
     try:
         parts = urlsplit(endpoint)
         good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -63,4 +63,4 @@ def _check_endpoint(endpoint: str) -> None:
     if not good:
         raise ConfigurationError("sqs: endpoint must be a URL such as http://localhost:4566")
     if parts.username is not None or parts.password is not None:
-        raise ConfigurationError("sqs: endpoint has no user and no password: requests are signed")
+        raise ConfigurationError("sqs: endpoint must not have a user or a password: requests are signed instead")

@@ -24,7 +24,7 @@ LONGEST_LEASE_SECONDS: Final = 43_200.0
 POLL_SECONDS: Final = 1.0
 LONGEST_POLL_SECONDS: Final = 20.0
 LARGEST_MESSAGE: Final = 2**20
-"""What a queue takes, body and attributes together."""
+"""The most bytes of a message, body and attributes together."""
 LARGEST_BODY: Final = 2**18
 LARGEST_HEADERS: Final = 2**15
 OPTIONS: Final[Options] = {
@@ -45,7 +45,6 @@ class SqsTransport:
         counts_deliveries=True,
         carries_attempts=False,
         durable=True,
-        durable_attempts=True,
         leases=True,
         delayed_publish=True,
         default_dead_letter="<channel>-dead",
@@ -81,7 +80,7 @@ class SqsTransport:
         self.capabilities = replace(type(self).capabilities, largest_body=largest_body)
         self.clock: Final = SystemClock() if clock is None else clock
         self.generation: Final = new_generation()
-        """Of all consumers: a receipt belongs to a message, not to a connection, and outlives it."""
+        """The same for all consumers: a receipt outlives its connection."""
         self.clients: Final = SqsClients(self.account)
         self.queues: Final = SqsQueues(
             self.clients, fifo=self.fifo, default_dead_letter=self.capabilities.default_dead_letter
@@ -107,7 +106,7 @@ class SqsTransport:
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate what each one needs; SetupError names what is missing."""
         for subscription in subscriptions:
-            self.queues.destinations(subscription)  # a name that cannot be is found before anything is made
+            self.queues.destinations(subscription)  # a wrong name is found before anything is created
         for each in in_turn(subscriptions, publications):
             if isinstance(each, Subscription):
                 self.queues.prepare_channel(each)
@@ -128,7 +127,7 @@ class SqsTransport:
             self._unsent.setdefault(url, {}).update(acknowledgements)
 
     def take_unsent(self, url: str) -> dict[str, str]:
-        """What a consumer of the queue could not send."""
+        """Remove and return the acknowledgements that a consumer of the queue could not send."""
         with self._lock:
             return self._unsent.pop(url, {})
 
@@ -141,7 +140,6 @@ class SqsFifoTransport(SqsTransport):
         blocks="partition",
         requeue="hold",
         keeps_held_attempts=False,
-        durable_attempts=False,
         delayed_publish=False,
         shards_by_key=True,
         longest_delay=None,

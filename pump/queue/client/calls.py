@@ -87,7 +87,7 @@ class CallHandler(Effect[object]):
 
 @dataclass(frozen=True, slots=True)
 class KeepRenewing(Effect[Callable[[], None]]):
-    """Renew the message's lease every so many seconds, until the returned function is called."""
+    """Renew the message's lease at intervals of `every` seconds, until the returned function is called."""
 
     message: QueueMessage
     every: float
@@ -212,7 +212,9 @@ class Calls:
             reply = yield from self._ask(messages.EXTENDED, "POST", path, body, tries=1)
         except (NotFound, Conflict) as error:
             message.lost = True
-            raise LeaseLost(f"message {message.id} of {message.queue} is not ours any more: {error}") from error
+            raise LeaseLost(
+                f"message {message.id} of {message.queue} no longer belongs to this consumer: {error}"
+            ) from error
         return reply.expires_at or 0.0
 
     def renew_if_open(self, message: QueueMessage) -> Steps[None]:

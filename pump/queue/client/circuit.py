@@ -51,6 +51,8 @@ class ServerCircuit:
                 return False
             left = self._closed_at - self._clock.monotonic()
             if left > 0 or self._trial_under_way:
-                raise CircuitOpen(f"not asked, after {self._failures} failures in a row; again in {max(left, 0):.0f} s")
+                raise CircuitOpen(
+                    f"not asked after {self._failures} failures in a row; next try in {max(left, 0):.0f} s"
+                )
             self._trial_under_way = True
             return True

@@ -40,7 +40,7 @@ class BodyRoom:
         return reader
 
     async def take(self, reader: BodyReader, size: int) -> None:
-        """Wait until there is room for so many more bytes; there always is if no other body holds any."""
+        """Wait until there is room for this many more bytes; there always is if no other body holds any."""
         while self._held > reader.held and self._held + size > self._most:
             self._changed.clear()
             await self._clock.wait_async(self._changed, _LOOK_SECONDS)

@@ -61,11 +61,17 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "--keys",
         type=Path,
         metavar="FILE",
-        help=f"lines of `id key` for encryption at rest, 64 hexadecimal digits each; the last one seals "
+        help=f"lines of `id key` for encryption at rest, 64 hexadecimal digits each; the last one encrypts "
         f"(default: ${KEYS_VARIABLE})",
     )
-    add("--allow-host", action="append", default=[], metavar="NAME", help="another name that this server goes by")
-    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="web pages of this origin may ask")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
+    add(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages of this origin may send requests",
+    )
     add(
         "--max-message",
         type=_bytes,
@@ -82,13 +88,13 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     )
     add("--access-log", action="store_true", help="log every request in a line")
     add("--lenient", action="store_true", help="let old clients settle without the id of their lease")
-    add("--known-groups", action="store_true", help="a consumer group has to be known before it may consume")
+    add("--known-groups", action="store_true", help="a consumer group must exist before it may consume")
     add("--log-level", type=str.lower, choices=LEVELS, default="info", help="default: info")
 
 
 def _add_operating(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
     for name, act, about in (
-        ("status", _status, "how many messages are where, and what is wrong"),
+        ("status", _status, "show how many messages each queue holds, and what is wrong"),
         ("dlq", _dlq, "list dead letters, or push them again"),
         ("backup", _backup, "copy the queue of a file, which may be in use, into a new file"),
         ("restore", _restore, "make a backup the queue of a file that nobody uses"),
@@ -104,14 +110,16 @@ def _add_operating(commands: Any) -> None:  # noqa: ANN401 - argparse has no pub
         )
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
         if name == "dlq":
-            command.add_argument("--queue", help="those of this queue")
-            command.add_argument("--group", help="those of this consumer group")
-            command.add_argument("--limit", type=_count, default=100, help="so many at most (default: 100)")
+            command.add_argument("--queue", help="only those of this queue")
+            command.add_argument("--group", help="only those of this consumer group")
+            command.add_argument("--limit", type=_count, default=100, help="at most this many (default: 100)")
             command.add_argument("--redrive", action="store_true", help="push those that are listed again, once each")
         if name in {"backup", "restore"}:
             command.add_argument("file", type=Path, help="the backup")
         if name == "restore":
-            command.add_argument("--replace", action="store_true", help="keep the queue that is there beside it")
+            command.add_argument(
+                "--replace", action="store_true", help="replace the queue that is there, and keep it beside the new one"
+            )
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -190,6 +198,7 @@ def _serve(options: argparse.Namespace) -> int:
     keys = _keys(options.keys)
     engine = open_engine(options.database, lenient=options.lenient, keys=keys)
     engine.largest_payload = options.max_message
+    engine.sweep_seconds = options.sweep_interval
 
     def reload() -> None:
         """Read tokens and keys again: both are taken, or neither."""
@@ -224,7 +233,13 @@ def open_engine(url: str, *, lenient: bool = False, keys: Sealing | None = None,
 
         found = read_url(url, _SQLITE_FORM, _SQLITE_OPTIONS, schemes=["sqlite"])
         return SqliteEngine(
-            file_of(url), lenient=lenient, keys=keys, beside_others=False, create=create, **found.options
+            file_of(url),
+            lenient=lenient,
+            keys=keys,
+            beside_others=False,
+            create=create,
+            reserve=create,
+            **found.options,
         )
     if scheme in {"postgres", "postgresql"}:
         with _extra("postgres", "PostgreSQL"):
@@ -262,12 +277,22 @@ def _extra(extra: str, what: str) -> Iterator[None]:
 
 def _keys(file: Path | None) -> Sealing | None:
     lines, origin = _lines(file, KEYS_VARIABLE)
-    pairs = [_key(line, f"{origin}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    return Sealing(dict(pairs)) if pairs else None
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"{origin}, line {number}"
+        key_id, key = _key(words, where)
+        if key_id in keys:
+            raise ConfigurationError(f"{where}: the key {key_id!r} is there twice")
+        keys[key_id] = key
+    if file is not None and not keys:
+        raise ConfigurationError(f"{file} has no key: without one, encrypted payloads can be neither stored nor read")
+    return Sealing(keys) if keys else None
 
 
-def _key(line: str, where: str) -> tuple[str, bytes]:
-    words = line.split()
+def _key(words: Sequence[str], where: str) -> tuple[str, bytes]:
     with suppress(ValueError):
         if len(words) == len(("id", "key")):
             return words[0], bytes.fromhex(words[1])

@@ -1,7 +1,8 @@
 """One connection of a client: heads have a limited size and time, and no byte of one request is read as another's.
 
 It is uvicorn's own protocol with checks before and after it. It uses only public names of uvicorn's
-`HttpToolsProtocol`: `parser`, `cycle`, `flow`, `transport` and the callbacks of the parser; tried with 0.29 to 0.54.
+`HttpToolsProtocol`: `parser`, `cycle`, `pipeline`, `flow`, `transport` and the callbacks of the parser; tried with 0.29
+to 0.54.
 """
 
 from enum import Enum
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SLICE_BYTES: Final = 4 * 1024
 """A head is read in pieces of this size: it may exceed its limit by at most this much."""
+_BODY_SLICE_BYTES: Final = 16 * 1024
+"""The same for a body, and so for a head that begins in the same piece."""
+_MOST_AHEAD: Final = 16
+"""When so many requests of a connection wait for the one before them, the next piece is not parsed yet."""
 _HOP_HEADERS: Final = frozenset({b"upgrade", b"http2-settings"})
 
 _REASONS: Final = {
@@ -42,6 +47,8 @@ class Stage(Enum):
     """The request was refused, or answered before its body had arrived."""
     BUSY = "busy"
     """A whole request has arrived and is being answered."""
+    SENDING = "sending"
+    """A reply is being sent that the client has not read so far that the rest fits into the system's buffers."""
     IDLE = "idle"
     """Every request has been answered."""
 
@@ -57,7 +64,7 @@ class UpgradelessParser:
         self._protocol: Final = protocol
         self._parser = _new_parser(protocol)
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes | memoryview) -> None:
         """Parse more bytes; HttpParserError if they are not HTTP."""
         while True:
             try:
@@ -121,12 +128,15 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         self._answering = 0
         self._refused = False
         self._upgrading = False
+        self._sending = False
+        self._unparsed = memoryview(b"")
 
     # -- from the transport
 
     def connection_made(self, transport: "asyncio.Transport") -> None:  # type: ignore[override]
         """Begin."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` at the first byte that the system does not take
         self._front.entered(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -136,13 +146,35 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
 
     def data_received(self, data: bytes) -> None:
         """Read requests. A head that is too large is refused before anything else is checked."""
-        while data and not self._refused:
-            piece = data if self._part is Stage.BODY else data[:_SLICE_BYTES]
-            data = data[len(piece) :]
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, until many requests wait: each of them takes far more memory than its bytes."""
+        while self._unparsed and len(self.pipeline) < _MOST_AHEAD:
+            if self._refused or self.transport.is_closing():
+                self._unparsed = memoryview(b"")
+                break
+            size = _BODY_SLICE_BYTES if self._part is Stage.BODY else _SLICE_BYTES
+            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]
             self._unread += len(piece)
             super().data_received(piece)
             if self._unread > LARGEST_HEAD_BYTES and not self._refused:
-                self.refuse(431, f"the head of a request has at most {LARGEST_HEAD_BYTES} bytes")
+                self.refuse(431, f"the head of a request may have at most {LARGEST_HEAD_BYTES} bytes")
+        if self._unparsed:
+            self.flow.pause_reading()
+        self._settle_phase()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the reply is written."""
+        super().pause_writing()
+        self._sending = True
+        self._settle_phase()
+
+    def resume_writing(self) -> None:
+        """The client has read nearly all of what was written."""
+        super().resume_writing()
+        self._sending = False
         self._settle_phase()
 
     # -- from the parser
@@ -191,7 +223,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self.transport.close()
             return
         super().on_response_complete()
-        self._settle_phase()
+        self._parse()
 
     def head_without_upgrade(self) -> bytes:
         """The head that was just parsed, without its `Upgrade`, to be parsed again."""
@@ -234,6 +266,11 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
+    @property
+    def unsent(self) -> int:
+        """How many bytes of replies are in memory."""
+        return int(self.transport.get_write_buffer_size())
+
     def end(self) -> None:
         """Close the connection at once."""
         self.transport.abort()
@@ -241,7 +278,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
     def too_slow(self) -> None:
         """The time for the connection's phase is over."""
         if self.phase is Stage.HEAD:
-            self.refuse(408, "the head of a request has to come faster")
+            self.refuse(408, "the head of the request came too slowly")
         else:
             self.end()
 
@@ -252,6 +289,8 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
             self._front.moved(self)
 
     def _current_phase(self) -> Stage:
+        if self._sending:
+            return Stage.SENDING
         if self._refused:
             return Stage.BUSY if self._answering else Stage.DRAIN
         if self._part is Stage.BODY:

@@ -1,7 +1,8 @@
 """The front of the server: which connections it accepts, how long each may take, and which it ends if there are many.
 
-The number of connections with an incomplete request is limited: beyond it, the oldest is ended. A connection that is
-being answered, such as that of a waiting consumer, is never ended: if only such are left, no more are accepted.
+The number of connections with an incomplete request is limited: beyond it, the oldest is ended. So is the memory of
+replies that nobody reads. A connection that is being answered, such as that of a waiting consumer, is never ended: if
+only such are left, no more are accepted.
 """
 
 import resource
@@ -18,6 +19,12 @@ BODY_SECONDS: Final = 35.0
 """The time for a body that no route reads; a body that is read has 30 seconds."""
 DRAIN_SECONDS: Final = 5.0
 """How long to go on reading a request that was answered already, so that the reply arrives."""
+SEND_SECONDS: Final = 60.0
+"""How long a client may take to read a reply."""
+MOST_UNSENT_BYTES: Final = 64_000_000
+"""The most bytes of replies that clients have not read, together."""
+_SURELY_SLOW_SECONDS: Final = 1.0
+"""A client that has not read its reply after this time makes way for others."""
 MOST_UNFINISHED: Final = 500
 """The most connections whose request has arrived only in part."""
 RESERVED_DESCRIPTORS: Final = 160
@@ -31,6 +38,7 @@ _LIMITS: Final[Mapping[Stage, float]] = {
     Stage.HEAD: HEAD_SECONDS,
     Stage.BODY: BODY_SECONDS,
     Stage.DRAIN: DRAIN_SECONDS,
+    Stage.SENDING: SEND_SECONDS,
 }
 _UNFINISHED: Final = (Stage.HEAD, Stage.DRAIN, Stage.BODY)
 _MAY_GO: Final = (*_UNFINISHED, Stage.NEW, Stage.IDLE)
@@ -92,13 +100,26 @@ class Front:
             for connection in [each for each, since in self._since[phase].items() if since + seconds < now]:
                 self.refused("slow")
                 connection.too_slow()
+        self._end_unread(now)
+
+    def _end_unread(self, now: float) -> None:
+        """End the connections that have not read their replies for the longest time, if these hold much memory."""
+        sending = self._since[Stage.SENDING]
+        unsent = {each: each.unsent for each in sending}
+        held = sum(unsent.values())
+        for connection in [each for each, since in sending.items() if since + _SURELY_SLOW_SECONDS < now]:
+            if held <= MOST_UNSENT_BYTES:
+                return
+            held -= unsent[connection]
+            self.refused("unread")
+            connection.end()
 
     def _say_full(self) -> None:
         """Log it once, and again only after the number of connections has gone down."""
         if not self._is_full:
             self._is_full = True
             log.warning(
-                "%d connections are being answered, as many as there may be open files: others wait until one ends",
+                "%d connections are open, which is all that the limit of open files allows: others wait until one ends",
                 len(self._at),
             )
 

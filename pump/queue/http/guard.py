@@ -59,7 +59,7 @@ def read_tokens(lines: Iterable[str], origin: str) -> Sequence[Token]:
         match words:
             case [name, ("read" | "write" | "admin") as level, secret] if _NAME.fullmatch(name):
                 if len(secret) < SHORTEST_SECRET:
-                    raise ConfigurationError(f"{where}: a token has at least {SHORTEST_SECRET} characters")
+                    raise ConfigurationError(f"{where}: a token must have at least {SHORTEST_SECRET} characters")
                 if name in tokens:
                     raise ConfigurationError(f"{where}: {name} is there twice")
                 tokens[name] = Token(name, Level[level.upper()], sha256(secret.encode()).digest())
@@ -72,7 +72,7 @@ def checked_origin(origin: str) -> str:
     """The origin in the form in which browsers send it; ConfigurationError if no browser would send it."""
     found = _ORIGIN.fullmatch(origin.lower())
     if found is None:
-        raise ConfigurationError(f"{origin!r} is no origin: write scheme://host or scheme://host:port, not *")
+        raise ConfigurationError(f"{origin!r} is not an origin: write scheme://host or scheme://host:port, not *")
     return found[1]
 
 
@@ -129,12 +129,12 @@ class Guard:
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise Forbidden if the request may come from a web page of another site."""
         if not self._is_our_host(headers.get("host", "")):
-            raise Forbidden("this server has another name: it can be allowed with --allow-host")
+            raise Forbidden("this server does not have that name: it can be allowed with --allow-host")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in self._origins:
-            raise Forbidden("web pages of that origin may not ask: it can be allowed with --allow-origin")
+            raise Forbidden("web pages of that origin may not send requests: it can be allowed with --allow-origin")
         if origin is None and headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            raise Forbidden("web pages of another site may not ask")
+            raise Forbidden("web pages of another site may not send requests")
 
     def check_token(self, authorization: str | None, level: Level) -> str | None:
         """The owner of the request's token, None if no token is needed; Forbidden if it does not allow this level."""

@@ -13,7 +13,7 @@ from pump.queue.http.responses import reply
 async def health(request: QueueRequest) -> Response:
     """Whether the database answers and can be written to, and warnings for operators."""
     answers = await _is_healthy(request)
-    problem = await request.state.problem() if answers else await request.state.why_not()
+    problem = await request.state.problem(answers=answers)
     healthy = answers and not problem
     return reply(
         {

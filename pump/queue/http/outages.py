@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from pump.clock import Clock
-from pump.queue.errors import QueueUnavailable
+from pump.queue.causes import OTHER, Fault
 from pump.queue.http.metrics import Metrics
 
 log: Final = logging.getLogger("pump.queue")
@@ -14,8 +14,10 @@ SILENT_SECONDS: Final = 60.0
 
 
 class _Outage:
-    def __init__(self, since: float) -> None:
+    def __init__(self, cause: Fault, since: float) -> None:
+        self.cause: Final = cause
         self.since: Final = since
+        self.latest = since
         self.routes: Final[set[str]] = set()
         """The routes that failed and have not succeeded since."""
         self.refused = 0
@@ -32,15 +34,16 @@ class Outages:
 
     def failed(self, route: str, error: Exception) -> None:
         """Record that a request of this route was answered with 503."""
-        name = error.cause.name if isinstance(error, QueueUnavailable) else "other"
+        cause: Fault = getattr(error, "cause", OTHER)
+        name, now = cause.name, self._clock.monotonic()
         self._metrics.count("unavailable", cause=name)
         outage = self._now.get(name)
         if outage is None:
-            now = self._clock.monotonic()
-            outage = self._now[name] = _Outage(now)
+            outage = self._now[name] = _Outage(cause, now)
             if now - self._ended.get(name, -SILENT_SECONDS) >= SILENT_SECONDS:
                 log.error("requests are refused, as the database cannot be used: %s", error)
         outage.refused += 1
+        outage.latest = now
         outage.routes.add(route)
 
     def succeeded(self, route: str) -> None:
@@ -56,6 +59,11 @@ class Outages:
                         now - outage.since, outage.refused, name,
                     )  # fmt: skip
                 self._ended[name] = now
+
+    def lasting(self) -> str:
+        """What is wrong, in words, if requests were refused lately for a cause that lasts until somebody mends it."""
+        since = self._clock.monotonic() - SILENT_SECONDS
+        return next((each.cause.words for each in self._now.values() if each.cause.lasts and each.latest > since), "")
 
     @property
     def any(self) -> bool:

@@ -35,7 +35,7 @@ BODY_SECONDS: Final = 30.0
 _NO_ROOM: Final = "the server is reading too many large bodies: try again"
 _CLOSE: Final[Mapping[str, str]] = {"Connection": "close"}
 _GO_AWAY: Final[Mapping[str, str]] = {"Connection": "close", "Retry-After": "1"}
-_TOO_LARGE: Final = f"a request carries at most {LARGEST_BODY_BYTES} bytes"
+_TOO_LARGE: Final = f"a request may have at most {LARGEST_BODY_BYTES} bytes"
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - it says what happened
@@ -55,22 +55,25 @@ class ServerState:
         self.outages: Final = Outages(clock, self.metrics)
         self.closing = False
         self._problem = ("", -math.inf)
+        self._probe: asyncio.Task[str] | None = None
         self._waiting: Final[set[asyncio.Task[Any]]] = set()
 
-    async def problem(self) -> str:
-        """Why the database cannot be written to; "" if it can. Tested at most every few seconds: it costs a write."""
+    async def problem(self, *, answers: bool) -> str:
+        """Why requests are refused; "" if none is. Tested at most every few seconds: it costs a write."""
         words, tried = self._problem
-        if self.clock.monotonic() - tried > PROBE_SECONDS:
-            words = await self.why_not()
-            self._problem = (words, self.clock.monotonic())
-        return words
+        if self.clock.monotonic() - tried > PROBE_SECONDS or not (answers or words):
+            if self._probe is None:
+                self._probe = asyncio.create_task(self._why_not())
+            words = await asyncio.shield(self._probe)  # the others who ask wait for the same test
+        return words or self.outages.lasting()
 
-    async def why_not(self) -> str:
-        """The same, tested now."""
+    async def _why_not(self) -> str:
         try:
-            return await self.batched.call(self.engine.problem)
+            words = await self.batched.call(self.engine.problem)
         except PumpError as error:
-            return error.cause.words if isinstance(error, QueueUnavailable) else str(error)
+            words = error.cause.words if isinstance(error, QueueUnavailable) else str(error)
+        self._problem, self._probe = (words, self.clock.monotonic()), None
+        return words
 
     def stop_waiting(self) -> None:
         """Answer every consumer that waits for messages, and let none wait from now on."""
@@ -174,7 +177,7 @@ class QueueRequest:
             if not task.done():
                 if in_time:
                     raise HTTPException(503, _NO_ROOM, _GO_AWAY)
-                raise HTTPException(408, f"the body of a request comes within {BODY_SECONDS:g} seconds", _CLOSE)
+                raise HTTPException(408, f"the body of a request must arrive within {BODY_SECONDS:g} seconds", _CLOSE)
             await task
         finally:
             task.cancel()

@@ -41,7 +41,6 @@ _STATUSES: Final[Mapping[type[Exception], int]] = {
     BadRequest: 400,
     NotFound: 404,
     Conflict: 409,
-    SetupError: 409,
     QueueFull: 429,
 }
 _TRY_LATER: Final[Mapping[str, str]] = {"Retry-After": "1"}
@@ -123,7 +122,7 @@ class QueueServer:
                 due = await self._state.batched.call(self._state.engine.maintain)
                 self._state.outages.succeeded("maintenance")
                 pause = min(max(due, SHORTEST_PAUSE_SECONDS), self._sweep_seconds)
-            except TransportError as error:
+            except (TransportError, SetupError) as error:
                 self._state.outages.failed("maintenance", error)
             except Exception:
                 log.exception("maintenance failed and is tried again")
@@ -205,7 +204,7 @@ class _Endpoint:
         for kind, status in _STATUSES.items():
             if isinstance(error, kind):
                 return refusal(str(error), status, _TRY_LATER if kind is QueueFull else None)
-        unavailable = isinstance(error, TransportError)
+        unavailable = isinstance(error, TransportError | SetupError)  # nothing that the client could mend
         if unavailable:
             self._state.outages.failed(self._spec.path, error)
         else:
@@ -225,12 +224,12 @@ def log_access(scope: Scope, status: int, seconds: float) -> None:
 def _refuse_two_hosts(request: Request) -> None:
     """Refuse a request with two Host headers: a proxy in front of the server may have checked the other one."""
     if len(request.headers.getlist("host")) > 1:
-        raise BadRequest("a request has one Host")
+        raise BadRequest("a request must have exactly one Host")
 
 
 async def _path_refused(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return refusal(str(error), HTTPStatus.BAD_REQUEST)
     known = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
-    text = "this route has another method" if known else "there is no such route"
+    text = "this route takes another method" if known else "there is no such route"
     return refusal(text, error.status_code, error.headers)

@@ -59,7 +59,7 @@ class _Uvicorn(uvicorn.Server):
         self._clock: Final = clock
         self._reload: Final = reload
         self.hung_up: Final = Signal()
-        """Set by a SIGHUP that comes before the loop runs."""
+        """Set by a SIGHUP, until tokens and keys are read again."""
         self._closing: Final = Signal()
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -68,9 +68,8 @@ class _Uvicorn(uvicorn.Server):
         self._tasks.extend(asyncio.create_task(self._accept(each)) for each in sockets or ())
         self._tasks.append(asyncio.create_task(self._end_slow()))
         if self._reload is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_again, self._reload)
-            if self.hung_up.is_set():
-                self._read_again(self._reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.hung_up.set)
+            self._tasks.append(asyncio.create_task(self._read_again(self._reload)))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
@@ -80,18 +79,22 @@ class _Uvicorn(uvicorn.Server):
         self._server.stop_waiting()
         await super().shutdown(sockets)
 
-    def _read_again(self, reload: Callable[[], None]) -> None:
-        """Read tokens and keys again; if that fails, log it and go on with the old ones."""
+    async def _read_again(self, reload: Callable[[], None]) -> None:
+        """Read tokens and keys after each SIGHUP; if that fails, log it and go on with the old ones.
 
-        def read() -> None:
+        One reading ends before the next begins: an earlier one could otherwise bring back a token that is gone.
+        Signals that come during a reading cause one more.
+        """
+        while await self._clock.wait_async(self.hung_up, None):
+            self.hung_up.clear()
             try:
-                reload()
+                await asyncio.to_thread(reload)
             except PumpError as error:
                 log.error("tokens and keys stay as they were: %s", error)
+            except Exception:
+                log.exception("tokens and keys stay as they were")
             else:
                 log.info("tokens and keys were read again")
-
-        self._tasks.append(asyncio.create_task(asyncio.to_thread(read)))
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

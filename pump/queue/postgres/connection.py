@@ -30,7 +30,7 @@ def checked_address(url: str) -> dict[str, Any]:
     try:
         return {**NETWORK, **conninfo_to_dict(url)}
     except psycopg.ProgrammingError:
-        raise ConfigurationError("that is no address of a PostgreSQL database") from None
+        raise ConfigurationError("that is not the address of a PostgreSQL database") from None
 
 
 def connect(address: Mapping[str, Any], *, prepare_threshold: int | None, statement_timeout: float) -> Connection:

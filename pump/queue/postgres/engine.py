@@ -229,6 +229,8 @@ class PostgresEngine(Engine):
             log.debug("the database raised %s", type(error).__name__)
             if error.sqlstate == STALE:
                 self._cache.clear()
+            if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                self._notifier.reconnect()
             raise as_ours(error) from (error if is_about_connecting(error) else None)
         except (OverflowError, UnicodeEncodeError):
             raise BadRequest("a number or a text that the database cannot store") from None

@@ -4,9 +4,9 @@ from typing import Final
 
 import psycopg
 
-from pump.errors import PumpError, SetupError
+from pump.errors import PumpError
 from pump.queue.causes import OTHER, of_state
-from pump.queue.errors import BadRequest, QueueUnavailable
+from pump.queue.errors import BadRequest, QueueUnavailable, QueueUnusable
 
 UNAVAILABLE: Final = "database connection unavailable"
 STALE: Final = "MP001"
@@ -34,7 +34,7 @@ def as_ours(error: psycopg.Error) -> PumpError:
         return QueueUnavailable("the queue has changed meanwhile: try again")
     if isinstance(error, psycopg.DataError):
         return BadRequest(f"a number or a text that the database cannot store ({what})")
-    return SetupError(f"the database does not let the queue work{why} ({what})")
+    return QueueUnusable(f"the database does not let the queue work{why} ({what})", cause)
 
 
 def is_about_connecting(error: psycopg.Error) -> bool:

@@ -21,7 +21,9 @@ SCHEMA: Final = re.compile("[a-z_][a-z0-9_]{0,47}")
 def checked_schema(name: str) -> str:
     """The schema's name, or ConfigurationError: it is the only name that is written into statements."""
     if not SCHEMA.fullmatch(name):
-        raise ConfigurationError(f"{name!r} is no schema for a queue: a-z, 0-9 and _, at most 48, no digit first")
+        raise ConfigurationError(
+            f"{name!r} cannot be the schema of a queue: it has a-z, 0-9 and _, at most 48, and no digit first"
+        )
     return name
 
 

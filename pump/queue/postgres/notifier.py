@@ -70,6 +70,11 @@ class Notifier:
         """Notify the listeners in this process only."""
         self._listeners.notify(queues)
 
+    def reconnect(self) -> None:
+        """Make the connections anew: the address may lead to another server by now."""
+        self._sender.reconnect()
+        self._listener.reconnect()
+
     def close(self) -> None:
         """End the threads; pending notifications are still sent, if the database answers."""
         self._sender.close()
@@ -95,8 +100,13 @@ class NotifySender:
         self._lock: Final = threading.Lock()
         self._pending: set[str] = set()
         self._awake: Final = Signal()
+        self._again: Final = Signal()
         self._stop: Final = Signal()
         self._thread: threading.Thread | None = None
+
+    def reconnect(self) -> None:
+        """Make the connection anew, at the next notification."""
+        self._again.set()
 
     def send(self, queue: str) -> None:
         """Send a notification soon."""
@@ -122,7 +132,9 @@ class NotifySender:
             try:
                 with self._connect() as connection:
                     attempt, self.backend = 0, connection.info.backend_pid
+                    self._again.clear()
                     self._serve(connection)
+                if self._stop.is_set():
                     return
             except (psycopg.Error, PumpError, OSError):
                 # Pending notifications are lost with the connection: listeners also look by themselves.
@@ -131,8 +143,11 @@ class NotifySender:
                 attempt += 1
 
     def _serve(self, connection: Connection) -> None:
+        """Send until `close` or `reconnect`."""
         while True:
             self._clock.wait(self._awake, None)
+            if self._again.is_set():
+                return
             self._awake.clear()
             with self._lock:
                 pending, self._pending = sorted(self._pending), set()
@@ -161,6 +176,7 @@ class NotifyListener:
         self._missed: Final = missed
         self._lock: Final = threading.Lock()
         self._stop: Final = Signal()
+        self._again: Final = Signal()
         self._thread: threading.Thread | None = None
         self._wake = -1
 
@@ -171,6 +187,13 @@ class NotifyListener:
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._thread = threading.Thread(target=self._run, name="pump-queue-listen", daemon=True)
                 self._thread.start()
+
+    def reconnect(self) -> None:
+        """Make the connection anew."""
+        with self._lock:
+            if self._thread is not None and not self._stop.is_set():
+                self._again.set()
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """End the thread."""
@@ -193,17 +216,25 @@ class NotifyListener:
                     attempt = 0
                     self._missed()
                     self._serve(connection)
+                self._clock.wait(self._stop, PAUSES[0])  # before it connects again, if it was told to
             except (psycopg.Error, PumpError, OSError) as error:
                 log.info("queue notifications are not received (%s); connecting again", type(error).__name__)
                 self._clock.wait(self._stop, PAUSES[min(attempt, len(PAUSES) - 1)])
                 attempt += 1
 
     def _serve(self, connection: Connection) -> None:
+        """Receive until `close` or `reconnect`."""
         watch = select.poll()
         watch.register(connection.fileno(), select.POLLIN)
         watch.register(self._wake, select.POLLIN)
         while not self._stop.is_set():
-            if not watch.poll(PING_SECONDS * 1000):
+            ready = dict(watch.poll(PING_SECONDS * 1000))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if self._again.is_set():
+                self._again.clear()
+                return
+            if not ready:
                 connection.execute("select 1")
             for notice in connection.notifies(timeout=0):
                 self._received(notice.payload, notice.pid)

@@ -124,12 +124,12 @@ def remove_message(work: PostgresWork, partition_uid: str, transaction_id: str) 
     return gone
 
 
-def maintain_queues(work: PostgresWork) -> float:
-    """Do the work that is due; returns the seconds until there is more."""
+def maintain_queues(work: PostgresWork, rest: float) -> float:
+    """Do the work that is due; returns the seconds until there is more. `rest` is for the function `clean`."""
     for queue_id, name in work.rows(DUE_QUEUES, work.offset):
         if work.value(PROMOTE, queue_id, work.offset):
             work.changed.add(name)
-    seen = [work.value(TEND, part_id, AT_ONCE, work.offset) for (part_id,) in work.rows(TENDED)]
+    seen = [work.value(TEND, part_id, AT_ONCE, rest, work.offset) for (part_id,) in work.rows(TENDED)]
     work.rows("select message_pump.end_impossible_leases(%s::float8)", work.offset)
     if any(number >= AT_ONCE for number in seen):
         return 0.0
@@ -196,7 +196,7 @@ TENDED: Final = (
     "select p.id from message_pump.queue q join message_pump.partition p on p.queue_id = q.id where q.max_wait_time > 0"
     " or (q.retention_enabled and (q.retention > 0 or q.completed_retention > 0)) order by p.id"
 )
-TEND: Final = "select message_pump.tend(%s::bigint, %s::integer, %s::float8)"
+TEND: Final = "select message_pump.tend(%s::bigint, %s::integer, %s::float8, %s::float8)"
 NEXT_DUE: Final = (
     "select date_part('epoch', min(s.due_at) - message_pump.now_at(%s::float8)) from message_pump.scheduled s"
 )

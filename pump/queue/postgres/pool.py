@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 
 from pump.clock import Clock, Signal
@@ -55,7 +56,11 @@ class Pool:
         try:
             yield connection
         except BaseException as error:
-            if not isinstance(error, Exception):
+            if isinstance(error, ReadOnlySqlTransaction):
+                # After a failover, the address may lead to the new primary; connections from before do not.
+                connection.close()
+                self._close_idle()
+            elif not isinstance(error, Exception):
                 # Interrupted: the cancel request may reach the server late, and must not hit another call's statement.
                 connection.close()
             raise
@@ -66,11 +71,15 @@ class Pool:
         """Close idle connections now, and the others when they are returned."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
             waiters = list(self._waiters)
             self._waiters.clear()
         for waiter in waiters:
             waiter.set()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 

@@ -103,7 +103,7 @@ def carried_out(
             [checked_text(item.reason) for item in items],
             [item.retries for item in items],
         ]
-    values += [[lease for lease in leases if uuid_or_none(lease)], work.lenient, work.offset]
+    values += [[lease for lease in leases if uuid_or_none(lease)], work.lenient and not leases, work.offset]
     ((codes, queues, names),) = work.rows(COMPLETE if completes else SETTLE, *values)
     known: dict[tuple[int, int], SettleOutcome] = {}  # most outcomes of a call are equal
     for item, code in zip(items, codes, strict=True):

@@ -27,7 +27,7 @@ class SnapshotHolders:
         self._since: dict[tuple[str, str, str], float] = {}
 
     def warnings(self, work: PostgresWork, older_than: float) -> list[str]:
-        """One warning for each holder whose horizon is older than so many seconds, the oldest first."""
+        """One warning for each holder whose horizon is older than this many seconds, the oldest first."""
         rows = work.rows(HOLDERS)
         now: float = work.value(NOW)
         return self.texts([SnapshotHolder(*row) for row in rows], older_than, now)

@@ -23,6 +23,7 @@ from pump.errors import SetupError
 from pump.queue.causes import CLOSED, GONE, OTHER, of_result
 from pump.queue.errors import BadRequest, QueueUnavailable
 from pump.queue.forks import fork_gate
+from pump.queue.sqlite.room import Room
 from pump.queue.sqlite.schema import must_be_queue, prepare, refuse_others
 
 log: Final = logging.getLogger("pump.queue.sqlite")
@@ -111,9 +112,11 @@ class Connections:
         synchronous: str = "FULL",
         beside_others: bool = True,
         create: bool = True,
+        reserve: bool = False,
     ) -> None:
         self._clock = clock
         self.path = checked_path(path)
+        self.room = Room(self.path, reserve=reserve)
         self._synchronous = synchronous.upper()
         if self._synchronous not in {"FULL", "NORMAL", "EXTRA"}:
             raise SetupError(f"synchronous is FULL, NORMAL or EXTRA, not {synchronous!r}")
@@ -159,9 +162,11 @@ class Connections:
                 try:
                     yield connection
                     connection.execute("COMMIT")
-                except BaseException:
+                except BaseException as error:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
+                    if is_full(error):
+                        self.room.give_up()
                     raise
 
     @contextlib.contextmanager
@@ -263,6 +268,11 @@ def begin(connection: sqlite3.Connection, clock: Clock) -> None:
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether the error means that another connection is writing now."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the error means that the disk has no room."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 @contextlib.contextmanager

@@ -96,12 +96,14 @@ class SqliteEngine(Engine):
         synchronous: str = "FULL",
         beside_others: bool = True,
         create: bool = True,
+        reserve: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """With `synchronous` NORMAL, writes are faster, but a power failure (nothing else) may lose the last commits.
 
         A file with tables of other programs is accepted, unless `beside_others` is false. Without `create`, the file
-        must exist and hold a queue of this version.
+        must exist and hold a queue of this version. With `reserve`, a few megabytes are kept beside the file, and given
+        up if others fill the disk, so that messages can still be settled and removed.
         """
         self.clock_offset = clock_offset
         self._lenient: Final = lenient
@@ -109,7 +111,7 @@ class SqliteEngine(Engine):
         self._missing: Final = MissingKeys()
         clock = clock or SystemClock()
         self._connections: Final = Connections(
-            path, clock, synchronous=synchronous, beside_others=beside_others, create=create
+            path, clock, synchronous=synchronous, beside_others=beside_others, create=create, reserve=reserve
         )
         self._latest = math.inf
         self._watch: Final = Watch(self._connections, self.now, clock)
@@ -200,7 +202,9 @@ class SqliteEngine(Engine):
             return act(self._work(connection))
 
     def _work(self, connection: sqlite3.Connection) -> SqliteOperations:
-        return SqliteOperations(connection, self.now(), self._keys, self._missing, lenient=self._lenient)
+        return SqliteOperations(
+            connection, self.now(), self._keys, self._missing, self._connections.room, lenient=self._lenient
+        )
 
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:

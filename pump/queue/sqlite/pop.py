@@ -117,7 +117,7 @@ class PopState:
 
 
 def exceeds(attempts: int, limit: int | None, options: QueueOptions) -> bool:
-    """Whether a message with so many retries and crashes becomes a dead letter."""
+    """Whether a message with this many retries and crashes becomes a dead letter."""
     limit = options.retry_limit if limit == LIMIT_OF_QUEUE else limit
     return (
         limit is not None and attempts > limit and options.dead_letter_queue and options.dead_letter_after_max_retries

@@ -20,6 +20,8 @@ Row = tuple[int, int, str, str, str | None, str | None, float, int, bytes]
 
 def push_messages(work: SqliteWork, items: Sequence[Push], ids: Sequence[str]) -> list[Pushed]:
     """Store each message; results in order. The ids come from `ids_for`."""
+    if items:
+        work.must_have_room(sum(len(item.payload) for item in items))
     batches: dict[tuple[str, str], PartitionBatch] = {}
     places: list[tuple[PartitionBatch, int]] = []
     minted = iter(ids[len(items) :])

@@ -151,7 +151,7 @@ class PartitionSettler:
         """Whether the settlement comes from the consumer that has the message leased."""
         if row.lease_id is None:
             return False
-        if lease_id is None and self._work.lenient:
+        if lease_id is None and not leases and self._work.lenient:  # whoever names a lease means it
             return True
         until = row.visible_at
         if self._queue.ordered:

@@ -5,7 +5,7 @@ Before a message is removed that a group has not settled, it becomes a dead lett
 
 from typing import Final
 
-from pump.queue.limits import LONGEST_LEASE_SECONDS
+from pump.queue.limits import LONGEST_LEASE_SECONDS, LOOKED_AT_A_SECOND
 from pump.queue.sqlite.dead_letters import MAX_WAIT, RETENTION, Cause, insert_dead
 from pump.queue.sqlite.gaps import forget_gaps, forget_passed, vacate
 from pump.queue.sqlite.groups import groups_or_default, last_before
@@ -20,10 +20,10 @@ IDLE_SECONDS: Final = 60.0
 KEEP_LEASES_SECONDS: Final = 3600.0
 
 
-def maintain_queues(work: SqliteWork) -> float:
-    """Do the work that is due; returns the seconds until there is more."""
+def maintain_queues(work: SqliteWork, rest: float) -> float:
+    """Do the work that is due; returns the seconds until there is more. `rest` is for `sweep`."""
     names = [name for (name,) in work.execute("SELECT name FROM queue")]
-    more = [maintain_queue(work, queue) for queue in map(work.queue, names) if queue is not None]
+    more = [maintain_queue(work, queue, rest) for queue in map(work.queue, names) if queue is not None]
     work.execute("DELETE FROM lease WHERE until < ?", (work.now - KEEP_LEASES_SECONDS,))
     repair(work)
     if any(more):
@@ -32,7 +32,7 @@ def maintain_queues(work: SqliteWork) -> float:
     return IDLE_SECONDS if due is None else max(0.0, min(IDLE_SECONDS, due - work.now))
 
 
-def maintain_queue(work: SqliteWork, queue: Queue) -> bool:
+def maintain_queue(work: SqliteWork, queue: Queue, rest: float) -> bool:
     """Do the work that is due in one queue; returns whether there may be more now."""
     more = [number_due(work, queue)]
     options = queue.options
@@ -45,7 +45,7 @@ def maintain_queue(work: SqliteWork, queue: Queue) -> bool:
         if seconds:
             more.append(give_up_older(work, queue, seconds, cause))
     if kept := [seconds for seconds in (retention, completed) if seconds]:
-        more += [sweep(work, queue, each, min(kept)) for each in work.partitions(queue.id)]
+        more += [sweep(work, queue, each, min(kept), rest) for each in work.partitions(queue.id)]
     return any(more)
 
 
@@ -90,12 +90,13 @@ AND {PENDING} ORDER BY seq LIMIT ?6
 """  # noqa: S608 - of a constant
 
 
-def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: float) -> bool:
+def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: float, rest: float) -> bool:
     """Remove messages that all groups have settled and that are old enough; returns whether there may be more.
 
     First it removes settled messages from the beginning up to the first unsettled one. Then it looks at those after it:
-    this second look continues where the last call stopped, and rests for a minute once it has reached the end. So each
-    call looks at no more than twice AT_ONCE messages, and messages that stay are looked at once a minute.
+    this second look continues where the last call stopped, and rests for `rest` seconds once it has reached the end, or
+    longer if it had many messages to look at. So each call looks at no more than twice AT_ONCE messages, and those that
+    stay cost little.
     """
     rows = [progress_of(work, group.id, partition.id) for group in work.groups_of(queue.id)]
     if not rows:
@@ -105,15 +106,16 @@ def sweep(work: SqliteWork, queue: Queue, partition: Partition, kept_seconds: fl
     last = last_before(work, partition, work.now - kept_seconds)
     more = len(remove_settled(work, partition, 0, min(last, settled))) == AT_ONCE
     if not more and min(last, claimed) > settled:
-        more = sweep_after(work, partition, settled, min(last, claimed))
+        more = sweep_after(work, partition, settled, min(last, claimed), rest)
     forget_gaps(work, partition.id, claimed)
     return more
 
 
-def sweep_after(work: SqliteWork, partition: Partition, settled: int, last: int) -> bool:
+def sweep_after(work: SqliteWork, partition: Partition, settled: int, last: int, rest: float) -> bool:
     """The second look of `sweep`; returns whether it should continue at once."""
+    rest = max(rest, (last - settled) / LOOKED_AT_A_SECOND)
     swept, swept_at = work.execute("SELECT swept, swept_at FROM partition WHERE id = ?", (partition.id,)).fetchone()
-    if not swept and work.now - IDLE_SECONDS <= swept_at <= work.now:
+    if not swept and work.now - rest < swept_at <= work.now:
         return False
     seen = remove_settled(work, partition, max(swept, settled), last)
     more = len(seen) == AT_ONCE

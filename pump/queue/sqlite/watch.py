@@ -3,7 +3,6 @@
 Checkpoints are never automatic: one elected process makes them, and writes a change before each. See `checkpoint`.
 """
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -17,7 +16,7 @@ from pump.clock import Clock, Signal
 from pump.queue.errors import QueueUnavailable
 from pump.queue.forks import fork_gate
 from pump.queue.listeners import Listeners
-from pump.queue.sqlite.connection import Connections, FileConnection, is_busy
+from pump.queue.sqlite.connection import Connections, FileConnection, is_busy, is_full
 
 log: Final = logging.getLogger("pump.queue.sqlite")
 
@@ -89,7 +88,7 @@ class Watch:
     def _run(self) -> None:
         """Look and tick until closed. A file that cannot be reached now is tried again later."""
         opened: FileConnection | None = None
-        seen, ticked = 0, 0.0
+        seen, ticked, well = 0, 0.0, True
         while not self._ended.is_set():
             try:
                 with fork_gate.using():
@@ -102,8 +101,13 @@ class Watch:
                         if self._clock.monotonic() - ticked > TICK_SECONDS:
                             ticked = self._clock.monotonic()
                             self._tick(opened.connection)
+                            well = True
             except (sqlite3.Error, OSError, QueueUnavailable) as error:
-                log.warning("cannot watch %s just now: %s", self._connections.path, error)
+                if well:
+                    log.warning("cannot watch %s just now: %s", self._connections.path, error)
+                well = False
+                if is_full(error):
+                    self._connections.room.give_up()
                 self._clock.wait(self._ended, TICK_SECONDS)
             self._pause()
         if opened is not None:
@@ -129,21 +133,23 @@ class Watch:
         return version
 
     def _tick(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint, if the log is long and this process is the elected one."""
-        log_file = self._connections.path.with_name(self._connections.path.name + "-wal")
-        with contextlib.suppress(FileNotFoundError):
-            if log_file.stat().st_size > LONG_LOG_BYTES and self._election.won():
-                connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
-                checkpoint(connection)
+        """Make a checkpoint, if the log is long, or room is short, and this process is the elected one."""
+        room = self._connections.room
+        short = room.is_given_up()
+        if room.log_bytes() > (0 if short else LONG_LOG_BYTES) and self._election.won():
+            connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
+            checkpoint(connection)
+        if short:
+            room.keep()
 
 
 def checkpoint(connection: sqlite3.Connection) -> bool:
     """Move the log of changes into the file. Readers or a long transaction can prevent it; it is tried again later.
 
     SQLite before 3.51.3 has a defect. If a checkpoint begins when the whole log was moved already, and a writer then
-    starts the log anew during the checkpoint, the new changes are taken for moved although they are not, and are lost.
+    starts the log again during the checkpoint, the new changes count as moved although they are not, and are lost.
     So this first writes a change. That change is not moved yet, and only the elected process, which is this one, makes
-    checkpoints: no writer can start the log anew before this checkpoint is done.
+    checkpoints: no writer can start the log again before this checkpoint is done.
     """
     try:
         connection.execute("BEGIN IMMEDIATE")

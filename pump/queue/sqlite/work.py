@@ -12,6 +12,7 @@ from pump.queue.ids import mint
 from pump.queue.limits import LONGEST_LEASE_SECONDS
 from pump.queue.options import QueueOptions
 from pump.queue.sealing import MissingKeys, Sealing
+from pump.queue.sqlite.room import Room
 from pump.queue.work import Work
 
 
@@ -60,10 +61,12 @@ class SqliteWork(Work):
         now: float,
         sealing: Sealing | None,
         missing: MissingKeys,
+        room: Room,
         *,
         lenient: bool,
     ) -> None:
         super().__init__(sealing, missing, lenient=lenient)
+        self._room: Final = room
         self.execute: Final = connection.execute
         self.executemany: Final = connection.executemany
         self.now: Final = now
@@ -80,7 +83,14 @@ class SqliteWork(Work):
 
     def probe(self) -> object:
         """Write the first page of the file unchanged: this needs space in the log of changes, and a disk that works."""
+        self.must_have_room(0)
         return self.execute(f"PRAGMA user_version = {self.number('PRAGMA user_version')}")
+
+    def must_have_room(self, size: int) -> None:
+        """Refuse a push of this size, if the disk would have too little room left to settle and remove messages."""
+        self._room.must_be_left(
+            size, lambda: self.number("PRAGMA freelist_count") * self.number("PRAGMA page_size")
+        )  # fmt: skip
 
     def exists(self, statement: str, *values: object) -> bool:
         """Whether a statement finds a row."""

@@ -185,7 +185,7 @@ class QueueConsumer:
         late = sum(not result.success for result in results)
         if late:
             log.warning(
-                "%d of %d acknowledgements on channel %s came too late: the messages are another's, or gone",
+                "%d of %d acknowledgements on channel %s came too late: another consumer has them, or they are gone",
                 late,
                 len(results),
                 self._destinations.channel,
@@ -247,7 +247,7 @@ class QueueConsumer:
             raise self._lost(message)
 
     def _lost(self, message: Message) -> LeaseLost:
-        return LeaseLost(f"message {message.id} of {self._destinations.channel} is not this consumer's any more")
+        return LeaseLost(f"message {message.id} of {self._destinations.channel} no longer belongs to this consumer")
 
     def extend(self, message: Message) -> None:
         """Renew the message's lease, which all messages received together with it share."""
@@ -279,7 +279,7 @@ class QueueConsumer:
         return sum(each.lag for each in groups if each.queue == self._destinations.topic)
 
     def _not_there(self, error: NotFound) -> TransportError:
-        return TransportError(f"channel {self._destinations.channel!r} is not there: {error}")
+        return TransportError(f"channel {self._destinations.channel!r} does not exist: {error}")
 
     # -- ending
 

@@ -16,6 +16,7 @@ from zlib import crc32
 from pump.message import NO_HEADERS, Header
 from pump.queue.vocabulary import DEFAULT_PARTITION
 from pump.queue.wire.json_body import is_json
+from pump.transport_kit.header_texts import KINDS
 
 SHARDS: Final = 64
 """The number of partitions for messages with keys, whatever the number of keys."""
@@ -27,7 +28,6 @@ _TEXT_FROM: Final = len(START) + _NUMBER + len(_HEADER)
 
 _TEXTS: Final = ("id", "type", "version", "kind", "content_type", "key", "correlation_id", "reply_to")
 _MAY_LACK: Final = frozenset({"key", "correlation_id", "reply_to"})
-_KINDS: Final = frozenset({"command", "event", "document"})
 _DEFAULTS: Final = Header("")
 
 
@@ -94,7 +94,7 @@ def _body(payload: bytes, end: int) -> bytes:
 
 def _header(members: Mapping[str, Any], topic: str) -> Header:
     texts = {name: _text(members, name, getattr(_DEFAULTS, name)) for name in _TEXTS}
-    if texts["kind"] not in _KINDS:
+    if texts["kind"] not in KINDS:
         raise ValueError("its kind is not known")
     headers = members.get("headers", NO_HEADERS)
     if not all(isinstance(word, str) for pair in headers.items() for word in pair):

@@ -99,4 +99,4 @@ def _failure(error: object, *, sent: bool | None, retriable: bool = True) -> Pub
     return failure
 
 
-_NOT_TRIED: Final = _failure("others before it failed", sent=False)
+_NOT_TRIED: Final = _failure("it was not tried, because a message before it failed", sent=False)

@@ -39,7 +39,6 @@ CAPABILITIES: Final = Capabilities(
     counts_deliveries=True,
     carries_attempts=True,
     durable=True,
-    durable_attempts=True,
     leases=True,
     delayed_publish=True,
     shards_by_key=True,
@@ -82,6 +81,12 @@ class QueueTransport(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.place}>"
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """The queue itself, open for the block: for operators' tools that know it by its URL."""
+        with self._shared.use() as engine:
+            yield engine
 
     def prepare(self, subscriptions: Sequence[Subscription], publications: Sequence[Publication]) -> None:
         """Create or validate the queues and groups that are needed; SetupError names what is missing."""

@@ -288,7 +288,7 @@ def seconds_to_extend(body: bytes) -> float | None:
 
 
 def lease_seconds(what: str, seconds: float) -> float:
-    """The seconds; BadRequest if no lease may last so long."""
+    """The seconds; BadRequest if no lease may last that long."""
     if not 0 < seconds <= limits.LONGEST_LEASE_SECONDS:
         raise BadRequest(f"{what} must be more than 0 and at most {limits.LONGEST_LEASE_SECONDS:.0f} seconds")
     return seconds

@@ -24,7 +24,7 @@ def test_nothing_is_asked_until_the_time_is_over() -> None:
     circuit = opened(clock)
 
     clock.advance(OPEN_SECONDS - 1)
-    with pytest.raises(CircuitOpen, match=r"after 5 failures in a row; again in 1 s"), circuit.one_try():
+    with pytest.raises(CircuitOpen, match=r"after 5 failures in a row; next try in 1 s"), circuit.one_try():
         pass
 
 

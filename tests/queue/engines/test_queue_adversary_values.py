@@ -305,7 +305,7 @@ def test_who_lacks_the_key_is_told_so_and_nothing_is_counted(make_engine: Engine
     (letter,), _ = lacks.dead_letters(Filter(queue="orders"))
     assert letter.payload is None
     for engine in (lacks, has_none):
-        with pytest.raises(Conflict, match="key that is not here"):
+        with pytest.raises(Conflict, match="key that the server does not have"):
             engine.redrive([letter.id])
     assert letter.redriven_at is None
     assert [each.payload for each in drained(knows, "orders")] == []

@@ -308,7 +308,7 @@ def test_more_consumers_than_files_wait_their_turn(tmp_path: Path) -> None:
         answers = [statuses(said_until_end(peer)) for peer in peers]
 
         assert answers == [[204]] * 950
-        assert server.program.output.count("as many as there may be open files") == 1
+        assert server.program.output.count("all that the limit of open files allows") == 1
         assert httpx.get(f"{server.url}/health", timeout=DEADLINE).status_code == 200
 
 

@@ -69,7 +69,7 @@ def test_a_request_with_two_hosts_is_refused_whichever_of_them_is_ours(http: InP
     for names in (["127.0.0.1", "127.0.0.1"], ["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"]):
         answer = http.get("/api/v1/pop/queue/q", headers=[("host", name) for name in names])
 
-        assert (answer.status, answer.error) == (400, "a request has one Host")
+        assert (answer.status, answer.error) == (400, "a request must have exactly one Host")
 
 
 def test_a_refused_web_page_takes_nothing(http: InProcess) -> None:

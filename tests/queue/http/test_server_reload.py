@@ -103,7 +103,7 @@ def test_an_origin_that_no_browser_sends_is_refused(tmp_path: Path, origin: str)
     ended = pump_run("queue", "serve", "--allow-origin", origin, folder=tmp_path)
 
     assert ended.returncode == 2
-    assert "is no origin" in ended.stderr
+    assert "is not an origin" in ended.stderr
 
 
 def test_an_origin_may_end_with_a_slash(tmp_path: Path) -> None:

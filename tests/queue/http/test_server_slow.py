@@ -125,7 +125,7 @@ def test_a_body_that_does_not_come_in_time_is_answered_and_its_connection_closed
 
     clock.advance(BODY_SECONDS)
 
-    error = {"success": False, "error": "the body of a request comes within 30 seconds"}
+    error = {"success": False, "error": "the body of a request must arrive within 30 seconds"}
     assert refusal(peer.hear_all()) == error
     assert popped(port) == b""
 
@@ -218,7 +218,7 @@ def test_the_time_is_that_of_the_clock_on_the_wall(file_engine: Engine, monkeypa
         answer = peer.hear_all()
         stop()
 
-    assert refusal(answer)["error"] == "the body of a request comes within 0.3 seconds"
+    assert refusal(answer)["error"] == "the body of a request must arrive within 0.3 seconds"
     assert 0.3 <= time.monotonic() - begun < DEADLINE
 
 

@@ -55,6 +55,8 @@ def cause(name: str) -> Any:
         ("", "connection timeout expired", "no_answer"),
         ("", "FATAL:  sorry, too many clients already", "too_many_connections"),
         ("", "server closed the connection unexpectedly", "stopped"),
+        ("", "connection to server failed: session is read-only", "read_only"),
+        ("", "connection to server failed: server is in hot standby mode", "read_only"),
         ("", "something else", "other"),
     ],
 )

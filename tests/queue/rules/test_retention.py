@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pump.queue.limits import LOOKED_AT_A_SECOND
 from pump.queue.vocabulary import DEFAULT_GROUP, Leased, Push, State
 from support.queue_rig import FAIL, Rig
 
@@ -149,10 +150,45 @@ def test_what_stays_is_looked_at_once_however_much_of_it_there_is(kept: Rig) -> 
 
     assert kept.engine.queues(kept.queue)[0].partitions[0].messages == MANY
     assert calls <= 2 * MANY / 1000 + 1
-    assert maintain(kept) == 1, "it begins again before a minute is over"
+    assert maintain(kept) == 1, "it begins again before it has rested"
     assert (kept.engine.groups()[0].lag, kept.progress().completed) == (MANY, MANY)
     kept.later(61)
     assert maintain(kept) == MANY // 1000 + 1
+
+
+@pytest.mark.parametrize("seconds", [5.0, 0.5])
+def test_what_is_settled_behind_something_unsettled_goes_as_soon_as_is_set(kept: Rig, seconds: float) -> None:
+    kept.engine.sweep_seconds = seconds
+    kept.push("deferred", *(f"done {number}" for number in range(5)))
+    deferred, *done = kept.pop()
+    defer(kept, (deferred,))
+    kept.complete(done[:2])
+    kept.later(101)
+    maintain(kept)
+    assert kept.engine.queues(kept.queue)[0].partitions[0].messages == 4
+
+    kept.complete(done[2:])
+    kept.later(seconds)
+    maintain(kept)
+
+    assert set(kept.states()) == {"deferred"}
+
+
+@pytest.mark.long
+def test_with_very_many_that_stay_it_looks_less_often(kept: Rig) -> None:
+    """Whatever is set: a look at these messages is followed by a rest of two seconds."""
+    kept.engine.sweep_seconds = 0.0
+    for first in range(0, 2 * LOOKED_AT_A_SECOND, 10_000):
+        kept.engine.push([Push(kept.queue, b"", transaction_id=str(first + number)) for number in range(10_000)])
+        defer(kept, kept.pop(10_000))
+    kept.push("done")
+    kept.complete(kept.pop())
+    kept.later(101)
+    maintain(kept)
+
+    assert maintain(kept) == 1
+    kept.later(2.1)
+    assert maintain(kept) == 2 * LOOKED_AT_A_SECOND // 1000 + 1
 
 
 @pytest.mark.requirement("Q-63")

@@ -7,7 +7,7 @@ import pytest
 
 from pump.queue.engine import Engine
 from pump.queue.options import QueueOptions
-from pump.queue.vocabulary import DEFAULT_GROUP, Filter, Settlement, State, Status
+from pump.queue.vocabulary import DEFAULT_GROUP, Filter, Push, Settlement, State, Status
 from support.queue_rig import BACK, DEAD, FAIL, OK, Rig, settlement
 
 EngineMaker = Callable[..., Engine]
@@ -392,6 +392,48 @@ def test_a_lenient_engine_takes_the_word_of_old_clients_for_what_is_handed_out(m
     rig.expire()
     assert rig.one(second, lease_id=None).success
     assert rig.names() == ["3"]
+
+
+@pytest.mark.requirement("Q-44")
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_lenient_engine_cannot_know_who_asks_but_loses_nothing(make_engine: EngineMaker, *, ordered: bool) -> None:
+    """The first consumer's lease has ended, and another one has the message; both say what became of it."""
+    rig = Rig(make_engine(lenient=True), ordered=ordered)
+    rig.configure()
+    rig.push("done late", "failed late", "given back")
+    late = rig.pop(3)
+    rig.expire()
+    now = rig.pop(3)
+
+    completed = rig.one(late[0], lease_id=None)
+    failed = rig.one(late[1], FAIL, lease_id=None)
+
+    assert (completed.success, failed.success) == (True, True)
+    assert rig.one(now[0]).message == "already_acknowledged"
+    assert rig.one(now[1]).success is False, "it has failed: it comes again"
+    rig.one(now[2], BACK, lease_id=None)
+    assert rig.one(late[2], lease_id=None).success is False, "nobody has it"
+    rig.expire()
+    assert sorted(rig.names()) == ["failed late", "given back"]
+
+
+@pytest.mark.requirement("Q-44")
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_lenient_engine_checks_the_lease_of_who_names_one(make_engine: EngineMaker, *, ordered: bool) -> None:
+    rig = Rig(make_engine(lenient=True), ordered=ordered)
+    rig.configure()
+    rig.push("1")
+    (late,) = rig.pop()
+    rig.expire()
+    (now,) = rig.pop()
+    without = Settlement(late.transaction_id, late.partition_id, None)
+    pushed = Push("result", b"1")
+
+    refused = rig.engine.transaction([without, pushed], frozenset({late.lease_id}))
+    done = rig.engine.transaction([without, pushed], frozenset({now.lease_id}))
+
+    assert (refused.success, done.success) == (False, True)
+    assert len(rig.engine.stored(Filter(queue="result"))) == 1
 
 
 @pytest.mark.requirement("Q-30", "Q-31")

@@ -2,10 +2,12 @@
 
 import uuid
 from contextlib import closing
+from typing import cast
 
 import pytest
 
 from brokers.postgres import Postgres
+from pump.colour import Colour
 from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.transport import consumer as queue_consumer
 from pump.queue.transport.envelope import START
@@ -53,3 +55,11 @@ class TestPostgres(TransportContract):
 
     def restart_broker(self, transport: Transport) -> None:
         self.broker.restart()
+
+
+class TestPostgresInOrder(TestPostgres):
+    ordered = True
+
+    @pytest.fixture(params=["blocking", pytest.param("awaiting", marks=pytest.mark.long)])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)

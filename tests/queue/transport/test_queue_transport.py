@@ -28,12 +28,12 @@ from pump.queue.transport.consumer import QueueConsumer
 from pump.queue.transport.transport import LARGEST_BODY, LARGEST_HEADERS, QueueTransport
 from pump.queue.vocabulary import Filter, PopRequest, Push, State
 from pump.transport_kit import ack_batch
-from support.programs import DEADLINE, Program, lives
+from support.programs import DEADLINE, Program
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
 from support.queue_databases import Database
-from support.redis_works import Job, Works, jobs, names
 from support.tree import ROOT
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 FAST: dict[str, Any] = {
     "max_attempts": 3,
@@ -342,18 +342,13 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     works.post(url, *jobs(60), Job("killer", fate="kills"), *jobs(39, prefix="more"))
     everything = {*names(60), *names(39, "more")}
     command = works.command(url, max_attempts=attempts)
-    deaths = 0
-    while not database.dead(works.channel) and deaths <= attempts:
-        with Program(command, tmp_path) as program:
-            eventually(lambda program=program: not lives(program.pid) or database.dead(works.channel), 30.0)  # type: ignore[misc]
-            deaths += not database.dead(works.channel)
-    with Program(command, tmp_path) as program:
-        eventually(lambda: set(works.runs) >= everything)
-        program.send(signal.SIGTERM)
-        program.ends()
+    deaths = works.until(
+        command, lambda: set(works.runs) >= everything and bool(database.dead(works.channel)), attempts
+    )
 
     (letter,) = database.dead(works.channel)
     assert letter.reason == "process died"
+    assert deaths == attempts
     assert letter.retries <= attempts  # what is known of it is written down where it is handed back unrun
     assert letter.crashes == Counter(works.runs)["killer"] == attempts
     assert set(works.runs) == {*everything, "killer"}

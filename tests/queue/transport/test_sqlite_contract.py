@@ -2,9 +2,11 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from pump.colour import Colour
 from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.transport import consumer as queue_consumer
 from pump.queue.transport.envelope import START
@@ -40,3 +42,11 @@ class TestSqlite(TransportContract):
         with closing(SqliteEngine(transport.path)) as engine:
             engine.push([Push(topic, body)])
         return body
+
+
+class TestSqliteInOrder(TestSqlite):
+    ordered = True
+
+    @pytest.fixture(params=["blocking", pytest.param("awaiting", marks=pytest.mark.long)])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)

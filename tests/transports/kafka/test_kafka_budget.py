@@ -4,16 +4,25 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from brokers.kafka import Kafka
-from pump import Dispatcher
-from support.kafka_works import Job, Works
-from support.programs import Program
+from pump import Dispatcher, Subscription
+from pump.dead_letter import Rejection
+from pump.errors import PublishError
+from pump.message import Message
+from pump.transport_kit.protocol import transport_from
+from pump.transports.kafka import KafkaTransport
+from pump.transports.kafka.consumer import KafkaConsumer
+from support.kafka_works import Works
+from support.programs import Program, lives
 from support.waiting import eventually
+from support.wilful import Wilful
+from support.works import Job
 
 PATIENCE = 60.0
 FAST = {"requeue_backoff": (0.05, 0.05), "failure_backoff": (0.2, 1.0)}
@@ -28,8 +37,8 @@ Running = Callable[[Dispatcher], Dispatcher]
 class DeadLetters:
     """What was stored in the channel's dead letters, read by a consumer of its own."""
 
-    def __init__(self, broker: Kafka, works: Works) -> None:
-        self._topic = f"{works.channel}.dead"
+    def __init__(self, broker: Kafka, channel: str) -> None:
+        self._topic = f"{channel}.dead"
         self._settings = broker.client(**{"group.id": "reader", "enable.auto.commit": False})
 
     def read(self, count: int) -> list[Any]:
@@ -55,7 +64,7 @@ class DeadLetters:
 
 @pytest.fixture
 def dead_letters(kafka_broker: Kafka, works: Works) -> DeadLetters:
-    return DeadLetters(kafka_broker, works)
+    return DeadLetters(kafka_broker, works.channel)
 
 
 @pytest.fixture
@@ -103,6 +112,62 @@ def test_attempts_are_counted_across_processes_that_are_killed(
     (record,) = dead_letters.read(1)
     assert headers(record)["pump-attempts"] == b"4"
     assert 4 <= works.noted("began").count("bad") <= 6, "a kill before a commit runs one again, without a charge"
+
+
+def test_fifty_refusals_charge_no_attempt_over_a_restart_and_a_kill(
+    tmp_path: Path, kafka_broker: Kafka, *, awaiting: bool
+) -> None:
+    wilful = Wilful(tmp_path, f"{kafka_broker.url}&retry_delays=0.1,1", awaiting=awaiting)
+
+    wilful.is_run_over_a_kill_and_a_restart()
+    with wilful.program():
+        (record,) = DeadLetters(kafka_broker, wilful.channel).read(1)
+
+    assert headers(record)["pump-attempts"] == b"3"
+    wilful.assert_as_many_runs_as_there_may_be()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_restart_in_good_order_gives_no_run_more(
+    works: Works, running: Running, dead_letters: DeadLetters, *, ordered: bool, awaiting: bool
+) -> None:
+    works.post(Job("bad", "k", "fails"))
+    options = {"awaiting": awaiting, "ordered": ordered}
+    with Program(works.command(**options, requeue_backoff=(0.6, 0.6)), works.folder) as program:
+        eventually(lambda: works.noted("began").count("bad") == 1, PATIENCE)
+        program.send(signal.SIGTERM)
+        assert program.ends() == 0
+
+    running(works.dispatcher(**options, **FAST))
+
+    (record,) = dead_letters.read(1)
+    assert headers(record)["pump-attempts"] == b"3"
+    assert works.noted("began").count("bad") == 3
+
+
+def test_of_two_performers_the_one_with_the_innocent_message_does_not_suffer(
+    works: Works, running: Running, dead_letters: DeadLetters
+) -> None:
+    keys = [f"k{number}" for number in range(12)]
+    innocent = [Job(f"{key}-innocent", key, seconds=0.2) for key in keys]
+    works.post(*innocent[:6], Job("killer", "killer", "kills", seconds=0.1), *innocent[6:])
+    options = {"performers": 2, "max_attempts": 2, **FAST}
+
+    for _ in range(8):
+        with Program(works.command(**options), works.folder) as program:
+            eventually(lambda program=program: not lives(program.pid) or given_up(works), PATIENCE)  # type: ignore[misc]
+        if given_up(works):
+            break
+    running(works.dispatcher(**options))
+
+    (record,) = dead_letters.read(1)
+    assert name(record) == "killer"
+    eventually(lambda: set(works.noted("done")) == {job.name for job in innocent}, PATIENCE)
+
+
+def given_up(works: Works) -> bool:
+    """Whether everything but the killer is done, and the killer is not run any more."""
+    return committed(works) == 13
 
 
 def committed(works: Works) -> int:
@@ -219,7 +284,11 @@ def test_a_dead_letter_that_does_not_fit_is_cut_and_said_to_be(
 
     assert record.value() == b"x" * 999
     assert b"1 of the 1000 bytes" in headers(record)["pump-description"]
-    assert [each for each in caplog.records if each.levelname == "ERROR" and "did not fit" in each.getMessage()]
+    assert [
+        each
+        for each in caplog.records
+        if each.levelname == "ERROR" and "is too large for the broker" in each.getMessage()
+    ]
 
 
 def test_a_dead_letter_that_is_refused_for_another_reason_than_its_size_is_stored_whole_later(
@@ -235,3 +304,41 @@ def test_a_dead_letter_that_is_refused_for_another_reason_than_its_size_is_store
 
     assert record.value() == b"x" * 1000
     assert headers(record)["tenant"] == b"t-1"
+
+
+@pytest.mark.parametrize("verdict", ["reject", "requeue"])
+def test_nothing_is_settled_before_its_copy_is_confirmed(works: Works, kafka_broker: Kafka, verdict: str) -> None:
+    transport = transport_from(works.url)
+    assert isinstance(transport, KafkaTransport)
+    rules = Subscription(Job, topic=works.channel, channel=works.channel)
+    consumer = transport.consumer(rules)
+    works.post(Job("first", "k"), Job("second", "k"))
+    message, _ = received(consumer, 2)
+    settle = {
+        "reject": lambda: consumer.reject(message, Rejection("delivery error", "OutOfTea", attempts=1)),
+        "requeue": lambda: consumer.requeue(message, 0.05, 1),
+    }
+    copies = {"reject": f"{works.channel}.dead", "requeue": f"{works.channel}.retry-0.1s"}
+    kafka_broker.tell("refuse_topic", copies[verdict], NOT_ALLOWED)
+
+    with pytest.raises(PublishError):
+        settle[verdict]()
+    consumer.close()
+
+    kafka_broker.tell("refuse_topic", copies[verdict], 0)
+    assert committed(works) == 0
+    again = transport.consumer(rules)
+    assert [each.identity for each in received(again, 2)][:1] == [message.identity]
+    again.close()
+
+
+def received(consumer: KafkaConsumer, count: int) -> list[Message]:
+    """So many messages of a consumer that has just been opened."""
+    found: list[Message] = []
+
+    def have_come() -> bool:
+        found.extend(consumer.receive(count - len(found), 0.2))
+        return len(found) >= count
+
+    eventually(have_come, PATIENCE)
+    return found

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -21,11 +21,12 @@ from pump.transports.kafka import Cluster, KafkaTransport, consumer
 from pump.transports.kafka.member import GroupMember
 from pump.transports.kafka.partitions import AssignedPartition
 from pump.transports.kafka.producer import Failures, RecordStore
-from pump.transports.kafka.records import KafkaMessage, KafkaReceipt, KafkaRecord, ReadRecord
+from pump.transports.kafka.records import KafkaMessage, KafkaRecord, read_message
 from pump.transports.kafka.topics import RetryTopics
-from support.kafka_works import Job, Works
+from support.kafka_works import Works
 from support.programs import Program
 from support.waiting import eventually
+from support.works import Job
 
 PATIENCE = 60.0
 FAST = {"failure_backoff": (0.2, 1.0)}
@@ -297,55 +298,116 @@ def test_a_copy_waits_in_the_topic_of_the_shortest_delay_that_is_long_enough() -
     assert topics.place(86_400.0) == ("q.retry-60s", 60.0)
 
 
-def test_what_says_that_it_waits_is_believed_as_far_as_its_topic_has_copies_wait() -> None:
-    message = cast("KafkaMessage", None)
-    strange = ReadRecord(message, due=9e99, wait=9e99)
+class Record:
+    """What the client library would have received."""
 
-    assert strange.bounded(1000.0, 0.0) == ReadRecord(message, due=0.0, wait=0.0)
-    assert strange.bounded(1000.0, 60.0) == ReadRecord(message, due=9e99, wait=1060.0)
-    assert ReadRecord(message, due=1002.0, wait=1002.0).bounded(1000.0, 60.0).wait == 1002.0
+    def __init__(self, offset: int = 0, **headers: bytes | None) -> None:
+        self._offset = offset
+        self._headers = [(f"pump-{name.replace('_', '-')}", value) for name, value in headers.items()]
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self._headers
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"{}"
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5000
+
+
+def received(offset: int, partition: AssignedPartition) -> KafkaMessage:
+    return read_message(Record(offset), partition, 1)
+
+
+def test_what_says_that_it_waits_is_believed_as_far_as_its_topic_has_copies_wait() -> None:
+    partition = AssignedPartition("q", 0)
+
+    def bounded(wait: bytes, longest: float) -> tuple[float, float]:
+        message = read_message(Record(due=wait, wait_until=wait), partition, 1).bounded(1000.0, longest)
+        return message.due, message.wait
+
+    assert bounded(b"9e99", 0.0) == (0.0, 0.0)
+    assert bounded(b"9e99", 60.0) == (9e99, 1060.0)
+    assert bounded(b"1002.0", 60.0) == (1002.0, 1002.0)
+    assert bounded(b"inf", 60.0) == (0.0, 0.0)
+
+
+def test_the_headers_that_every_message_of_ours_has_are_read_like_any_others() -> None:
+    partition = AssignedPartition("q", 0)
+
+    message = read_message(Record(7, id=b"1", type=b"Job", time=b"12.5", kind=b"event", odd=b"x"), partition, 1)
+    strange = read_message(Record(8, id=b"\xff", type=None, time=b"nan", kind=b"?"), partition, 1)
+
+    assert message.header == Header("1", "q", "Job", kind="event", key="k", timestamp=12.5, headers={"pump-odd": "x"})
+    assert (message.identity, message.position, message.fault) == ("q/0/7@5000", "q/0/7", "")
+    assert strange.header == Header("", "q", key="k", timestamp=5.0, headers={"pump-time": "nan"})
+    assert strange.raw_headers == {"pump-id": b"\xff", "pump-type": None}
+    assert "pump-kind" in strange.fault
 
 
 def test_of_a_partition_only_what_is_settled_without_a_gap_may_be_committed() -> None:
     partition = AssignedPartition("q", 0)
-    receipts = [KafkaReceipt(partition, offset) for offset in (10, 11, 14)]
-    for receipt in receipts:
-        assert partition.received(receipt)
+    messages = [received(offset, partition) for offset in (10, 11, 14)]
+    for message in messages:
+        assert partition.read(message)
 
-    partition.settle(receipts[1])
+    messages[1].done = True
     assert partition.to_commit() is None
-    partition.settle(receipts[0])
+    messages[0].done = True
     assert partition.to_commit() == 12
     assert partition.to_commit() is None
     partition.was_not_committed()
-    partition.settle(receipts[2])
+    messages[2].done = True
     assert partition.to_commit() == 15
 
 
 def test_a_topic_that_was_made_anew_inherits_nothing() -> None:
     partition = AssignedPartition("q", 0)
-    old = KafkaReceipt(partition, 7)
-    partition.received(old)
-    partition.settle(old)
-    held = KafkaReceipt(partition, 8)
-    partition.received(held)
+    old, held, new = (received(offset, partition) for offset in (7, 8, 0))
+    partition.read(old)
+    old.done = True
+    partition.read(held)
 
-    new = KafkaReceipt(partition, 0)
-    assert not partition.received(new)
+    assert not partition.read(new)
 
     assert held.lost
     assert partition.to_commit() is None
-    partition.settle(new)
+    new.done = True
     assert partition.to_commit() == 1
 
 
-def test_what_was_lost_is_not_settled() -> None:
+def test_what_was_lost_is_not_committed() -> None:
     partition = AssignedPartition("q", 0)
-    receipt = KafkaReceipt(partition, 3)
-    partition.received(receipt)
+    message = received(3, partition)
+    partition.read(message)
 
     partition.lose()
-    partition.settle(receipt)
+    message.done = True
 
-    assert receipt.lost
+    assert message.lost
     assert partition.to_commit() is None
+
+
+def test_what_is_held_is_lost_together_with_what_was_received() -> None:
+    partition = AssignedPartition("q", 0)
+    message = received(3, partition)
+    partition.read(message)
+    message.handler = "Worker"
+    held = message.again().again()
+    interrupted: list[bool] = []
+
+    assert partition.is_blocked
+    assert not message.has_begun
+    held.interrupt = lambda: interrupted.append(True)
+    assert message.has_begun
+    assert message.interrupt is held.interrupt
+    partition.lose()
+
+    assert held.lost
+    assert not partition.is_blocked

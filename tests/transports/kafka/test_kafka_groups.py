@@ -2,18 +2,21 @@
 
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from brokers.kafka import Kafka
 from pump import Dispatcher
-from support.kafka_works import Job, Works
+from support.kafka_works import Works
 from support.programs import Program
 from support.waiting import eventually
+from support.works import Job
 
 PARTITIONS = 4
 PATIENCE = 60.0
@@ -59,6 +62,32 @@ def auditing(broker: Kafka, works: Works) -> Iterator[Auditor]:
         auditor.close()
 
 
+@contextmanager
+def looking_for_gaps(auditor: Auditor, works: Works, names: Mapping[int, list[str]]) -> Iterator[None]:
+    """Meanwhile nothing is committed before everything up to it is done, and nothing committed is begun again."""
+    gaps: list[str] = []
+    seen: list[tuple[int, set[str]]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            committed = {name for number, offset in auditor.committed().items() for name in names[number][:offset]}
+            seen.append((len(works.noted("began")), committed))
+            gaps.extend(committed.difference(works.noted("done")))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+    began = works.noted("began")
+    assert gaps == []
+    for count, committed in seen:
+        assert not committed.intersection(began[count:])
+
+
 def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_and_go(
     works: Works, kafka_broker: Kafka, running: Running
 ) -> None:
@@ -68,20 +97,7 @@ def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_
 
     with auditing(kafka_broker, works) as auditor:
         names = auditor.stored(len(jobs))
-        gaps: list[str] = []
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(0.05):
-                committed = auditor.committed()
-                done = set(works.noted("done"))
-                gaps.extend(
-                    name for number, offset in committed.items() for name in names[number][:offset] if name not in done
-                )
-
-        looking = threading.Thread(target=look)
-        looking.start()
-        try:
+        with looking_for_gaps(auditor, works, names):
             first = works.dispatcher(**options)
             with first:
                 eventually(lambda: len(works.noted("done")) > 200, PATIENCE)
@@ -90,12 +106,35 @@ def test_order_within_a_key_is_exact_and_no_gap_is_committed_while_members_come_
             running(works.dispatcher(**options))
             eventually(lambda: len(set(works.noted("done"))) == len(jobs), PATIENCE)
             eventually(lambda: auditor.committed() == {number: len(names[number]) for number in range(4)}, PATIENCE)
-        finally:
-            over.set()
-            looking.join()
 
-    assert gaps == []
     assert_in_order(works.noted("began"))
+    began = works.noted("began")
+    assert len(began) - len(set(began)) <= len(jobs) // 2, "this broker takes no commits while it balances a group"
+
+
+@pytest.mark.requirement("P-10")
+def test_fifty_at_once_are_ten_times_as_fast_as_one_and_neither_order_nor_commits_suffer(
+    works: Works, kafka_broker: Kafka, running: Running
+) -> None:
+    keys = [f"k{number}" for number in range(100)]
+    alone = Works(works.folder, works.url)
+    alone.post(*(Job(f"{key}-0", key, seconds=0.01) for key in keys))
+    works.post(*(Job(f"{key}-{number}", key, seconds=0.01) for number in range(20) for key in keys))
+
+    slow = seconds_for(alone, running(alone.dispatcher(awaiting=True)), len(keys))
+    with auditing(kafka_broker, works) as auditor, looking_for_gaps(auditor, works, auditor.stored(2000)):
+        fast = seconds_for(works, running(works.dispatcher(awaiting=True, in_flight=50)), 2000)
+
+    assert_in_order(works.noted("began"))
+    assert 2000 / fast >= 10 * len(keys) / slow
+
+
+def seconds_for(works: Works, _consuming: Dispatcher, count: int) -> float:
+    """From the first that is done to the last."""
+    eventually(lambda: works.noted("done"), PATIENCE)
+    began = time.monotonic()
+    eventually(lambda: len(works.noted("done")) == count, PATIENCE)
+    return time.monotonic() - began
 
 
 def assert_in_order(names: list[str]) -> None:
@@ -131,10 +170,13 @@ def test_a_member_that_is_killed_loses_nothing_and_repeats_nothing_that_was_comm
 def test_a_message_that_is_refused_holds_up_its_partition_and_no_other(
     works: Works, running: Running, *, awaiting: bool
 ) -> None:
+    """Although it is the first message that comes at all."""
     keys = [f"k{number}" for number in range(12)]
-    works.post(Job("refused", keys[0], "refused"), *(Job(f"{key}-after", key) for key in keys))
-
+    works.post(Job("refused", keys[0], "refused"))
     running(works.dispatcher(awaiting=awaiting, dont_ack_delay=0.1, may_block=True))
+    eventually(lambda: works.noted("began").count("refused") >= 2, PATIENCE)
+
+    works.post(*(Job(f"{key}-after", key) for key in keys))
 
     eventually(lambda: works.noted("began").count("refused") >= 5, PATIENCE)
     eventually(lambda: len(works.noted("done")) >= 4, PATIENCE)

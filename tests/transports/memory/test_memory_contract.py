@@ -79,7 +79,14 @@ class MemoryContract(TransportContract):
                 consumer.close()
 
     def restart_broker(self, transport: Transport) -> None:
+        if not transport.capabilities.durable:
+            pytest.skip("the bus ends with its process")
         self.break_connection(transport)
+
+    def in_another_process(self, transport: Transport) -> str:
+        if transport.capabilities.between_processes:
+            pytest.skip("no other process reaches this bus")
+        return "from pump.transports.memory import MemoryTransport\ntransport = MemoryTransport.from_url('memory://a')"
 
 
 class TestMemory(MemoryContract):
@@ -111,6 +118,10 @@ class TestAwaitingMemory(MemoryContract):
         return OnlyAwaiting(clock)
 
 
+class TestMemoryInOrder(TestMemory):
+    ordered = True
+
+
 class TestHolding(MemoryContract):
     @pytest.fixture
     def transport(self, clock: Clock) -> Transport:
@@ -126,6 +137,10 @@ class TestHoldingWithCopies(TestHolding):
     @pytest.fixture
     def transport(self, clock: Clock) -> Transport:
         return HoldingTransport(COPIES, clock)
+
+
+class TestHoldingInOrder(TestHolding):
+    ordered = True
 
 
 def test_the_bridges_are_what_is_tested() -> None:

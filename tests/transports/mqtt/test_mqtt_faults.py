@@ -2,8 +2,7 @@
 
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ import pytest
 from brokers.fixtures import ProxyTo
 from brokers.mosquitto import Mosquitto
 from pump import Dispatcher
+from pump.errors import PublishError
+from support.mqtt import remove_session
 from support.mqtt_works import url
 from support.programs import Program
-from support.redis_works import Works, jobs, names
+from support.recovery import everything_was_run
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
-RECOVERY = 60.0
 LOADED = 3.0
 """What a machine that does other things may take longer."""
 IN_HAND = 64
@@ -38,12 +39,6 @@ def awaiting(version: str) -> bool:
     return version == "5"
 
 
-def everything_was_done(works: Works, count: int, at_most_twice: int) -> None:
-    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
-    repeated = sum(times - 1 for times in Counter(works.runs).values())
-    assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
-
-
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_nothing_is_lost_when_the_broker_dies_under_load(
     own_mosquitto: Mosquitto, works: Works, running: Running, version: str, awaiting: bool, how: str
@@ -59,9 +54,10 @@ def test_nothing_is_lost_when_the_broker_dies_under_load(
     own_mosquitto.start()
 
     # A broker that is killed may have forgotten acknowledgements, too: all may come again.
-    everything_was_done(works, 300, at_most_twice=300 if how == "kill" else IN_HAND)
+    everything_was_run(works, 300, at_most_twice=300 if how == "kill" else IN_HAND)
 
 
+@pytest.mark.requirement("P-12")
 def test_consumers_work_again_soon_after_an_outage(
     mosquitto: Mosquitto, proxy_to: ProxyTo, tmp_path: Path, running: Running
 ) -> None:
@@ -83,6 +79,30 @@ def test_consumers_work_again_soon_after_an_outage(
         eventually(lambda works=works: set(works.runs) >= set(names(3)), back + 5.0 + LOADED - time.monotonic())  # type: ignore[misc]
 
 
+@pytest.mark.requirement("P-12")
+def test_a_session_that_was_removed_is_made_again(
+    mosquitto: Mosquitto, works: Works, running: Running, awaiting: bool
+) -> None:
+    dispatcher = running(works.dispatcher(url(mosquitto), awaiting=awaiting, **FAST))
+    dispatcher.post_many(jobs(1, prefix="before"))
+    eventually(lambda: works.runs == names(1, "before"))
+
+    remove_session(mosquitto, f"pump-{works.channel}-0")
+    back = time.monotonic()
+    eventually(lambda: posted(dispatcher, jobs(3)))
+
+    eventually(lambda: set(works.runs) >= set(names(3)), back + 5.0 + LOADED - time.monotonic())
+
+
+def posted(dispatcher: Dispatcher, some: Sequence[Job]) -> bool:
+    """Whether they could be posted: not while nobody subscribes."""
+    try:
+        dispatcher.post_many(some)
+    except PublishError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("how", ["reset", "cut"])
 def test_a_network_that_breaks_under_load_loses_nothing(
     mosquitto: Mosquitto, proxy_to: ProxyTo, works: Works, running: Running, version: str, awaiting: bool, how: str
@@ -96,7 +116,7 @@ def test_a_network_that_breaks_under_load_loses_nothing(
         getattr(proxy, how)()
         proxy.heal()
 
-    everything_was_done(works, 300, at_most_twice=3 * IN_HAND)
+    everything_was_run(works, 300, at_most_twice=3 * IN_HAND)
 
 
 @pytest.mark.parametrize("direction", ["to_broker", "to_client"])
@@ -114,7 +134,7 @@ def test_a_network_that_only_falls_silent_is_found_out(
     eventually(lambda: proxy.accepted > accepted)
     proxy.heal()
 
-    everything_was_done(works, 100, at_most_twice=2 * IN_HAND)
+    everything_was_run(works, 100, at_most_twice=2 * IN_HAND)
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(15.0, marks=pytest.mark.long)])
@@ -130,7 +150,7 @@ def test_a_broker_that_stands_still_for_a_while_loses_nothing(
     time.sleep(seconds)
     own_mosquitto.unpause()
 
-    everything_was_done(works, 200, at_most_twice=IN_HAND)
+    everything_was_run(works, 200, at_most_twice=IN_HAND)
 
 
 @pytest.mark.long
@@ -146,4 +166,4 @@ def test_what_a_killed_process_had_in_hand_comes_again(
             program.ends()
 
     with Program(works.command(address, awaiting=awaiting), works.folder):
-        everything_was_done(works, 150, at_most_twice=2 * IN_HAND)
+        everything_was_run(works, 150, at_most_twice=2 * IN_HAND)

@@ -51,7 +51,7 @@ def test_a_login_opens_and_a_wrong_one_is_told(guarded: Mosquitto, version: Any)
 
     prepare(MqttTransport(server))
     for wrong in (replace(server, password="other"), replace(server, user="", password="")):
-        with pytest.raises(SetupError, match="refuses us") as refused:
+        with pytest.raises(SetupError, match="refuses the connection") as refused:
             prepare(MqttTransport(wrong))
         assert SECRET not in str(refused.value)
         assert "other" not in str(refused.value)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from brokers.mosquitto import Mosquitto
+from support.key_order import assert_many_keys_are_handled_at_once_and_each_in_order
 from support.mqtt_works import Shop, take_all, url
 from support.programs import Program
 from support.pumps import PROACTOR, REACTOR, Kind, Order, Outcomes
-from support.redis_works import Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 LOADED = 1.0
 """What a machine that does other things may take longer."""
@@ -62,3 +63,25 @@ def test_a_stop_is_in_time_though_the_broker_hangs(own_mosquitto: Mosquitto, ver
     dispatcher.stop()
 
     assert time.monotonic() - began < 0.5 + 2 + LOADED
+
+
+@pytest.mark.usefixtures("answering_again")
+@pytest.mark.parametrize(("version", "awaiting"), [("5", True), ("3.1.1", False)])
+def test_a_stop_is_in_time_though_a_handler_is_stuck_too(
+    own_mosquitto: Mosquitto, works: Works, version: str, awaiting: bool
+) -> None:
+    address = url(own_mosquitto, version)
+    works.post(address, Job("stuck", seconds=60.0), *jobs(20))
+    with Program(works.command(address, grace=1, awaiting=awaiting), works.folder) as program:
+        eventually(lambda: "stuck" in works.runs)
+        own_mosquitto.pause()
+        began = time.monotonic()
+        program.send(signal.SIGTERM)
+        program.ends()
+
+        assert time.monotonic() - began <= 1 + 2 + 3 * LOADED
+
+
+@pytest.mark.requirement("P-10")
+def test_many_keys_are_handled_at_once_and_each_in_order(mosquitto: Mosquitto, version: str) -> None:
+    assert_many_keys_are_handled_at_once_and_each_in_order(url(mosquitto, version))

@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,33 +206,58 @@ def test_tls_is_checked_against_the_authority(encrypted: tuple[Guarded, Certific
 
 
 @pytest.mark.requirement("P-17")
-def test_a_password_is_not_said_to_a_server_that_does_not_encrypt(
-    guarded: Nats, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("secret", ["password", "token", "credentials", "none"])
+def test_nothing_is_said_to_a_server_that_does_not_encrypt(
+    guarded: Nats, caplog: pytest.LogCaptureFixture, tmp_path: Path, secret: str
 ) -> None:
     said: list[bytes] = []
+    login: dict[str, Any] = {
+        "password": {"user": "me", "password": PASSWORD},
+        "token": {"token": PASSWORD},
+        "credentials": {"credentials": str(credentials(tmp_path))},
+        "none": {},
+    }[secret]
 
     async def eavesdrop() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'INFO {"server_id":"x","version":"2.11.0","headers":true,"max_payload":1048576}\r\n')
+            writer.write(
+                b'INFO {"server_id":"x","version":"2.11.0","headers":true,"max_payload":1048576,'
+                b'"auth_required":true,"nonce":"b25jZQ"}\r\n'
+            )
             said.append(await reader.read(1000))
+            writer.write(b"PONG\r\n")
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        transport = NatsTransport(
-            f"nats://127.0.0.1:{port}", user="me", password=PASSWORD, tls=ssl.create_default_context()
-        )
-        with pytest.raises(SetupError, match="does not encrypt") as refused:
+        transport = NatsTransport(f"nats://127.0.0.1:{port}", tls=ssl.create_default_context(), **login)
+        with pytest.raises(SetupError, match="does not use TLS") as refused:
             await transport.async_prepare([], [])
         assert is_one_clear_error(refused.value)
         server.close()
 
     asyncio.run(eavesdrop())
 
-    assert PASSWORD.encode() not in b"".join(said)
+    assert b"".join(said) == b""
     assert PASSWORD not in caplog.text
+
+
+@pytest.mark.requirement("P-17")
+def test_a_server_that_does_not_encrypt_is_refused(guarded: Nats) -> None:
     error = refusal(NatsTransport.from_url(f"tls+nats://me:{PASSWORD}@127.0.0.1:{guarded.port}"))
+
     assert isinstance(error, SetupError)
+
+
+def credentials(folder: Path) -> Path:
+    """A credentials file; its key was made for this test, and opens nothing."""
+    file = folder / "me.creds"
+    seed = "SUANNPBPAM6SZNFJCO5CPPXAVCJJWIFWC7ARVKKIBEURXRNYFYQGVFMFLQ"
+    file.write_text(
+        f"-----BEGIN NATS USER JWT-----\n{PASSWORD}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+    return file
 
 
 def test_nothing_in_the_log_of_a_working_pump_tells_the_password(

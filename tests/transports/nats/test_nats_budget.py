@@ -54,7 +54,7 @@ def test_a_handler_that_keeps_its_loop_from_renewing_the_lease_ends_at_its_budge
         eventually(lambda: wire.settled(topic, topic))
 
     assert len(seen) == 2
-    assert caplog.text.count("The event loop stood still for 1.") == 2
+    assert caplog.text.count("The event loop was blocked for 1.") == 2
 
 
 @pytest.mark.requirement("R-13")

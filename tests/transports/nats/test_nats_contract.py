@@ -1,12 +1,14 @@
 """The contract that every transport keeps, on a real NATS server, through a network that breaks."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from brokers.fixtures import ProxyTo
 from brokers.nats import Nats
 from brokers.proxy import Proxy
+from pump.colour import Colour
 from pump.testing.contract import TransportContract
 from pump.transport_kit.protocol import Transport
 from pump.transports.nats import NatsTransport
@@ -47,3 +49,11 @@ class TestNatsKeepsTheContract(TransportContract):
         body = b"\x00\xff not to be parsed"
         asyncio.run(send())
         return body
+
+
+class TestNatsInOrder(TestNatsKeepsTheContract):
+    ordered = True
+
+    @pytest.fixture(params=["blocking", pytest.param("awaiting", marks=pytest.mark.long)])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)

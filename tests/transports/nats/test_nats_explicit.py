@@ -391,7 +391,11 @@ def test_what_a_handler_takes_is_found_out_when_it_is_registered() -> None:
 
     assert (register(numbers).request, register(numbers).wrapper) == (list[int], NatsMessage)
     assert (register(orders).request, register(orders).wrapper) == (Order, AsyncNatsMessage)
-    for handler, reason in ((two, "exactly one parameter"), (bare, "what is delivered"), (wrong, "AsyncNatsMessage")):
+    for handler, reason in (
+        (two, "exactly one parameter"),
+        (bare, "name the type of the request"),
+        (wrong, "AsyncNatsMessage"),
+    ):
         with pytest.raises(ConfigurationError, match=reason) as refused:
             register(handler)
         assert handler.__qualname__ in str(refused.value)

@@ -155,7 +155,7 @@ def test_a_server_that_refuses_every_request_for_long_is_an_error(asking: Asking
     asking.ask()
     asking.say("409", "Exceeded MaxWaiting")
 
-    with pytest.raises(TransportError, match="refused every request for a while: Exceeded MaxWaiting"):
+    with pytest.raises(TransportError, match=r"refused every request for .* for a while: Exceeded MaxWaiting"):
         asking.puller.check()
 
 
@@ -193,7 +193,7 @@ def test_where_nobody_answers_for_long_the_consumer_is_not_there(asking: Asking)
     asking.ask()
     asking.say("503")
 
-    with pytest.raises(TransportError, match="is not there"):
+    with pytest.raises(TransportError, match="does not exist, or JetStream is not running"):
         asking.puller.check()
 
 
@@ -203,7 +203,7 @@ def test_silence_is_an_error(asking: Asking) -> None:
     asking.puller.check()
     asking.clock.advance(0.01)
 
-    with pytest.raises(TransportError, match="silent"):
+    with pytest.raises(TransportError, match="does not answer requests for the consumer"):
         asking.puller.check()
     assert not asking.is_pending()
 

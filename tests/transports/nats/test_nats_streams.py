@@ -126,7 +126,7 @@ def test_a_durable_of_another_lease_is_warned_of_and_its_own_holds(
     with pumping(transport, REACTOR, seen, rules):
         seen.wait(1)
 
-    assert "ack_wait of 7 s, which holds" in caplog.text
+    assert "ack_wait of 7 s, which counts" in caplog.text
     assert 5 < leases[0] <= 7
 
 

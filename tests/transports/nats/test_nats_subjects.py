@@ -84,5 +84,5 @@ def test_a_dead_letter_goes_beneath_its_own_subject() -> None:
 
 
 def test_there_is_no_default_place_for_everything_beneath_a_subject() -> None:
-    with pytest.raises(ConfigurationError, match="say dead_letter="):
+    with pytest.raises(ConfigurationError, match="give dead_letter="):
         dead_letter_subjects(["<subject>.dlq"], ["orders.>"])

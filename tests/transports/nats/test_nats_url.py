@@ -48,7 +48,7 @@ def test_the_scheme_chooses_the_transport(scheme: str) -> None:
         ("nats://h/?colour=blue", "colour"),
         ("nats://h/?replicas=many", "the option replicas cannot be 'many'"),
         ("nats://h/?name=a&name=b", "name is given twice"),
-        ("nats://h/orders", "has a path"),
+        ("nats://h/orders", "must not have a path"),
         ("nats://h/?name", "are not name=value"),
         ("nats://h#x", "has a #"),
         ("nats://h/?tls_ca=x", "tls_ca can be used only with TLS, as in tls+nats://"),

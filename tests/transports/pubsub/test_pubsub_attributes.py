@@ -110,7 +110,7 @@ def test_what_is_no_time_is_a_fault(text: str) -> None:
     header, fault = from_attributes({"pump-time": text}, "", "t", "id")
 
     assert header.timestamp == 0.0
-    assert "is no time" in fault
+    assert "must be a time" in fault
 
 
 @pytest.mark.parametrize("count", [101, 500])

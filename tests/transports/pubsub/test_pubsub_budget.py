@@ -9,12 +9,12 @@ import pytest
 
 from pump import Dispatcher
 from pump.errors import DontAckAction
-from pump.transports.pubsub import consumer as pubsub_consumer
+from pump.transport_kit import parking
 from support.programs import Program, lives
 from support.pubsub_bench import SLOW, PubSubBench
 from support.pumps import Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 FAST: dict[str, Any] = {
     "max_attempts": 3,
@@ -86,7 +86,7 @@ def test_restarts_give_up_no_message_that_waited_unseen(bench: PubSubBench, kind
 def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     bench: PubSubBench, kind: Kind, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    monkeypatch.setattr(pubsub_consumer, "PARKED_SECONDS", 0.5)
+    monkeypatch.setattr(parking, "PARKED_SECONDS", 0.5)
     failing = Outcomes(ValueError("no tea"))
     dead = f"topics/{bench.channel}.dead"
     bench.server.fault("Publish", times=1_000_000, containing=dead)
@@ -106,11 +106,19 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     assert failing.runs == 3
 
 
-@pytest.mark.parametrize("attempts", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("attempts", "performers", "streaming"),
+    [
+        (1, 1, "false"),
+        pytest.param(3, 1, "false", marks=pytest.mark.long),
+        pytest.param(3, 2, "false", marks=pytest.mark.long),
+        pytest.param(3, 2, "true", marks=pytest.mark.long),
+    ],
+)
 def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
-    bench: PubSubBench, works: Works, attempts: int
+    bench: PubSubBench, works: Works, attempts: int, performers: int, streaming: str
 ) -> None:
-    address = bench.url(lease=2)
+    address = bench.url(lease=2, streaming=streaming)
     works.post(address, *jobs(60), Job("killer", fate="kills"), *jobs(39, prefix="more"))
     everything = {*names(60), *names(39, "more")}
 
@@ -119,13 +127,13 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
 
     deaths = 0
     while letters() == 0 and deaths <= attempts:
-        with Program(works.command(address, max_attempts=attempts), works.folder) as program:
+        with Program(works.command(address, max_attempts=attempts, performers=performers), works.folder) as program:
             eventually(lambda program=program: not lives(program.pid) or letters(), SLOW)  # type: ignore[misc]
             deaths += letters() == 0
             if letters():  # a kill would come between the dead letter and its acknowledgement
                 program.send(signal.SIGTERM)
                 program.ends()
-    with Program(works.command(address, max_attempts=attempts), works.folder) as program:
+    with Program(works.command(address, max_attempts=attempts, performers=performers), works.folder) as program:
         eventually(lambda: set(works.runs) >= everything, SLOW)
         program.send(signal.SIGTERM)
         program.ends()

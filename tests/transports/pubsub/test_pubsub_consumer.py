@@ -454,7 +454,7 @@ def test_a_copy_that_cannot_be_published_anew_stays(bench: PubSubBench, caplog: 
     consumer.requeue(message, 3600.0, 2)
     bench.server.fault("Publish", containing=f"{bench.channel}.retry", times=1000)
 
-    eventually(lambda: nothing(consumer, 0.1) and "was not published anew" in caplog.text)
+    eventually(lambda: nothing(consumer, 0.1) and "could not be published again" in caplog.text)
 
     state = bench.server.state(f"{bench.channel}.retry")
     assert (state["unacknowledged"], state["acknowledged"]) == (1, 0)

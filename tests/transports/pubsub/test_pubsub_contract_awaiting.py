@@ -10,3 +10,7 @@ class TestAwaiting(PubSubContract):
     @pytest.fixture
     def colour(self) -> Colour:
         return "awaiting"
+
+
+class TestAwaitingStreaming(TestAwaiting):
+    streaming = True

@@ -10,3 +10,7 @@ class TestBlocking(PubSubContract):
     @pytest.fixture
     def colour(self) -> Colour:
         return "blocking"
+
+
+class TestBlockingStreaming(TestBlocking):
+    streaming = True

@@ -18,6 +18,7 @@ LEASE = 5.0
 @pytest.mark.long
 class TestEmulator(TransportContract):
     broker: PubSubEmulator
+    streaming = False
     silence_seconds = 1.0
     lease_seconds = LEASE
     late_seconds = 3.0
@@ -28,7 +29,7 @@ class TestEmulator(TransportContract):
 
     @pytest.fixture
     def transport(self, pubsub_emulator: PubSubEmulator) -> Transport:
-        transport = transport_to(pubsub_emulator.port, lease=LEASE)
+        transport = transport_to(pubsub_emulator.port, lease=LEASE, streaming=self.streaming)
         transport.capabilities = replace(transport.capabilities, durable=False)
         return transport
 
@@ -38,3 +39,8 @@ class TestEmulator(TransportContract):
     def send_unparseable(self, transport: Transport, topic: str) -> bytes:
         publish(self.broker.port, topic, b"\xff\x00 body", {"pump-kind": "nonsense", "pump-time": "soon"})
         return b"\xff\x00 body"
+
+
+@pytest.mark.long
+class TestEmulatorStreaming(TestEmulator):
+    streaming = True

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,26 +11,13 @@ from brokers.fixtures import ProxyTo
 from pump import Dispatcher
 from support.programs import Program
 from support.pubsub_bench import SLOW, PubSubBench
-from support.redis_works import FAST, Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import FAST, Job, Works, jobs, names
 
-RECOVERY = 60.0
 IN_HAND = 10 + 64
 """What may be repeated after one failure: a full buffer, and acknowledgements that were not sent yet."""
 
 Running = Callable[[Dispatcher], Dispatcher]
-
-
-def left(bench: PubSubBench, works: Works) -> int:
-    return bench.left(works.channel) + bench.left(f"{works.channel}.retry")
-
-
-def everything_was_done(bench: PubSubBench, works: Works, count: int, at_most_twice: int) -> None:
-    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
-    eventually(lambda: left(bench, works) == 0, RECOVERY)
-    repeated = sum(times - 1 for times in Counter(works.runs).values())
-    assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
-    assert bench.left(f"{works.channel}.dead") == 0
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -46,7 +32,7 @@ def test_nothing_is_lost_when_the_server_dies_under_load(
     getattr(own_bench.server, how)()
     own_bench.server.start()
 
-    everything_was_done(own_bench, works, 300, at_most_twice=IN_HAND)
+    own_bench.everything_was_run(works, 300, at_most_twice=IN_HAND)
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
@@ -63,7 +49,7 @@ def test_a_network_that_breaks_under_load_loses_nothing_and_what_is_in_hand_stay
         getattr(proxy, how)()
         proxy.heal()
 
-    everything_was_done(bench, works, 300, at_most_twice=3 * IN_HAND)
+    bench.everything_was_run(works, 300, at_most_twice=3 * IN_HAND)
 
 
 @pytest.mark.parametrize("direction", ["to_broker", pytest.param("to_client", marks=pytest.mark.long)])
@@ -81,7 +67,7 @@ def test_a_network_that_only_falls_silent_is_found_out(
     eventually(lambda: proxy.accepted > accepted, SLOW)
     proxy.heal()
 
-    everything_was_done(bench, works, 100, at_most_twice=2 * IN_HAND)
+    bench.everything_was_run(works, 100, at_most_twice=2 * IN_HAND)
 
 
 def test_what_a_killed_process_had_in_hand_comes_again(bench: PubSubBench, works: Works, awaiting: bool) -> None:
@@ -94,7 +80,7 @@ def test_what_a_killed_process_had_in_hand_comes_again(bench: PubSubBench, works
             program.ends()
 
     with Program(works.command(address, awaiting=awaiting), works.folder):
-        everything_was_done(bench, works, 150, at_most_twice=2 * IN_HAND)
+        bench.everything_was_run(works, 150, at_most_twice=2 * IN_HAND)
 
 
 @pytest.mark.requirement("P-05")
@@ -141,4 +127,4 @@ def test_a_server_that_hangs_for_fifteen_seconds_is_waited_for(
     time.sleep(15)
     own_bench.server.unpause()
 
-    everything_was_done(own_bench, works, 300, at_most_twice=IN_HAND)
+    own_bench.everything_was_run(works, 300, at_most_twice=IN_HAND)

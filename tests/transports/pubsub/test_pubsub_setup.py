@@ -1,10 +1,7 @@
 """Before anything flows: what is wrong is told in a sentence, names are checked, and the page's examples run."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,28 +14,13 @@ from brokers.pubsub import PROJECT, PubSub
 from pump.errors import ConfigurationError, PublishError, SetupError
 from pump.subscription import Publication
 from pump.transports.pubsub import PubSubSettings, PubSubTransport
-from support.programs import DEADLINE, Program, pump, pump_run
+from support.programs import Program, pump, runs
 from support.pubsub_bench import PubSubBench, Sample, bodies, receive
+from support.refused import refusal
 from support.tree import ROOT
 from support.waiting import eventually
 
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs" / "pubsub.md").read_text(), re.DOTALL))
-PROGRAM = """
-from dataclasses import dataclass
-
-from pump import Command, Dispatcher, RequestHandler, Subscription
-
-@dataclass(frozen=True)
-class Order(Command):
-    sku: str
-
-class Handler(RequestHandler[Order]):
-    def handle(self, order: Order) -> None:
-        pass
-
-subscription = Subscription(Order, topic={topic!r}, missing={missing!r})
-dispatcher = Dispatcher({url!r}, handlers=[Handler], subscriptions=[subscription])
-"""
 
 
 # -- the page's examples
@@ -57,14 +39,6 @@ def shop(folder: Path) -> Iterator[Program]:
         yield program
 
 
-def runs(name: str, folder: Path) -> None:
-    here = {**os.environ, "PYTHONPATH": str(folder)}  # tox keeps the folder of a program off its path
-    ran = subprocess.run(
-        [sys.executable, name], cwd=folder, env=here, check=False, capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
 def test_the_shop_sells_what_is_ordered(pubsub_server: PubSub, shop: Program, folder: Path) -> None:
     assert set(EXAMPLES) == {"shop.py", "sell.py", "options.py"}
     shop.says("runs shop:dispatcher")
@@ -81,23 +55,11 @@ def test_the_shop_sells_what_is_ordered(pubsub_server: PubSub, shop: Program, fo
 # -- what is wrong
 
 
-def refusal(folder: Path, url: str, topic: str = "orders-x", missing: str = "create", command: str = "run") -> str:
-    """What `pump` says is wrong, which is one line, and no traceback of the client's or ours."""
-    (folder / "refused.py").write_text(PROGRAM.format(url=url, topic=topic, missing=missing), "utf-8")
-
-    ended = pump_run(command, "refused:dispatcher", folder=folder)
-
-    assert ended.returncode != 0
-    assert "Traceback" not in ended.stdout + ended.stderr
-    (line,) = (line for line in ended.stderr.splitlines() if line and " INFO " not in line)
-    return line
-
-
 def test_a_missing_channel_is_told_in_a_sentence_and_not_made(pubsub_server: PubSub, tmp_path: Path) -> None:
     line = refusal(tmp_path, pubsub_server.url, "orders-nowhere", "validate")
 
     assert "orders-nowhere" in line
-    assert "missing='validate' does not make it" in line
+    assert "missing='validate' does not create it" in line
     assert not pubsub_server.state("orders-nowhere")["exists"]
 
 
@@ -116,7 +78,7 @@ def test_who_may_not_do_it_is_told_in_a_sentence(own_bench: PubSubBench, tmp_pat
     for method in ("GetTopic", "CreateTopic", "GetSubscription", "CreateSubscription"):
         own_bench.server.fault(method, code, times=1000)
 
-    assert "we are not allowed that" in refusal(tmp_path, own_bench.url())
+    assert "these credentials do not permit it" in refusal(tmp_path, own_bench.url())
 
 
 def test_a_certificate_that_is_not_trusted_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -129,7 +91,7 @@ def test_a_certificate_that_is_not_trusted_is_told_in_a_sentence(tmp_path: Path)
         PubSubTransport(trusting).prepare([], [Publication(Sample, topic="trusted")])
 
         wrong = PubSubSettings(project=PROJECT, ca_file=str(others.authority), **where)
-        with pytest.raises(SetupError, match="the certificate of the server is not one that we trust"):
+        with pytest.raises(SetupError, match="the certificate of the server is not trusted"):
             PubSubTransport(wrong).prepare([], [Publication(Sample, topic="trusted")])
 
 
@@ -266,7 +228,7 @@ def make(bench: PubSubBench, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"of": "another-topic"}, "is one of"),
+        ({"of": "another-topic"}, "belongs to"),
         ({"push_config": {"push_endpoint": "https://example.com/push"}}, "pushes its messages elsewhere"),
         ({"bigquery_config": {"table": "p.d.t"}}, "pushes its messages elsewhere"),
         ({"detached": True}, "has lost its topic"),

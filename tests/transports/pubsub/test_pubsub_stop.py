@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -11,26 +10,13 @@ from pump import Dispatcher
 from support.programs import Program
 from support.pubsub_bench import SLOW, PubSubBench
 from support.pumps import Kind, Order, Outcomes
-from support.redis_works import Works, jobs, names
 from support.waiting import eventually
+from support.works import Works, jobs
 
-RECOVERY = 60.0
 IN_HAND = 10 + 64
 """What may be repeated after one failure: a full buffer, and acknowledgements that were not sent yet."""
 
 Running = Callable[[Dispatcher], Dispatcher]
-
-
-def left(bench: PubSubBench, works: Works) -> int:
-    return bench.left(works.channel) + bench.left(f"{works.channel}.retry")
-
-
-def everything_was_done(bench: PubSubBench, works: Works, count: int, at_most_twice: int) -> None:
-    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
-    eventually(lambda: left(bench, works) == 0, RECOVERY)
-    repeated = sum(times - 1 for times in Counter(works.runs).values())
-    assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
-    assert bench.left(f"{works.channel}.dead") == 0
 
 
 def test_a_stop_under_load_loses_nothing_and_repeats_nothing(bench: PubSubBench, works: Works, awaiting: bool) -> None:
@@ -45,7 +31,7 @@ def test_a_stop_under_load_loses_nothing_and_repeats_nothing(bench: PubSubBench,
             assert time.monotonic() - began <= 7.0
 
     with Program(works.command(address, awaiting=awaiting), works.folder):
-        everything_was_done(bench, works, 200, at_most_twice=0)
+        bench.everything_was_run(works, 200, at_most_twice=0)
 
 
 @pytest.mark.requirement("P-03")

@@ -9,12 +9,12 @@ import pytest
 
 from brokers.rabbitmq import RabbitMQ
 from pump import Dispatcher, DontAckAction, Publication, RequestHandler, Subscription
+from pump.pumps import channel_base
+from pump.transport_kit import parking
 from pump.transports.rabbitmq import RabbitMQTransport
-from pump.transports.rabbitmq import consumer as rabbitmq_consumer
-from support.programs import lives
-from support.rabbitmq_worker import Job
-from support.rabbitmq_works import Works
+from support.programs import Program, lives
 from support.waiting import eventually
+from support.works import Job, Works
 
 pytestmark = pytest.mark.requirement("P-04")
 
@@ -185,7 +185,7 @@ class FullGrave:
 @pytest.fixture
 def parked_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(rabbitmq_consumer, "PARKED_SECONDS", 1.0)
+        patch.setattr(parking, "PARKED_SECONDS", 1.0)
         yield
 
 
@@ -208,6 +208,19 @@ def test_a_message_that_cannot_be_given_up_is_not_run_again(
 
     assert patience.runs == 3
     assert b'"job"' in (grave.last or b"")
+
+
+def test_a_message_that_cannot_be_given_up_keeps_no_other_waiting_for_long(
+    budget: Budget, works: Works, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_base, "RETRY_SECONDS", 1.0)
+    FullGrave(budget)
+
+    with works.dispatcher(budget._url, awaiting=colour == "proactor", **FAST) as dispatcher:
+        dispatcher.post_many([Job("refused", fate="rejected"), Job("one"), Job("two")])
+        eventually(lambda: set(works.runs) >= {"one", "two"})
+
+    assert works.runs.count("refused") == 1
 
 
 @pytest.mark.parametrize("made", ["by us", "by others", "by others, and only looked for"])
@@ -246,12 +259,12 @@ def test_a_killer_is_found_out_and_nobody_else_suffers(rabbitmq: RabbitMQ, works
 
     deaths = 0
     while budget.dead == 0:
-        with works.program(rabbitmq.url) as program:
+        with Program(works.command(rabbitmq.url), works.folder) as program:
             eventually(lambda program=program: budget.dead or not lives(program.pid))  # type: ignore[misc]
         deaths += 1
         assert deaths <= 4
 
-    with works.program(rabbitmq.url):
+    with Program(works.command(rabbitmq.url), works.folder):
         eventually(lambda: set(works.runs) == {*(job.name for job in jobs), "killer"})
     assert budget.dead == 1
     assert works.runs.count("killer") == 3

@@ -561,7 +561,7 @@ def test_a_broker_that_does_not_answer_is_left(make: Make) -> None:
 
     consumer.clock.advance(10.0)
 
-    with pytest.raises(TransportError, match="gave no answer about queue"):
+    with pytest.raises(TransportError, match="did not answer about the queue"):
         consumer.take(1)
 
 

@@ -1,11 +1,14 @@
 """The contract on a real RabbitMQ: quorum and classic queues, natively in both colours."""
 
+from typing import cast
+
 import pika
 import pytest
 
 from brokers.fixtures import ProxyTo
 from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
+from pump.colour import Colour
 from pump.testing.contract import TransportContract
 from pump.transport_kit.protocol import Transport
 from pump.transports.rabbitmq import RabbitMQTransport, delivery_channel
@@ -55,3 +58,16 @@ class TestQuorumQueues(RabbitMQContract):
 
 class TestClassicQueues(RabbitMQContract):
     queue_type = "classic"
+
+
+class TestQuorumQueuesInOrder(TestQuorumQueues):
+    ordered = True
+
+    @pytest.fixture(params=["blocking", pytest.param("awaiting", marks=pytest.mark.long)])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)
+
+
+@pytest.mark.long
+class TestClassicQueuesInOrder(TestClassicQueues):
+    ordered = True

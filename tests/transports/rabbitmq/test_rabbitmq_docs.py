@@ -1,17 +1,14 @@
 """The documentation on RabbitMQ: its examples are run as they stand, on a broker of the tests."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from brokers.rabbitmq import RabbitMQ
-from support.programs import DEADLINE, Program, pump, pump_run
+from support.programs import Program, pump, pump_run, runs
 from support.tree import ROOT
 from support.waiting import eventually
 
@@ -30,14 +27,6 @@ def folder(rabbitmq: RabbitMQ, tmp_path: Path) -> Path:
 def shop(folder: Path) -> Iterator[Program]:
     with pump("run", "shop:dispatcher", folder=folder) as program:
         yield program
-
-
-def runs(name: str, folder: Path) -> None:
-    here = {**os.environ, "PYTHONPATH": str(folder)}  # tox keeps the folder of a program off its path
-    ran = subprocess.run(
-        [sys.executable, name], cwd=folder, env=here, check=False, capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_no_example_is_left_out() -> None:

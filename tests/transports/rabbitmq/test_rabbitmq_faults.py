@@ -16,9 +16,9 @@ from brokers.rabbitmq import RabbitMQ
 from pump import Dispatcher
 from pump.errors import PublishError
 from pump.transports.rabbitmq.connection import LEAST_MARGIN_SECONDS
-from support.rabbitmq_worker import Job
-from support.rabbitmq_works import Works
+from support.programs import Program
 from support.waiting import eventually
+from support.works import Job, Works
 
 RECOVERY = 40.0
 OUTAGE = 10.0
@@ -61,11 +61,13 @@ class Pair:
     """Works in both colours on the same broker, which suffer whatever happens to it."""
 
     def __init__(self, folder: Path, running: Running) -> None:
-        self.all = {"reactor": Works(folder), "proactor": Works(folder)}
+        self.all = {False: Works(folder), True: Works(folder)}
         self._running = running
 
     def run(self, url: str, **options: Any) -> list[Dispatcher]:
-        return [self._running(works.dispatcher(url, colour=colour, **options)) for colour, works in self.all.items()]
+        return [
+            self._running(works.dispatcher(url, awaiting=awaiting, **options)) for awaiting, works in self.all.items()
+        ]
 
     def until(self, happened: Callable[[Works], object], timeout: float = 10.0) -> None:
         """Wait until it has happened in both."""
@@ -119,7 +121,7 @@ def test_a_network_that_breaks_under_load_loses_nothing(
 ) -> None:
     works.post(rabbitmq.url, *jobs(300, 0.002))
     proxy = proxy_to(rabbitmq.port)
-    dispatcher = running(works.dispatcher(proxy.url(rabbitmq.url), colour=colour, **FAST))
+    dispatcher = running(works.dispatcher(proxy.url(rabbitmq.url), awaiting=colour == "proactor", **FAST))
 
     for done, breaks in ((30, proxy.reset), (100, proxy.cut), (200, proxy.reset)):
         eventually(lambda done=done: len(works.runs) > done)  # type: ignore[misc]
@@ -135,7 +137,7 @@ def test_a_network_that_only_falls_silent_is_found_out_by_heartbeats(
 ) -> None:
     works.post(rabbitmq.url, *jobs(100, 0.01))
     proxy = proxy_to(rabbitmq.port)
-    running(works.dispatcher(f"{proxy.url(rabbitmq.url)}?heartbeat=1&timeout=1", colour=colour, **FAST))
+    running(works.dispatcher(f"{proxy.url(rabbitmq.url)}?heartbeat=1&timeout=1", awaiting=colour == "proactor", **FAST))
     eventually(lambda: len(works.runs) > 20)
 
     proxy.stall()
@@ -151,7 +153,7 @@ def test_a_deleted_queue_is_made_again(
     rabbitmq: RabbitMQ, works: Works, running: Running, colour: str, queue_type: str
 ) -> None:
     url = f"{rabbitmq.url}?queue_type={queue_type}"
-    dispatcher = running(works.dispatcher(url, colour=colour, **FAST))
+    dispatcher = running(works.dispatcher(url, awaiting=colour == "proactor", **FAST))
     dispatcher.post(Job("before"))
     eventually(lambda: works.runs == ["before"])
 
@@ -165,7 +167,7 @@ def test_a_deleted_queue_is_made_again(
 def test_connections_closed_by_an_operator_are_made_again(
     rabbitmq: RabbitMQ, works: Works, running: Running, colour: str
 ) -> None:
-    dispatcher = running(works.dispatcher(rabbitmq.url, colour=colour, **FAST))
+    dispatcher = running(works.dispatcher(rabbitmq.url, awaiting=colour == "proactor", **FAST))
     dispatcher.post(Job("before"))
     eventually(lambda: works.runs == ["before"])
 
@@ -242,12 +244,12 @@ def test_a_broker_that_blocks_publishers_blocks_no_acknowledgement(own_rabbitmq:
 
 def test_what_a_killed_process_had_in_hand_comes_again(rabbitmq: RabbitMQ, works: Works) -> None:
     works.post(rabbitmq.url, *jobs(100, 0.01))
-    with works.program(rabbitmq.url) as program:
+    with Program(works.command(rabbitmq.url), works.folder) as program:
         eventually(lambda: len(works.runs) > 20)
         program.send(signal.SIGKILL)
         program.ends()
 
-    with works.program(rabbitmq.url):
+    with Program(works.command(rabbitmq.url), works.folder):
         everything_was_done(works, 100, at_most_twice=1 + 5)
     assert stored(rabbitmq, f"{works.channel}.dead") == 0
 
@@ -255,14 +257,14 @@ def test_what_a_killed_process_had_in_hand_comes_again(rabbitmq: RabbitMQ, works
 @pytest.mark.requirement("P-05")
 def test_a_deferred_message_outlives_a_killed_consumer(rabbitmq: RabbitMQ, works: Works) -> None:
     works.post(rabbitmq.url, Job("deferred", fate="deferred", delay=4.0))
-    with works.program(rabbitmq.url) as program:
+    with Program(works.command(rabbitmq.url), works.folder) as program:
         eventually(lambda: works.runs == ["deferred"])
         deferred = time.monotonic()
         eventually(lambda: stored(rabbitmq, f"{works.channel}.delay.4s") == 1)
         program.send(signal.SIGKILL)
         program.ends()
 
-    with works.program(rabbitmq.url):
+    with Program(works.command(rabbitmq.url), works.folder):
         eventually(lambda: len(works.runs) > 1)
     assert 3.6 <= time.monotonic() - deferred <= 5.5
 
@@ -271,21 +273,21 @@ def test_a_deferred_message_outlives_a_killed_consumer(rabbitmq: RabbitMQ, works
 def test_a_stop_under_load_loses_nothing_and_repeats_next_to_nothing(rabbitmq: RabbitMQ, works: Works) -> None:
     works.post(rabbitmq.url, *jobs(300, 0.005))
     for done in (50, 150):
-        with works.program(rabbitmq.url, grace=2) as program:
+        with Program(works.command(rabbitmq.url, grace=2), works.folder) as program:
             eventually(lambda done=done: len(works.runs) > done)  # type: ignore[misc]
             began = time.monotonic()
             program.send(signal.SIGTERM)
             assert program.ends() == 0
             assert time.monotonic() - began <= 4.0
 
-    with works.program(rabbitmq.url):
+    with Program(works.command(rabbitmq.url), works.folder):
         everything_was_done(works, 300, at_most_twice=0)
 
 
 def test_no_thread_is_left_when_everything_is_closed(rabbitmq: RabbitMQ, works: Works, colour: str) -> None:
     before = {thread.name for thread in threading.enumerate()}
 
-    with works.dispatcher(rabbitmq.url, colour=colour) as dispatcher:
+    with works.dispatcher(rabbitmq.url, awaiting=colour == "proactor") as dispatcher:
         dispatcher.post_many([Job("deferred", fate="deferred"), Job("job")])
         eventually(lambda: {"deferred", "job"} == set(works.runs))
 

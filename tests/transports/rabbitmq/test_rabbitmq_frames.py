@@ -35,10 +35,10 @@ class Connection:
     """The part of pika's connection that the reader uses."""
 
     def __init__(self) -> None:
-        self.bytes_received = 0
+        self.bytes_received = self.bytes_sent = 0
         self.frames: list[Any] = []
         self._frame_buffer = b""
-        self._transport = None
+        self._transport: Any = None
         self._on_data_available: Any = None
         self.written: list[bytes] = []
 
@@ -143,7 +143,7 @@ def test_a_pika_that_is_made_differently_reads_by_itself_after_one_warning(
     producer, consumer = transport.producer(), transport.consumer(rules)
     try:
         producer.send([Message(header, b"body")])
-        with pytest.raises(PublishError, match="nothing takes"):
+        with pytest.raises(PublishError, match="no queue takes"):
             producer.send([Message(header._replace(topic=f"{name}-lonely"), b"body")])
 
         (message,) = consumer.receive(1, 5.0)
@@ -157,7 +157,7 @@ def test_a_pika_that_is_made_differently_reads_by_itself_after_one_warning(
         consumer.close()
         producer.close()
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert warnings == [each for each in warnings if "is made differently" in each]
+    assert warnings == [each for each in warnings if "differs inside" in each]
     assert len(warnings) == 1
 
 
@@ -193,3 +193,67 @@ def test_what_is_published_is_written_as_pika_would(size: int) -> None:
     write_frames(connection, list(publish_frames(CHANNEL, publish_method("exchange", "key"), ENCODED, body, largest)))
 
     assert connection.written == [content(frame.Method(CHANNEL, method), body, CHANNEL, largest - 8)]
+
+
+class Socket:
+    """A socket that takes so many bytes, or raises."""
+
+    def __init__(self, takes: int | OSError) -> None:
+        self.taken = b""
+        self._takes = takes
+
+    def send(self, data: bytes) -> int:
+        if isinstance(self._takes, OSError):
+            raise self._takes
+        self.taken += data[: self._takes]
+        return min(self._takes, len(data))
+
+
+class _AsyncPlaintextTransport:
+    """pika's transport, as far as it is known here."""
+
+    _STATE_ACTIVE = 1
+
+    def __init__(self, socket: Socket, buffered: bytes = b"", state: int = 1) -> None:
+        self._sock, self._state = socket, state
+        self._tx_buffers = [buffered] if buffered else []
+
+
+class OtherTransport(_AsyncPlaintextTransport):
+    """A transport of pika that may encrypt."""
+
+
+FRAMES = [b"one", b"two"]
+
+
+@pytest.mark.parametrize("takes", [6, 4, 0])
+def test_the_socket_is_given_at_once_what_it_takes_and_pika_the_rest(takes: int) -> None:
+    connection, socket = Connection(), Socket(takes)
+    connection._transport = _AsyncPlaintextTransport(socket)
+
+    write_frames(connection, FRAMES)
+
+    assert socket.taken == b"onetwo"[:takes]
+    assert connection.bytes_sent == takes
+    assert b"".join(connection.written) == b"onetwo"[takes:]
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        _AsyncPlaintextTransport(Socket(9), buffered=b"zero"),
+        _AsyncPlaintextTransport(Socket(9), state=2),
+        _AsyncPlaintextTransport(Socket(BlockingIOError())),
+        _AsyncPlaintextTransport(Socket(BrokenPipeError())),
+        OtherTransport(Socket(9)),
+        object(),
+    ],
+    ids=["behind others", "closing", "full", "broken", "encrypted", "unknown"],
+)
+def test_where_the_socket_cannot_be_given_it_at_once_pika_writes_all(transport: object) -> None:
+    connection = Connection()
+    connection._transport = transport
+
+    write_frames(connection, FRAMES)
+
+    assert connection.written == [b"onetwo"]

@@ -16,9 +16,8 @@ from pump import Dispatcher, DontAckAction, Publication, RequestHandler, Subscri
 from pump.errors import ConfigurationError
 from pump.transports.rabbitmq import RabbitMQSettings, RabbitMQTransport
 from pump.transports.rabbitmq.topology import ASSUMED_LIMIT, NO_LIMIT
-from support.rabbitmq_worker import Job
-from support.rabbitmq_works import Works
 from support.waiting import eventually
+from support.works import Job, Works
 
 REFUSALS = 20
 

@@ -272,14 +272,14 @@ def test_a_certificate_that_nobody_trusted_signed_is_refused(secure: RabbitMQSet
     kind, text = errors_of(secure)
 
     assert kind is SetupError
-    assert "certificate is not to be trusted" in text
+    assert "certificate is not trusted" in text
 
 
 def test_a_certificate_of_another_host_is_refused(rabbitmq: RabbitMQ, secure: RabbitMQSettings) -> None:
     kind, text = errors_of(replace(secure, ca_file=str(rabbitmq.authority), server_name="elsewhere"))
 
     assert kind is SetupError
-    assert "certificate is not to be trusted" in text
+    assert "certificate is not trusted" in text
 
 
 def test_a_file_that_is_not_there_is_named(secure: RabbitMQSettings, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_dead_letters_that_are_read_as_a_channel_are_in_a_queue_of_ours(
 
     transport.prepare([both[first], both[1 - first]], [])
 
-    assert "made by others" not in caplog.text
+    assert "exists with other settings" not in caplog.text
     assert [limit_of(transport, each) for each in both] == [NO_LIMIT if queue_type == "quorum" else None] * 2
 
 
@@ -359,7 +359,7 @@ def test_a_queue_of_others_is_used_as_it_is_and_its_limit_assumed(
     transport.prepare([rules], [])
 
     assert limit_of(transport, rules) == ASSUMED_LIMIT
-    assert (f"the queue {rules.channel} was made by others" in caplog.text) == (missing == "create")
+    assert (f"the queue {rules.channel} exists with other settings" in caplog.text) == (missing == "create")
 
 
 @pytest.mark.parametrize("missing", ["create", "validate", "assume"])
@@ -475,7 +475,7 @@ def test_what_the_user_may_not_make_is_named(rabbitmq: RabbitMQ) -> None:
     transport = RabbitMQTransport.from_url(rabbitmq.url_for(user="cleo", password="cleo"))
     rules = subscription()
 
-    with pytest.raises(SetupError, match=f"cannot make the queue '{rules.channel}.dead'.*ACCESS_REFUSED"):
+    with pytest.raises(SetupError, match=f"cannot create the queue '{rules.channel}.dead'.*ACCESS_REFUSED"):
         transport.prepare([rules], [])
 
 

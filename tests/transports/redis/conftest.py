@@ -1,16 +1,13 @@
 """The fixtures of the tests of the Redis transports."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from brokers.redis import Redis
-from pump import Dispatcher
 from support.redis_bench import ListBench, RedisBench, StreamBench
-from support.redis_works import Works
 
 
 def brisk(server: Redis) -> Redis:
@@ -54,23 +51,6 @@ def bench(request: pytest.FixtureRequest, redis_server: Redis) -> Iterator[Redis
 def scheme(request: pytest.FixtureRequest) -> str:
     """Either kind in turn, as the scheme of its URL."""
     return str(request.param)
-
-
-@pytest.fixture(params=["reactor", "proactor"])
-def awaiting(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "proactor")
-
-
-@pytest.fixture
-def works(tmp_path: Path) -> Works:
-    return Works(tmp_path)
-
-
-@pytest.fixture
-def running() -> Iterator[Callable[[Dispatcher], Dispatcher]]:
-    """Start dispatchers; they are stopped after the test."""
-    with ExitStack() as stack:
-        yield stack.enter_context
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """How often a message may fail, on both kinds, over restarts of the consumer and of what keeps dead letters."""
 
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,15 +11,15 @@ import pytest
 
 from brokers.redis import Redis
 from pump import Dispatcher, Publication, Subscription
-from pump.errors import DontAckAction, PumpError
-from pump.transports.redis import consumer as redis_consumer
+from pump.errors import DontAckAction, PumpError, RejectMessageAction
+from pump.pumps import async_channel, channel
+from pump.transport_kit import parking
 from pump.transports.redis import streams as redis_streams
 from pump.transports.redis.consumer import RedisConsumer
-from support.programs import Program, lives
-from support.pumps import KINDS, Body, Kind, Order, Outcomes
+from support.pumps import Body, Kind, Order, Outcomes
 from support.redis_bench import REJECTED, ListBench, RedisBench, StreamBench, dead, left, receive
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import Job, Works, jobs, names
 
 pytestmark = pytest.mark.requirement("P-04")
 
@@ -33,13 +32,6 @@ FAST: dict[str, Any] = {
 }
 
 Running = Callable[[Dispatcher], Dispatcher]
-
-
-@pytest.fixture(params=KINDS, ids=[kind.name for kind in KINDS])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each kind of pump in turn."""
-    found: Kind = request.param
-    return found
 
 
 class Shop:
@@ -126,9 +118,9 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    monkeypatch.setattr(redis_consumer, "PARKED_SECONDS", 0.1)
+    monkeypatch.setattr(parking, "PARKED_SECONDS", 0.1)
     failing = Outcomes(ValueError("no tea"))
-    failures = count_calls(monkeypatch, RedisConsumer, "_park")
+    rejections = count_calls(monkeypatch, RedisConsumer, "reject")
     openings = count_calls(monkeypatch, RedisConsumer, "open")
     with shop.server.client() as client:
 
@@ -139,7 +131,7 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
 
         with shop.dispatcher(handle) as dispatcher:
             dispatcher.post_many([Order(1)])
-            eventually(lambda: failures and len(failures) + len(openings) > 2)  # and the channel has tried again
+            eventually(lambda: rejections and len(rejections) + len(openings) > 2)  # and the channel has tried again
             if not restarted:
                 client.delete(f"{shop.topic}.dead")
                 shop.ends()
@@ -151,6 +143,31 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     assert failing.runs == 3
 
 
+def test_a_message_that_cannot_be_given_up_keeps_no_other_waiting_for_long(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (channel, async_channel):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 1.0)
+        monkeypatch.setattr(module, "PARKED_SECONDS", 1.0)
+    handled: list[int] = []
+    with shop.server.client() as client:
+
+        def handle(order: Order) -> None:
+            handled.append(order.number)
+            if order.number == 0:
+                client.delete(f"{shop.topic}.dead")
+                client.set(f"{shop.topic}.dead", "in the way")
+                raise RejectMessageAction("refused")
+
+        with shop.dispatcher(handle) as dispatcher:
+            dispatcher.post_many([Order(0), Order(1), Order(2)])
+            eventually(lambda: set(handled) >= {1, 2})
+            client.delete(f"{shop.topic}.dead")
+            shop.ends()
+
+    assert handled.count(0) == 1
+
+
 @pytest.mark.parametrize("attempts", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     redis_server: Redis, works: Works, attempts: int
@@ -158,20 +175,13 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     address = f"redis://127.0.0.1:{redis_server.port}/0?lease=0.5"
     works.post(address, *jobs(60), Job("killer", fate="kills"), *jobs(39, prefix="more"))
     everything = {*names(60), *names(39, "more")}
-    deaths = 0
     with redis_server.client() as client:
 
         def letters() -> int:
             return int(client.xlen(f"{works.channel}.dead"))
 
-        while letters() == 0 and deaths <= attempts:
-            with Program(works.command(address, max_attempts=attempts), works.folder) as program:
-                eventually(lambda program=program: not lives(program.pid) or letters(), 30.0)  # type: ignore[misc]
-                deaths += letters() == 0
-        with Program(works.command(address, max_attempts=attempts), works.folder) as program:
-            eventually(lambda: set(works.runs) >= everything)
-            program.send(signal.SIGTERM)
-            program.ends()
+        command = works.command(address, max_attempts=attempts)
+        works.until(command, lambda: set(works.runs) >= everything and letters() > 0, attempts)
 
         assert letters() == 1
         ((_, fields),) = client.xrange(f"{works.channel}.dead")

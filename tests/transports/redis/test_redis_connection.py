@@ -514,7 +514,7 @@ def test_after_a_portion_that_failed_nothing_more_is_sent(bench: RedisBench, ope
 
 def test_whoever_logs_in_awaiting_is_told_why_not(bench: RedisBench, guarded: Redis) -> None:
     kind = type(bench.transport())
-    for password, words in (("wrong", "refuses us.*password"), ("", "wants a login")):
+    for password, words in (("wrong", "refuses the connection.*password"), ("", "requires a login")):
         with pytest.raises(PublishError, match=words) as failed:
             asyncio.run(_send_once(kind(local(guarded, password=password)), bench.message("1")))
         assert (failed.value.sent, failed.value.retriable) == (False, False)

@@ -1,8 +1,11 @@
 """The contract on a real Redis: streams and lists, each from a blocking and from an awaiting pump's side."""
 
+from typing import cast
+
 import pytest
 
 from brokers.redis import Redis
+from pump.colour import Colour
 from pump.testing.contract import TransportContract
 from pump.transport_kit.protocol import Transport
 from pump.transports.redis import RedisListTransport, RedisTransport, Server
@@ -92,3 +95,16 @@ class TestListsUnhurried(TestLists):
     @pytest.fixture(autouse=True)
     def _hurry(self) -> None:
         """As it is."""
+
+
+class TestStreamsInOrder(TestStreams):
+    ordered = True
+
+    @pytest.fixture(params=["blocking", pytest.param("awaiting", marks=pytest.mark.long)])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)
+
+
+@pytest.mark.long
+class TestListsInOrder(TestLists):
+    ordered = True

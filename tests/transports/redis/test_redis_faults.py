@@ -18,9 +18,10 @@ from pump import Dispatcher
 from pump.errors import PublishError
 from pump.transports.redis import Server
 from support.programs import Program
+from support.recovery import everything_was_run
 from support.redis_bench import RedisBench, bodies, dead, left, receive
-from support.redis_works import FAST, Job, Works, jobs, names
 from support.waiting import eventually
+from support.works import FAST, Job, Works, jobs, names
 
 RECOVERY = 40.0
 IN_HAND = 10 + 64
@@ -35,10 +36,7 @@ def url(server: Redis, scheme: str, **options: Any) -> str:
 
 
 def everything_was_done(server: Redis, works: Works, count: int, at_most_twice: int) -> None:
-    eventually(lambda: set(works.runs) >= set(names(count)), RECOVERY)
-    eventually(lambda: left(server, works.channel) == 0, RECOVERY)
-    repeated = sum(times - 1 for times in Counter(works.runs).values())
-    assert repeated <= at_most_twice, f"{repeated} runs were repetitions"
+    everything_was_run(works, count, at_most_twice, lambda: left(server, works.channel), RECOVERY)
     assert dead(server, works.channel) == 0
 
 

@@ -16,50 +16,22 @@ from brokers.redis import Redis
 from pump.errors import SetupError
 from pump.subscription import Publication
 from pump.transports.redis import RedisListTransport, RedisTransport
-from support.programs import pump_run
 from support.redis_bench import REJECTED, ListBench, RedisBench, Sample, StreamBench, bodies, left, receive
+from support.refused import refusal
 from support.tree import ROOT
 from support.waiting import eventually
 
 PAGE = (ROOT / "docs" / "redis.md").read_text("utf-8")
-PROGRAM = """
-from dataclasses import dataclass
-
-from pump import Command, Dispatcher, RequestHandler, Subscription
-
-@dataclass(frozen=True)
-class Order(Command):
-    sku: str
-
-class Handler(RequestHandler[Order]):
-    def handle(self, order: Order) -> None:
-        pass
-
-subscription = Subscription(Order, topic={topic!r}, missing={missing!r})
-dispatcher = Dispatcher({url!r}, handlers=[Handler], subscriptions=[subscription])
-"""
 
 
 # -- what is wrong
-
-
-def refusal(folder: Path, url: str, topic: str, missing: str = "create") -> str:
-    """The one line in which `pump run` says what is wrong, without any traceback."""
-    (folder / "refused.py").write_text(PROGRAM.format(url=url, topic=topic, missing=missing), "utf-8")
-
-    ended = pump_run("run", "refused:dispatcher", folder=folder)
-
-    assert ended.returncode == 3
-    assert "Traceback" not in ended.stdout + ended.stderr
-    (line,) = (line for line in ended.stderr.splitlines() if " INFO " not in line)
-    return line
 
 
 def test_a_wrong_password_is_told_in_a_sentence(tmp_path: Path, scheme: str, key: str) -> None:
     with Redis(password="sesame-open") as guarded:
         line = refusal(tmp_path, f"{scheme}://:wrong-sesame@127.0.0.1:{guarded.port}/0", key)
 
-    assert re.fullmatch(r"pump: Redis at 127\.0\.0\.1:\d+ refuses us: .*password.*", line)
+    assert re.fullmatch(r"pump: Redis at 127\.0\.0\.1:\d+ refuses the connection: .*password.*", line)
     assert "sesame" not in line
 
 
@@ -80,7 +52,7 @@ def test_a_missing_channel_is_told_in_a_sentence_and_not_made(
 ) -> None:
     line = refusal(tmp_path, f"{scheme}://127.0.0.1:{redis_server.port}/0", key, missing="validate")
 
-    assert f"there is no '{key}', and missing='validate' does not make it" in line
+    assert f"there is no '{key}', and missing='validate' does not create it" in line
     with redis_server.client() as client:
         assert not client.keys(f"*{key}*")
 

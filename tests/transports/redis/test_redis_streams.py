@@ -345,7 +345,7 @@ def test_nothing_is_removed_from_a_stream_that_others_made(
         handle_all(streams, 20, missing=missing)
 
     assert streams.depth(streams.topic) == 20
-    told = [record.getMessage() for record in caplog.records if "made by others" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "was not created by a pump" in record.getMessage()]
     assert len(told) == 1
     assert streams.topic in told[0]
 

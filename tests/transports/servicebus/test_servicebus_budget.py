@@ -7,14 +7,16 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from azure.servicebus.management import ServiceBusAdministrationClient
 
 from brokers.servicebus import ServiceBus
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction
+from pump.transports.servicebus import ServiceBusTransport
 from support.programs import Program
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs
 from support.waiting import eventually
+from support.works import Job, Works, jobs
 
 PATIENCE = 60.0
 FAST: dict[str, Any] = {
@@ -35,14 +37,14 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 class Shop:
     """One channel, and dispatchers of its orders, one after another."""
 
-    def __init__(self, broker: ServiceBus, kind: Kind) -> None:
-        self._broker, self._kind = broker, kind
+    def __init__(self, broker: ServiceBus, kind: Kind, scheme: str) -> None:
+        self._broker, self._kind, self._scheme = broker, kind, scheme
         self.topic = f"orders-{uuid4().hex[:8]}"
 
     def dispatcher(self, body: Body, url: str = "", **options: Any) -> Dispatcher:
         rules = {**FAST, **self._kind.options, **options}
         return Dispatcher(
-            self._broker.url + url,
+            self._broker.url.replace("servicebus", self._scheme, 1) + url,
             handlers=[self._kind.handler(body)],
             subscriptions=[Subscription(Order, topic=self.topic, channel=self.topic, **rules)],
             publications=[Publication(Order, topic=self.topic)],
@@ -51,14 +53,37 @@ class Shop:
     def holds(self, number: int, queue: str = "") -> bool:
         return bool(self._broker.command("count", entity=self.topic + queue)["all"] == number)
 
+    def makes(self, *queues: str) -> None:
+        """As somebody else makes queues."""
+        with self._admin() as admin:
+            for name in queues:
+                admin.create_queue(name, requires_session=self._scheme.endswith("sessions"))
+
+    def removes(self, queue: str) -> None:
+        with self._admin() as admin:
+            admin.delete_queue(queue)
+
+    def _admin(self) -> ServiceBusAdministrationClient:
+        return ServiceBusTransport.from_url(self._broker.url)._entities._admin()
+
+    def completed(self) -> int:
+        """How many messages were completed, of any queue."""
+        return int(self._broker.command("seen").get("complete", 0))
+
     def ends(self) -> None:
         """Wait until there is one dead letter, and nothing else."""
         eventually(lambda: self.holds(1, "/$deadletterqueue") and self.holds(0), PATIENCE)
 
 
+@pytest.fixture(params=["servicebus", "servicebus+sessions"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture
-def shop(servicebus: ServiceBus, kind: Kind, hurried: None) -> Shop:
-    return Shop(servicebus, kind)
+def shop(servicebus: ServiceBus, kind: Kind, scheme: str, hurried: None) -> Shop:
+    return Shop(servicebus, kind, scheme)
 
 
 @pytest.mark.parametrize("url", ["", "&duplicate_detection=true"], ids=["plain", "duplicates"])
@@ -125,18 +150,42 @@ def test_restarts_with_a_full_buffer_charge_nothing(shop: Shop) -> None:
     assert shop.holds(0, "/$deadletterqueue")
 
 
-@pytest.fixture
-def works(tmp_path: Path) -> Works:
-    return Works(tmp_path)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_run_more_where_a_dead_letter_could_not_be_stored(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    for module in ("pump.transports.servicebus.consumer", "pump.transport_kit.parking"):
+        monkeypatch.setattr(f"{module}.PARKED_SECONDS", 0.5, raising=False)
+    failing, dead = Outcomes(ValueError("no tea")), f"{shop.topic}-dead"
+    rules = {"dead_letter": dead, "missing": "assume"}
+    shop.makes(shop.topic, dead)
+    before = shop.completed()
+
+    with shop.dispatcher(failing, **rules) as dispatcher:
+        shop.removes(dead)
+        dispatcher.post(Order(1))
+        eventually(lambda: failing.runs == 3, PATIENCE)
+        eventually(lambda: shop.completed() - before == 3, PATIENCE)  # two failures, and the parking
+        if not restarted:
+            shop.makes(dead)
+            eventually(lambda: shop.holds(1, "-dead") and shop.holds(0), PATIENCE)
+    if restarted:
+        shop.makes(dead)
+        with shop.dispatcher(failing, **rules):
+            eventually(lambda: shop.holds(1, "-dead") and shop.holds(0), PATIENCE)
+
+    assert failing.runs == 3
 
 
+@pytest.mark.parametrize("performers", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
 def test_one_that_kills_its_process_is_found_out_and_no_other_is(
-    servicebus: ServiceBus, works: Works, tmp_path: Path, *, awaiting: bool
+    servicebus: ServiceBus, works: Works, tmp_path: Path, scheme: str, performers: int, *, awaiting: bool
 ) -> None:
-    options = {"max_attempts": 3, "lease": 3.0, "requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
-    url = f"{servicebus.url}&lease=3"
-    works.post(url, *jobs(20), Job("killer", "kills"), *jobs(20, prefix="later"))
+    options: dict[str, Any] = {"max_attempts": 3, "lease": 3.0, "performers": performers}
+    options |= {"requeue_backoff": [0.05, 0.1], "failure_backoff": [0.2, 1.0]}
+    url = f"{servicebus.url.replace('servicebus', scheme, 1)}&lease=3"
+    works.post(url, *jobs(20), Job("killer", fate="kills"), *jobs(20, prefix="later"))
     dead = f"{works.channel}/$deadletterqueue"
 
     def is_over() -> bool:

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from pump.colour import Colour
-from support.servicebus_contract import QueuesContract, TopicsContract
+from support.servicebus_contract import QueuesContract, SessionsContract, TopicsContract
 
 
 class TestAwaitingTopics(TopicsContract):
@@ -16,6 +16,12 @@ class TestAwaitingTopics(TopicsContract):
 
 @pytest.mark.long
 class TestAwaitingQueues(QueuesContract):
+    @pytest.fixture(params=["awaiting"])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)
+
+
+class TestAwaitingSessions(SessionsContract):
     @pytest.fixture(params=["awaiting"])
     def colour(self, request: pytest.FixtureRequest) -> Colour:
         return cast("Colour", request.param)

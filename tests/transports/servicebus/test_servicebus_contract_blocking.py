@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from pump.colour import Colour
-from support.servicebus_contract import QueuesContract, TopicsContract
+from support.servicebus_contract import QueuesContract, SessionsContract, TopicsContract
 
 
 class TestBlockingTopics(TopicsContract):
@@ -16,6 +16,12 @@ class TestBlockingTopics(TopicsContract):
 
 @pytest.mark.long
 class TestBlockingQueues(QueuesContract):
+    @pytest.fixture(params=["blocking"])
+    def colour(self, request: pytest.FixtureRequest) -> Colour:
+        return cast("Colour", request.param)
+
+
+class TestBlockingSessions(SessionsContract):
     @pytest.fixture(params=["blocking"])
     def colour(self, request: pytest.FixtureRequest) -> Colour:
         return cast("Colour", request.param)

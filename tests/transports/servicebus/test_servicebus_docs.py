@@ -1,40 +1,31 @@
 """The documentation on Service Bus: its examples are run as they stand, on the tests' own broker."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from brokers.servicebus import ServiceBus
-from support.programs import DEADLINE, pump, pump_run
+from support.programs import pump, pump_run, runs
 from support.tree import ROOT
 from support.waiting import eventually
 
 BLOCK = re.compile(r"```python\n# (\w+\.py)\n(.*?)```", re.DOTALL)
 EXAMPLES = dict(BLOCK.findall((ROOT / "docs" / "servicebus.md").read_text()))
 URL = "servicebus://RootManageSharedAccessKey:key@shop.servicebus.windows.net/"
+SESSIONS = URL.replace("servicebus", "servicebus+sessions", 1)
 
 
 @pytest.fixture
 def folder(servicebus: ServiceBus, tmp_path: Path) -> Path:
     for name, source in EXAMPLES.items():
-        (tmp_path / name).write_text(source.replace(URL, servicebus.url))
+        sessions = servicebus.url.replace("servicebus", "servicebus+sessions", 1)
+        (tmp_path / name).write_text(source.replace(SESSIONS, sessions).replace(URL, servicebus.url))
     return tmp_path
 
 
-def runs(name: str, folder: Path) -> None:
-    here = {**os.environ, "PYTHONPATH": str(folder)}  # tox keeps the folder of a program off its path
-    ran = subprocess.run(
-        [sys.executable, name], cwd=folder, env=here, check=False, capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
 def test_no_example_is_left_out() -> None:
-    assert set(EXAMPLES) == {"shop.py", "sell.py", "options.py", "letters.py"}
+    assert set(EXAMPLES) == {"shop.py", "sell.py", "options.py", "letters.py", "sessions.py"}
 
 
 def test_the_shop_sells_and_what_it_cannot_read_is_a_dead_letter(servicebus: ServiceBus, folder: Path) -> None:
@@ -46,7 +37,7 @@ def test_the_shop_sells_and_what_it_cannot_read_is_a_dead_letter(servicebus: Ser
         eventually(lambda: servicebus.command("count", entity="orders")["all"] == 0)
 
 
-@pytest.mark.parametrize("program", ["shop:dispatcher", "letters:reading"])
+@pytest.mark.parametrize("program", ["shop:dispatcher", "letters:reading", "sessions:by_cart"])
 def test_the_programs_are_set_up_soundly(folder: Path, program: str) -> None:
     if program.startswith("letters"):
         assert pump_run("check", "shop:dispatcher", folder=folder).returncode == 0  # the queue has to be there

@@ -18,17 +18,11 @@ from pump.message import Header, Message
 from pump.transports.servicebus import ServiceBusSettings, ServiceBusTransport
 from pump.transports.servicebus.consumer import ServiceBusConsumer
 from pump.transports.servicebus.entities import Facts
-from support.pumps import KINDS, Kind, Order
+from support.pumps import Kind, Order
 from support.servicebus_bench import PATIENCE, QueueBench, receive
 from support.waiting import eventually
 
 LEASE = 4.0
-
-
-@pytest.fixture(params=KINDS, ids=[kind.name for kind in KINDS])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.param
-    return found
 
 
 @pytest.fixture
@@ -170,6 +164,54 @@ def test_a_handler_of_several_locks_runs_once_though_its_connections_break(
         eventually(lambda: runs and own_servicebus.command("count", entity=name)["all"] == 0, PATIENCE + 3 * LEASE)
 
     assert runs == [1]
+
+
+@pytest.mark.parametrize("scheme", ["servicebus", "servicebus+sessions"])
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(10.0, marks=pytest.mark.long)])
+@pytest.mark.requirement("P-12")
+def test_consumers_work_again_soon_after_an_outage_and_make_a_deleted_queue_again(
+    own_servicebus: ServiceBus, kind: Kind, hurried: None, scheme: str, seconds: float
+) -> None:
+    bench, seen = QueueBench(own_servicebus, ExitStack()), list[int]()
+    dispatcher = Dispatcher(
+        own_servicebus.url.replace("servicebus", scheme, 1),
+        handlers=[kind.handler(lambda order: seen.append(order.number))],
+        subscriptions=[Subscription(Order, topic=bench.name, channel=bench.name, **kind.options)],
+        publications=[Publication(Order, topic=bench.name)],
+    )
+    with dispatcher:
+        dispatcher.post(Order(1))
+        eventually(lambda: 1 in seen, PATIENCE)
+
+        own_servicebus.stop()
+        time.sleep(seconds)
+        own_servicebus.start()
+        posted(dispatcher, Order(2))
+        assert eventually_within(lambda: 2 in seen, 5.0)
+
+        with bench.transport._entities._admin() as admin:
+            admin.delete_queue(bench.name)
+        eventually(lambda: posts(dispatcher, Order(3)), PATIENCE)
+        eventually(lambda: 3 in seen, PATIENCE)
+
+
+def posts(dispatcher: Dispatcher, order: Order) -> bool:
+    """Whether it could be posted."""
+    try:
+        dispatcher.post(order)
+    except PublishError:
+        return False
+    return True
+
+
+def posted(dispatcher: Dispatcher, order: Order) -> None:
+    eventually(lambda: posts(dispatcher, order), PATIENCE)
+
+
+def eventually_within(condition: Callable[[], object], seconds: float) -> bool:
+    began = time.monotonic()
+    eventually(condition, PATIENCE)
+    return time.monotonic() - began <= seconds
 
 
 def test_a_stop_waits_for_no_broker_that_hangs(own_servicebus: ServiceBus, kind: Kind, hurried: None) -> None:

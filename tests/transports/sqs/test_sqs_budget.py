@@ -10,10 +10,10 @@ import pytest
 from brokers.sqs import Sqs, depth, queue_url
 from pump import Dispatcher, Publication, Subscription
 from pump.errors import DontAckAction
-from support.programs import Program, lives
 from support.pumps import KINDS, Body, Kind, Order, Outcomes
-from support.redis_works import Job, Works, jobs, names
 from support.waiting import eventually
+from support.wilful import Wilful
+from support.works import Job, Works, jobs, names
 
 LONG = 40.0
 FAST: dict[str, Any] = {
@@ -76,6 +76,34 @@ def test_what_always_fails_runs_as_often_as_it_may_over_a_restart(shop: Shop) ->
     assert failing.runs == 3
 
 
+@pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
+def test_refusals_charge_no_attempt_over_a_kill_and_a_restart(
+    sqs_server: Sqs, tmp_path: Path, scheme: str, *, awaiting: bool
+) -> None:
+    wilful = Wilful(tmp_path, sqs_server.url_for(scheme, poll=0), awaiting=awaiting, lease=2)
+    client, dead = sqs_server.client(), f"{wilful.channel}-dead" + ".fifo" * (scheme == "sqs+fifo")
+
+    wilful.is_run_over_a_kill_and_a_restart()
+    with wilful.program():
+        eventually(lambda: depth(client, dead) == 1, LONG)
+
+    wilful.assert_as_many_runs_as_there_may_be()
+
+
+def test_of_two_performers_the_one_with_the_innocent_message_does_not_suffer(
+    sqs_server: Sqs, works: Works, scheme: str
+) -> None:
+    address = sqs_server.url_for(scheme, lease=2, poll=0)
+    client, ending = sqs_server.client(), ".fifo" * (scheme == "sqs+fifo")
+    innocent = [Job(f"innocent-{number}", seconds=0.2) for number in range(12)]
+    works.post(address, *innocent[:6], Job("killer", fate="kills", seconds=0.1), *innocent[6:])
+    command = works.command(address, max_attempts=2, performers=2)
+    works.until(command, lambda: depth(client, works.channel + ending) == 0, 8)
+
+    assert depth(client, f"{works.channel}-dead{ending}") == 1
+    assert set(works.runs) == {"killer", *(job.name for job in innocent)}
+
+
 def test_nacks_charge_no_attempt_over_a_restart(shop: Shop) -> None:
     wilful = Outcomes(*[DontAckAction() for _ in range(50)], ValueError("no tea"))
 
@@ -92,7 +120,7 @@ def test_nacks_charge_no_attempt_over_a_restart(shop: Shop) -> None:
 def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     sqs_server: Sqs, tmp_path: Path, *, restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pump.transports.sqs.consumer.PARKED_SECONDS", 1.0)
+    monkeypatch.setattr("pump.transport_kit.parking.PARKED_SECONDS", 1.0)
     shop = Shop(sqs_server, "sqs", KINDS[0], tmp_path)
     failing = Outcomes(ValueError("no tea"))
     with shop.dispatcher(failing) as first:
@@ -124,16 +152,11 @@ def test_a_message_that_kills_its_process_is_found_out_and_no_other_suffers(
     sqs_server: Sqs, works: Works, scheme: str, attempts: int
 ) -> None:
     address = sqs_server.url_for(scheme, lease=3, poll=0)
-    works.post(address, *jobs(20), Job("killer", fate="kills"), *jobs(19, prefix="more"))
-    everything = {*names(20), *names(19, "more")}
+    works.post(address, *jobs(50), Job("killer", fate="kills"), *jobs(49, prefix="more"))
+    everything = {*names(50), *names(49, "more")}
     client, dead = sqs_server.client(), f"{works.channel}-dead" + ".fifo" * (scheme == "sqs+fifo")
-    deaths = 0
-    while depth(client, dead) == 0 and deaths <= attempts:
-        with Program(works.command(address, max_attempts=attempts), works.folder) as program:
-            eventually(lambda program=program: not lives(program.pid) or depth(client, dead), LONG)  # type: ignore[misc]
-            deaths += depth(client, dead) == 0
-    with Program(works.command(address, max_attempts=attempts), works.folder):
-        eventually(lambda: set(works.runs) >= everything, LONG)
+    command = works.command(address, max_attempts=attempts)
+    works.until(command, lambda: set(works.runs) >= everything and depth(client, dead) > 0, attempts)
 
     assert depth(client, dead) == 1
     assert Counter(works.runs)["killer"] == attempts
@@ -147,7 +170,7 @@ def test_what_nobody_has_begun_is_not_charged_when_its_consumer_stops(
     address = sqs_server.url_for(scheme, poll=0)
     client, ending = sqs_server.client(), ".fifo" * (scheme == "sqs+fifo")
     options: dict[str, Any] = {"max_attempts": 2, "lease": 3, "grace": 0.5, "requeue_backoff": (0.01, 0.01)}
-    works.post(address, *jobs(4), *[Job(f"slow-{number}", "fails", 0.3) for number in range(8)])
+    works.post(address, *jobs(4), *[Job(f"slow-{number}", fate="fails", seconds=0.3) for number in range(8)])
     for _ in range(3):
         begun = len(works.runs)
         with works.dispatcher(address, awaiting=awaiting, **options):

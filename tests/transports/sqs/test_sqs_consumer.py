@@ -12,8 +12,8 @@ from pump import Subscription
 from pump.clock import SystemClock
 from pump.message import Header, Message
 from pump.transports.sqs import Account, SqsFifoTransport, SqsTransport
-from support.redis_works import Job, Works
 from support.waiting import eventually
+from support.works import Job, Works
 
 
 class Bench:

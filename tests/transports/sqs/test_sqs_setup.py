@@ -117,7 +117,7 @@ def test_a_name_that_no_queue_can_have_is_refused(transport: SqsTransport, chann
 def test_two_channels_that_would_be_one_queue_are_refused(transport: SqsTransport, name: str) -> None:
     rules = [Subscription(Order, topic=f"{name}{sign}x", dead_letter=None) for sign in (".", "-")]
 
-    with pytest.raises(ConfigurationError, match="are both the queue"):
+    with pytest.raises(ConfigurationError, match="would both be the queue"):
         transport.prepare(rules, [])
 
 

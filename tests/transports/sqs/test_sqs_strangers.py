@@ -9,7 +9,8 @@ import pytest
 from brokers.sqs import Sqs, depth, queue_url
 from pump import Command, Subscription
 from pump.dead_letter import Rejection
-from pump.message import Message
+from pump.errors import PublishError
+from pump.message import Header, Message
 from pump.transports.sqs import Account, SqsTransport
 from support.waiting import eventually
 
@@ -94,7 +95,7 @@ def test_a_dead_letter_of_the_largest_message_is_stored_without_what_finds_no_ro
     channel.consumer.reject(channel.receive(), GIVEN_UP)
 
     assert len(channel.dead_letter()["Body"]) >= 2**19
-    assert "is too large for its queue" in caplog.text
+    assert "is too large for the broker" in caplog.text
     assert depth(channel.client, channel.name) == 0
     channel.consumer.close()
 
@@ -109,6 +110,34 @@ def test_a_dead_letter_that_its_queue_does_not_take_is_cut(sqs_server: Sqs, capl
     assert 0 < len(dead["Body"].encode()) < 4096
     assert set(dead["Body"]) == {"ü"}
     assert "are cut off" in caplog.text
+    channel.consumer.close()
+
+
+def test_a_body_of_more_than_a_quarter_of_a_mebibyte_is_refused_and_says_what_to_do(channel: Channel) -> None:
+    producer, largest = channel.transport.producer(), 2**18
+    message = Message(Header("large", channel.name), b"x" * (largest + 1))
+
+    with pytest.raises(PublishError, match=f"{largest + 1} bytes.*{largest}") as refused:
+        producer.send([message])
+    message.body = b"x" * largest
+    producer.send([message])
+    channel.put("x" * (largest + 1))
+
+    assert refused.value.sent is False
+    assert depth(channel.client, channel.name) == 2
+    assert {len(channel.receive().body) for _ in range(2)} == {largest, largest + 1}
+    channel.consumer.close()
+
+
+def test_with_the_limit_of_an_older_queue_body_and_headers_have_to_fit_together(sqs_server: Sqs) -> None:
+    channel = Channel(sqs_server, largest_message=2**18)
+    message = Message(Header("large", channel.name, headers={"note": "n" * 1000}), b"x" * (2**18 - 500))
+
+    with pytest.raises(PublishError, match=r"with its attributes.*keep a large body elsewhere") as refused:
+        channel.transport.producer().send([message])
+
+    assert refused.value.sent is False
+    assert depth(channel.client, channel.name) == 0
     channel.consumer.close()
 
 

@@ -309,7 +309,7 @@ begin
     return next;
 end $$;
 
--- Extend a lease to end no earlier than so many seconds from now; null means its queue's lease time. Returns no row if
+-- Extend a lease to end no earlier than this many seconds from now; null means its queue's lease time. Returns no row if
 -- there is no such lease, null if it has expired.
 create function message_pump.extend(_lease uuid, _seconds double precision, _offset double precision)
 returns setof double precision language plpgsql as $$

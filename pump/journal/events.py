@@ -1,0 +1,242 @@
+"""The columns of the journal, and how what pumps record becomes rows of them.
+
+Every row is an event. `process` and `sequence` together name it, so that nobody counts it twice.
+
+* `delivery`: the verdict on one delivery, with how long handling and settling took.
+* `settled`: that verdict was carried out; its own row only where deliveries are written before they are acknowledged.
+* `settle_failed`: that verdict could not be carried out.
+* `received`: the consumer received `count` messages since the last row, the oldest of them posted at `posted`.
+* `published`, `publish_failed`: so many messages were confirmed, or were not; `publish_retry`: one try is made again.
+* `lag`: so many messages wait in the channel, as the program counted them.
+* `disconnected`, `pump_stopped`, `performer_died`: as the log has them.
+* `lost`: so many events were not written, because the folder failed or the events came too fast.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pump.errors import MessageAction, PublishExhausted, reason_of, within
+from pump.journal.signature import signature
+from pump.message import Header
+from pump.settling import Acknowledge, HandBack, Nack, Reject, Requeue, Unsettled, Verdict
+from pump.text import bounded_text, text_of
+from pump.verdict import EXHAUSTED, NACKED_TOO_OFTEN, PROCESS_DIED
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+SCHEMA: Final = pa.schema(
+    [
+        ("event", pa.string()),
+        ("time", _TIME),
+        ("channel", pa.string()),
+        ("subject", pa.string()),
+        ("handler", pa.string()),
+        ("type", pa.string()),
+        ("message_id", pa.string()),
+        ("count", pa.int64()),
+        ("redelivered", pa.int64()),
+        ("deliveries", pa.int64()),
+        ("attempts", pa.int64()),
+        ("verdict", pa.string()),
+        ("reason", pa.string()),
+        ("error", pa.string()),
+        ("cause", pa.string()),
+        ("signature", pa.string()),
+        ("exhausted", pa.bool_()),
+        ("posted", _TIME),
+        ("handling_seconds", pa.float64()),
+        ("settling_seconds", pa.float64()),
+        ("process", pa.string()),
+        ("sequence", pa.int64()),
+    ]
+)
+"""`error` is the type of an error, or its kind where the transport has a word for it; `cause` is type and text."""
+
+VERDICTS: Final[Mapping[type, str]] = {
+    Acknowledge: "acknowledge",
+    Nack: "nack",
+    Requeue: "requeue",
+    Reject: "reject",
+    HandBack: "hand back",
+    Unsettled: "unsettled",
+}
+"""The word in the column `verdict`."""
+
+_ID_OF: Final = itemgetter(Header._fields.index("id"))
+_TYPE_OF: Final = itemgetter(Header._fields.index("type"))
+_POSTED_OF: Final = itemgetter(Header._fields.index("timestamp"))
+"""Twice as fast as the attributes, and every message is asked for all three."""
+_ENDED: Final = (EXHAUSTED, PROCESS_DIED, NACKED_TOO_OFTEN)
+"""The reasons for which a message is given up after its last attempt."""
+_CAUSE_BYTES: Final = 512
+_LATEST: Final = 4102444800.0
+"""The year 2100. A sender may write anything as the time of its message: what is later is not believed."""
+
+Explanation: TypeAlias = tuple[str, str, str, str, bool]
+"""Verdict, reason, error, cause, and whether the attempts are exhausted."""
+DeliveryRow: TypeAlias = tuple[Header, str, int, int, float, float, float, Explanation | None]
+"""As the telemetry's row of an acknowledged message, and an explanation; None is an acknowledgement."""
+FIELDS: Final = 7
+"""Of an acknowledged message: so many items, one after another, are its row in a flat list."""
+
+
+def explained(verdict: Verdict) -> Explanation:
+    """What the journal says of a verdict; only texts, so that no error and no frame is kept."""
+    reason, error = "", verdict.error
+    if isinstance(verdict, Reject):
+        reason = verdict.rejection.reason
+    kind, cause = error_texts(error)
+    if not cause and isinstance(verdict, Reject):
+        description = verdict.rejection.description
+        cause = f"{reason}: {description}" if description and description != reason else reason
+    return VERDICTS[type(verdict)], reason, kind, bounded_text(cause, _CAUSE_BYTES), reason in _ENDED
+
+
+def error_texts(error: BaseException | None) -> tuple[str, str]:
+    """The type of an error, and type and text; of a decision its cause, of a group its first error."""
+    if isinstance(error, MessageAction):
+        if error.__cause__ is None:
+            return type(error).__name__, reason_of(error)
+        error = error.__cause__
+    if error is None:
+        return "", ""
+    first = next((each for each in within(error) if not isinstance(each, BaseExceptionGroup)), error)
+    name, text = type(first).__name__, text_of(first)
+    return name, f"{name}: {text}" if text else name
+
+
+def publish_texts(error: BaseException | None) -> tuple[str, str, bool]:
+    """The kind of a failed post, its cause, and whether all tries were used up."""
+    kind, cause = error_texts(error)
+    if isinstance(error, PublishExhausted):
+        return error.kind, cause, True
+    return kind, cause, False
+
+
+def delivery_table(event: str, channel: str, rows: Sequence[DeliveryRow], wall: float, *, settled: bool) -> pa.Table:
+    """The rows of deliveries; `wall` is what has to be added to their times to get seconds since the epoch.
+
+    With `settled=False` their last time is that of the verdict, and nobody knows yet how long settling takes.
+    """
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    whys = columns.pop()
+    return _deliveries(event, channel, columns, wall, whys if any(whys) else None, settled=settled)
+
+
+def acknowledged_table(event: str, channel: str, flat: Sequence[Any], wall: float) -> pa.Table:
+    """The same of acknowledged messages, whose rows follow one another in a flat list: most events come this way."""
+    return _deliveries(event, channel, [flat[place::FIELDS] for place in range(FIELDS)], wall, None, settled=True)
+
+
+def _deliveries(
+    event: str,
+    channel: str,
+    given: Sequence[Sequence[Any]],
+    wall: float,
+    whys: Sequence[Explanation | None] | None,
+    *,
+    settled: bool,
+) -> pa.Table:
+    headers, handlers, deliveries, attempts, begun, handled, ended = given
+    begun, handled, ended = _numbers(begun), _numbers(handled), _numbers(ended)
+    was_begun = pc.greater(begun, 0.0)
+    # A handler that settles its message by itself has not ended when the message is settled.
+    handled = pc.if_else(pc.greater_equal(handled, begun), handled, ended)
+    counts, tried = _integers(deliveries), _integers(attempts)
+    columns: dict[str, Any] = {
+        "time": _times(pc.add(ended, wall)),
+        "handler": _texts(handlers),
+        "type": _texts(list(map(_TYPE_OF, headers))),
+        "message_id": _texts(list(map(_ID_OF, headers))),
+        "redelivered": pc.cast(pc.or_(pc.greater(counts, 1), pc.greater(tried, 0)), pa.int64()),
+        "deliveries": counts,
+        "attempts": tried,
+        "posted": _times(_believed(list(map(_POSTED_OF, headers)))),
+        "handling_seconds": pc.if_else(was_begun, pc.subtract(handled, begun), None),
+    }
+    if settled:
+        columns["settling_seconds"] = pc.if_else(was_begun, pc.subtract(ended, handled), None)
+    if whys is not None:
+        columns.update(_why(whys))
+    else:
+        columns["verdict"], columns["exhausted"] = VERDICTS[Acknowledge], False
+    return _table(len(headers), event=event, channel=channel, count=1, **columns)
+
+
+def _why(whys: Sequence[Explanation | None]) -> Mapping[str, pa.Array]:
+    done: Explanation = (VERDICTS[Acknowledge], "", "", "", False)
+    verdicts, reasons, errors, causes, exhausted = zip(*(each or done for each in whys), strict=True)
+    known = {text: signature(text) for text in set(causes)}
+    return {
+        "verdict": pa.array(verdicts, pa.string()),
+        "reason": _texts([each or None for each in reasons]),
+        "error": _texts([each or None for each in errors]),
+        "cause": _texts([each or None for each in causes]),
+        "signature": _texts([known[each] or None for each in causes]),
+        "exhausted": pa.array(exhausted, pa.bool_()),
+    }
+
+
+def other_table(rows: Sequence[Mapping[str, object]]) -> pa.Table:
+    """The rows of other events: each has the columns that it knows, its time in seconds since the epoch."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        kind, values = SCHEMA.field(name).type, [row.get(name) for row in rows]
+        if kind == _TIME:
+            columns[name] = _times(_believed(values))
+        else:
+            columns[name] = _texts(values) if kind == pa.string() else pa.array(values, kind)
+    return _table(len(rows), **columns)
+
+
+def numbered(table: pa.Table, process: str, first: int) -> pa.Table:
+    """The table with the names of its events: so that each is counted once, wherever it is read."""
+    numbers = pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), len(table))), first - 1)
+    table = table.set_column(SCHEMA.get_field_index("process"), SCHEMA.field("process"), pa.repeat(process, len(table)))
+    return table.set_column(SCHEMA.get_field_index("sequence"), SCHEMA.field("sequence"), numbers)
+
+
+def _table(length: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, or one value for all rows
+    arrays = []
+    for field in SCHEMA:
+        value = columns.get(field.name)
+        if not isinstance(value, pa.Array | pa.ChunkedArray):
+            value = pa.repeat(pa.scalar(value, field.type), length)
+        arrays.append(value)
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _texts(values: Iterable[object]) -> pa.Array:
+    return _array(values, pa.string(), lambda value: None if value is None else bounded_text(value))
+
+
+def _integers(values: Iterable[object]) -> pa.Array:
+    return _array(values, pa.int64(), lambda value: value if isinstance(value, int) and abs(value) < 2**62 else None)
+
+
+def _numbers(values: Iterable[object]) -> pa.Array:
+    return _array(values, pa.float64(), lambda value: float(value) if isinstance(value, int | float) else None)
+
+
+def _array(values: Iterable[object], kind: pa.DataType, repaired: Callable[[object], object]) -> pa.Array:
+    """The values as a column. What does not fit is repaired: one strange message must not cost the others."""
+    try:
+        if isinstance(values, list) and values and values.count(values[0]) == len(values):  # in one look at each
+            return pa.repeat(pa.scalar(values[0], kind), len(values))
+        return pa.array(values, kind)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return pa.array([repaired(value) for value in values], kind)
+
+
+def _believed(values: Iterable[object]) -> pa.Array:
+    times = _numbers(values)
+    possible = pc.and_(pc.greater(times, 0.0), pc.less(times, _LATEST))
+    return pc.if_else(pc.fill_null(possible, False), times, None)  # noqa: FBT003 - the filling value
+
+
+def _times(seconds: pa.Array) -> pa.Array:
+    return pc.cast(pc.cast(pc.round(pc.multiply(seconds, 1e6)), pa.int64(), safe=False), _TIME)

@@ -1,0 +1,125 @@
+"""The file that a process writes at this moment: a stream of Arrow batches, which a kill can only cut at its end.
+
+Its process holds a lock on it. When it is large or old enough it becomes a Parquet file of the same name; if the
+process dies before, whoever next opens or compacts the journal makes the Parquet file.
+"""
+
+import fcntl
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from pump.journal.events import SCHEMA
+from pump.journal.files import OPEN, gathered, live, new_name, parquet_writer
+
+_SUFFIX: Final = ".arrows"
+
+
+class OpenFile:
+    """One file of one process. What `append` has returned from survives a kill."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+        place = folder / OPEN
+        place.mkdir(parents=True, exist_ok=True)
+        self._path: Final = place / f"{new_name()}{_SUFFIX}"
+        partial = self._path.with_name(f".{self._path.name}")
+        self._number = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            fcntl.flock(self._number, fcntl.LOCK_EX)  # before it has its name: nobody takes it for a dead process's
+            self.size = 0
+            self._write(SCHEMA.serialize())
+            partial.rename(self._path)
+        except BaseException:
+            self.abandon()
+            partial.unlink(missing_ok=True)
+            raise
+
+    def append(self, table: pa.Table) -> None:
+        """Add rows; they are on the disk when it returns. If it raises, the file is as before."""
+        before = self.size
+        try:
+            for batch in table.to_batches():
+                self._write(batch.serialize())
+            os.fsync(self._number)
+        except BaseException:
+            os.ftruncate(self._number, before)
+            os.lseek(self._number, before, os.SEEK_SET)
+            self.size = before
+            raise
+
+    def _write(self, data: pa.Buffer) -> None:
+        left = memoryview(data)
+        while left:
+            written = os.write(self._number, left)
+            self.size += written
+            left = left[written:]
+
+    def close(self) -> None:
+        """Make it a Parquet file. If that fails, it stays as it is, and the next one who opens the journal does it."""
+        try:
+            _convert(self._folder, self._path)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close it as it is: after a fork the file is the parent's."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            os.close(number)
+
+
+def recover(folder: Path) -> int:
+    """Make Parquet files of what dead processes left; returns how many."""
+    found = 0
+    for path in sorted((folder / OPEN).glob(f"[!.]*{_SUFFIX}")):
+        try:
+            number = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists():  # nobody else has done it between the listing and the lock
+                _convert(folder, path)
+                found += 1
+        except BlockingIOError:  # its process is alive
+            continue
+        finally:
+            os.close(number)
+    return found
+
+
+def _convert(folder: Path, path: Path) -> None:
+    """Write the Parquet file and remove the stream, unless a process that died here had written it before."""
+    file = folder / f"{path.stem}.parquet"
+    if not file.exists() and not any(each.name == file.name for each in live(folder).replaced):
+        batches = gathered(_batches(path))
+        first = next(batches, None)
+        if first is not None:
+            with parquet_writer(file, SCHEMA) as writer:
+                for batch in itertools.chain([first], batches):
+                    writer.write_batch(batch)
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The whole batches of a stream; a cut one at its end was never confirmed to anybody."""
+    if not path.stat().st_size:
+        return
+    with pa.memory_map(str(path)) as source:
+        try:
+            reader = pa.ipc.open_stream(source)
+        except pa.ArrowException:
+            return
+        while True:
+            try:
+                batch = reader.read_next_batch()
+            except (StopIteration, pa.ArrowException, OSError):
+                return
+            yield batch

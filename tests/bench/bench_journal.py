@@ -1,0 +1,141 @@
+"""What a journal costs the pump on the in-memory bus, where nothing else waits; and how long a large one takes to read.
+
+The journal is compared with the same pump without one, in alternation, while its thread writes all the time.
+"""
+
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.alone import alone
+from bench.table import Row
+from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
+from pump.handlers import DontAckOnError
+from pump.journal.files import live
+from pump.journal.writer import Journal
+from pump.spark.journal.command import session_settings
+from support.journals import generate
+
+COUNT = 100_000
+ROUNDS = 7
+FLUSH = 0.2
+"""Shorter than anybody needs: so that what is written is written while it is measured."""
+
+
+@dataclass(frozen=True)
+class PlaceOrder(Command):
+    """The body that is decoded."""
+
+    order_id: str
+    sku: str
+    quantity: int
+    price: float
+    express: bool
+
+
+class _Countdown:
+    """Sets an event at the last count; counting costs as little as possible."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = iter(range(count - 1))
+        self.done = threading.Event()
+
+    def count(self) -> None:
+        if next(self._numbers, None) is None:
+            self.done.set()
+
+
+countdown = _Countdown(COUNT)
+
+
+class Blocking(RequestHandler[PlaceOrder]):
+    """Does nothing but count."""
+
+    @DontAckOnError()
+    def handle(self, order: PlaceOrder) -> None:
+        """Count."""
+        countdown.count()
+
+
+class Awaiting(RequestHandler[PlaceOrder]):
+    """The same, async."""
+
+    @DontAckOnError()
+    async def handle(self, order: PlaceOrder) -> None:
+        """Count."""
+        countdown.count()
+
+
+def drain(handler: type, folder: Path | None, count: int) -> tuple[float, float]:
+    """Seconds to handle all orders, which are there already; and the CPU time of all, until the journal is closed."""
+    global countdown  # noqa: PLW0603 - handlers are made by class, so what they share is here
+    countdown = _Countdown(count)
+    dispatcher = Dispatcher(
+        "memory://",
+        handlers=[handler],
+        subscriptions=[Subscription(PlaceOrder, topic="orders")],
+        publications=[Publication(PlaceOrder, topic="orders")],
+        listeners=[] if folder is None else [Journal(folder, flush=FLUSH)],
+    )
+    with dispatcher.publishing():
+        dispatcher.post_many(PlaceOrder(f"order-{n:06}", "earl-grey", n % 7, 4.25, express=False) for n in range(count))
+    began, cpu = time.perf_counter(), time.process_time()
+    with dispatcher:
+        if not countdown.done.wait(120):
+            raise TimeoutError("the orders were not handled within two minutes")
+        took = time.perf_counter() - began
+    return took, time.process_time() - cpu
+
+
+def compared(name: str, count: int = COUNT, rounds: int = ROUNDS) -> tuple[float, float, float]:
+    """The throughput with a journal as a part of that without one, in pairs; and both in messages a second."""
+    handler = {"reactor": Blocking, "proactor": Awaiting}[name]
+    pairs: list[tuple[float, float]] = []
+    place = Path(tempfile.mkdtemp(prefix="pump-journal-"))
+    try:
+        drain(handler, place / "warm", count // 4)
+        for number in range(rounds):
+            pair = [drain(handler, folder, count)[0] for folder in (None, place / f"{number}")]
+            pairs.append((pair[0], pair[1]))
+    finally:
+        shutil.rmtree(place)
+    without, with_it = (min(times) for times in zip(*pairs, strict=True))
+    return statistics.median(first / second for first, second in pairs), count / without, count / with_it
+
+
+def summarised(count: int, files: int) -> tuple[float, float]:
+    """Seconds to start a session and count everything in a journal of so many events; and seconds to start alone."""
+    from pump.spark.journal.counting import summarise_on
+    from pump.spark.session import open_session
+
+    folder = Path(tempfile.mkdtemp(prefix="pump-journal-"))
+    try:
+        generate(folder, count, files)
+        began = time.perf_counter()
+        spark = open_session("bench", settings=session_settings())
+        opened = time.perf_counter() - began
+        summary = summarise_on(spark, live(folder).all)
+        took = time.perf_counter() - began
+        spark.stop()
+    finally:
+        shutil.rmtree(folder)
+    if (summary.events, sum(each.deliveries for each in summary.windows)) != (count, count):
+        raise ValueError(f"of {count} events {summary.events} were counted")
+    return took, opened
+
+
+def rows() -> Iterator[Row]:
+    """All figures."""
+    took, opened = alone(summarised, 1_000_000, 8)
+    yield Row("a session begins", opened, "s")
+    yield Row("it begins, and a million events are summarised", took, "s", 15, "at most")
+    for name in ("reactor", "proactor"):
+        ratio, without, with_it = alone(compared, name)
+        yield Row(f"{name} without a journal", without, "msg/s")
+        yield Row(f"{name} with a journal", with_it, "msg/s")
+        yield Row(f"{name}: with against without", ratio, "×", 0.95)
