@@ -297,8 +297,8 @@ class _BlockingConsumer(_BridgedConsumer[AsyncConsumer]):
     def purge(self) -> int:
         return self._thread.run(self._consumer.purge())
 
-    def waiting(self) -> int | None:
-        return self._thread.run(self._consumer.waiting()) if isinstance(self._consumer, AwaitsWaiting) else None
+    def count_waiting(self) -> int | None:
+        return self._thread.run(self._consumer.count_waiting()) if isinstance(self._consumer, AwaitsWaiting) else None
 
     def close(self) -> None:
         try:

@@ -144,13 +144,21 @@ def ignore_uncounted(_: Message) -> None:
 
 
 @runtime_checkable
+class EndsReceiving(Protocol):
+    """A consumer whose broker sends ahead, and can be told that no receive follows."""
+
+    def end_receiving(self) -> None:
+        """No receive follows: an acknowledgement must not make the broker send more, which would only go back."""
+
+
+@runtime_checkable
 class CountsWaiting(Protocol):
     """A consumer that can tell cheaply how much there is to receive. Who only asks, and never receives, takes nothing.
 
     A reader that works in batches then begins one only when there is something to read.
     """
 
-    def waiting(self) -> int | None:
+    def count_waiting(self) -> int | None:
         """About how many messages wait; 0 only if there are none, as far as the broker knows. None: it does not say.
 
         Messages that other consumers have in hand may be counted too.
@@ -161,7 +169,7 @@ class CountsWaiting(Protocol):
 class AwaitsWaiting(Protocol):
     """The same, awaiting."""
 
-    async def waiting(self) -> int | None: ...  # noqa: D102 - as CountsWaiting's
+    async def count_waiting(self) -> int | None: ...  # noqa: D102 - as CountsWaiting's
 
 
 class TopicLog(Protocol):

@@ -103,7 +103,7 @@ def test_a_batch_that_failed_is_the_same_one_with_another_number_of_partitions(
     drain(spark, redis_channel, collected, partitions="2")
 
     assert collected.replaced.keys() == {0}
-    assert sorted(collected.replaced[0]) == sorted(collected.batches[0])
+    assert sorted(map(str, collected.replaced[0])) == sorted(map(str, collected.batches[0]))
     assert len(collected.batches[0]) == 400
     assert collected.ids == posted
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from brokers.redis import Redis
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def ran(spark_cluster: SparkCluster, redis_server: "Redis", tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("cluster")

@@ -4,16 +4,18 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import support.spark_cluster_stream
 from brokers.spark import SparkCluster
 from brokers.sqs import CREDENTIALS
 from brokers.waiting import wait_until
 from support.spark_streams import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 COUNT = 3000
 SETTINGS = {
@@ -62,8 +64,9 @@ def run_twice(cluster: SparkCluster, channel: Channel) -> Ran:
     def written() -> list[Path]:
         return [each for each in out.iterdir() if not each.name.startswith(".")]
 
-    def kill_an_executor() -> None:
-        wait_until(lambda: len(written()) >= 1, "the first batch", deadline_seconds=LIMIT)
+    def kill_an_executor(driver: "subprocess.Popen[bytes]") -> None:
+        wait_until(lambda: written() or driver.poll() is not None, "the first batch", deadline_seconds=LIMIT)
+        assert written(), "the driver ended before its first batch"
         cluster.executors()[0].signal(signal.SIGKILL)
 
     first = run(cluster, {**given, "dies_in": DIES_IN}, kill_an_executor)
@@ -72,7 +75,11 @@ def run_twice(cluster: SparkCluster, channel: Channel) -> Ran:
     return Ran(channel, posted, first, second, batches)
 
 
-def run(cluster: SparkCluster, given: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> int:
+def run(
+    cluster: SparkCluster,
+    given: dict[str, Any],
+    meanwhile: "Callable[[subprocess.Popen[bytes]], None]" = lambda _: None,
+) -> int:
     program = Path(support.spark_cluster_stream.__file__)
     log = Path(given["out"]).parent / "log"
     with log.open("a") as output:
@@ -80,7 +87,7 @@ def run(cluster: SparkCluster, given: dict[str, Any], meanwhile: Callable[[], No
             [sys.executable, program, cluster.url, json.dumps(given)], stdout=output, stderr=output, cwd=log.parent
         )
         try:
-            meanwhile()
+            meanwhile(process)
             return process.wait(LIMIT)
         except BaseException:
             sys.stderr.write(log.read_text()[-5000:])

@@ -64,7 +64,7 @@ class Channel:
     def waiting(self) -> int:
         """What is not acknowledged, where the broker says so."""
         with self.consumer() as consumer:
-            count = consumer.waiting() if isinstance(consumer, CountsWaiting) else None
+            count = consumer.count_waiting() if isinstance(consumer, CountsWaiting) else None
         assert count is not None
         return count
 

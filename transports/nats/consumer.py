@@ -344,7 +344,7 @@ class NatsConsumer:
             await self._settle_all(replies, ACK, "purging")
             purged += len(replies)
 
-    async def waiting(self) -> int:
+    async def count_waiting(self) -> int:
         """How many messages no consumer has settled, those in hand included."""
         durable = self.durable
         try:

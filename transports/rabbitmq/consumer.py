@@ -131,6 +131,10 @@ class ConsumerBase:
             yield from self._store(self._own_queue, header, properties, message, delay)
             self._settle(message)
 
+    def end_receiving(self) -> None:
+        """As EndsReceiving's. What came meanwhile, and was not received, goes back when this consumer is closed."""
+        self._call(self._channel.stop)
+
     # -- settling
 
     def settle_soon(self, message: Message) -> None:
@@ -261,7 +265,7 @@ class RabbitMQConsumer(ConsumerBase):
     reject = blocking(ConsumerBase.reject_steps)
     hand_back = blocking(ConsumerBase.hand_back_steps)
     purge = blocking(ConsumerBase.purge_steps)
-    waiting = blocking(ConsumerBase.waiting_steps)
+    count_waiting = blocking(ConsumerBase.waiting_steps)
     close = blocking(ConsumerBase.close_steps)
 
 
@@ -299,5 +303,5 @@ class AsyncRabbitMQConsumer(ConsumerBase):
     reject = awaiting(ConsumerBase.reject_steps)
     hand_back = awaiting(ConsumerBase.hand_back_steps)
     purge = awaiting(ConsumerBase.purge_steps)
-    waiting = awaiting(ConsumerBase.waiting_steps)
+    count_waiting = awaiting(ConsumerBase.waiting_steps)
     close = awaiting(ConsumerBase.close_steps)

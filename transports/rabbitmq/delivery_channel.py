@@ -266,6 +266,10 @@ class DeliveryChannel:
         self._purging.append(operation)
         self._stop()
 
+    def stop(self) -> None:
+        """Let nothing more come, and send acknowledgements only when nothing can."""
+        self._stop()
+
     def _stop(self) -> None:
         self._prefetch.wanted = 0
         self._advance()

@@ -283,7 +283,7 @@ class RedisConsumer(ABC):
             removed += some
         return removed
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """How many messages a receive of any consumer of the channel could still get, those in hand included."""
         return int(self._connection.execute(self._waiting()))
 

@@ -383,7 +383,7 @@ class SqsConsumer:
             client.purge_queue(QueueUrl=self._queue.url)
         return sum(int(counts.get(name, 0)) for name in names)
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """About how many messages nobody has; the broker may notice new ones late."""
         name = "ApproximateNumberOfMessages"
         with errors(f"counting the messages of {self._queue.name}"):

@@ -273,7 +273,7 @@ class QueueConsumer:
         except NotFound as error:
             raise self._not_there(error) from error
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """How many messages of the channel are not settled; those that are due later are not among them."""
         groups = self._engine.groups(self._destinations.channel)
         return sum(each.lag for each in groups if each.queue == self._destinations.topic)

@@ -7,7 +7,7 @@ from pump.clock import Clock
 from pump.errors import LeaseLost, PumpError
 from pump.message import Message
 from pump.telemetry import log
-from pump.transport_kit.protocol import Consumer
+from pump.transport_kit.protocol import Consumer, EndsReceiving
 
 QUIET_SECONDS: Final = 0.1
 """A batch that has begun ends when no message has come for this long: whoever waits for its rows need not wait more."""
@@ -69,6 +69,11 @@ class HeldBatch:
             message.lost = True  # it is another consumer's; this batch goes on without it
         except PumpError as error:
             log.warning("spark: the lease of message %s was not renewed: %s", message.id, error)  # tried again soon
+
+    def end(self) -> None:
+        """Receive no more, so that the broker sends no more when these are acknowledged."""
+        if isinstance(self._consumer, EndsReceiving):
+            self._consumer.end_receiving()
 
     # -- settling
 

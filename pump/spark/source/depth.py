@@ -52,7 +52,7 @@ class ChannelDepth:
         self.prepare()
         if self._consumer is None:
             self._consumer = self._transport.consumer(self._options.subscription())
-        return self._consumer.waiting() if isinstance(self._consumer, CountsWaiting) else None
+        return self._consumer.count_waiting() if isinstance(self._consumer, CountsWaiting) else None
 
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None

@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from pump.clock import SystemClock
 from pump.errors import ConfigurationError
 from pump.spark.columns import table_of
 from pump.spark.source.options import SourceOptions
@@ -102,7 +101,7 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise TypeError(f"{partition!r} is no range of this source")
         with closing(open_log(self.options)) as opened:
             messages = opened.read(partition.partition, partition.begin, partition.end)
-        yield table_of(messages, channel=self.options.channel, received=SystemClock().wall())
+        yield table_of(messages, channel=self.options.channel, received=0.0)  # or a repeat would have other rows
 
 
 def _texts(positions: Mapping[int, int]) -> dict[str, int]:

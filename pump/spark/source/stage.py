@@ -55,6 +55,7 @@ class StagedPart:
                     most_bytes=self._options.bytes_per_partition,
                     window=self._options.window_seconds,
                 )
+                batch.end()
                 messages = batch.messages()
                 rows = table_of(messages, channel=self._options.channel, received=self._clock.wall())
                 won = self._log.publish(self._slot, self._log.stage(self._slot, rows))
