@@ -219,8 +219,10 @@ class TransportDriver:
                 stack.callback(self._loop.close)
             if self._producer is not None:
                 stack.callback(self.call, self._producer.close)
-            for opened in (*self._channels, *self._consumers):
-                stack.callback(opened.close)
+            for channel in self._channels:
+                stack.callback(channel.close)
+            for consumer in self._consumers:
+                stack.callback(consumer.close)
 
 
 class Sample(Command):
