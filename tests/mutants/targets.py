@@ -24,9 +24,12 @@ def _transport(name: str, *files: str, tests: str = "") -> Target:
     return Target(paths, (tests or f"tests/transports/{name}",), SETTLING, slowest_seconds=8.0)
 
 
+JUDGED: Final = ("tests/verdict", "tests/in_hand/test_slots.py", "tests/pumps")
+"""The tests without a broker."""
+
 TARGETS: Final[dict[str, Target]] = {
-    "verdict": Target(("pump/verdict.py", "pump/settling.py"), ("tests/verdict", "tests/in_hand", "tests/pumps")),
-    "ledger": Target(("pump/ledger.py",), ("tests/verdict", "tests/in_hand", "tests/pumps")),
+    "verdict": Target(("pump/verdict.py", "pump/settling.py"), JUDGED),
+    "ledger": Target(("pump/ledger.py",), JUDGED),
     "intake": Target(("pump/pumps/intake.py",), ("tests/pumps",)),
     "channel": Target(
         ("pump/pumps/channel.py", "pump/pumps/async_channel.py", "pump/pumps/channel_base.py"),
