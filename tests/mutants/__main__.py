@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from mutants.hunt import Bag, Hunt, Survivor
 from mutants.targets import LEAST, LEFT_OUT, TARGETS
+from mutants.trial import Result, Survivor, Trial
 
 ROOT: Final = Path(__file__).resolve().parents[2]  # not support's: pytest has to be the first to import that
 PAGE: Final = ROOT / "docs" / "mutants.md"
@@ -23,12 +23,12 @@ def explained() -> set[tuple[str, str, str]]:
     return {(file, function, change) for file, function, change in rows}
 
 
-def report(bag: Bag, known: set[tuple[str, str, str]]) -> bool:
+def report(result: Result, known: set[tuple[str, str, str]]) -> bool:
     """Print a row of the table and the changes that nobody explains; whether the file is tested well enough."""
-    noticed = bag.tried - len(bag.survivors)
-    unknown = [each for each in bag.survivors if (each.file, each.function, shown(each)) not in known]
-    share = noticed / bag.tried if bag.tried else 1.0
-    print(f"| `{bag.file}` | {bag.tried} | {noticed} | {share:.1%} | {len(unknown)} |")
+    noticed = result.tried - len(result.survivors)
+    unknown = [each for each in result.survivors if (each.file, each.function, shown(each)) not in known]
+    share = noticed / result.tried if result.tried else 1.0
+    print(f"| `{result.file}` | {result.tried} | {noticed} | {share:.1%} | {len(unknown)} |")
     for each in unknown:
         print(f"  {each.file}:{each.line} {each.function}: {shown(each)}")
     return share >= LEAST and not unknown
@@ -39,18 +39,18 @@ def shown(survivor: Survivor) -> str:
     return survivor.change.replace("|", "¦").replace("`", "'")
 
 
-def hunt(name: str, only: str) -> int:
+def try_target(name: str, only: str) -> int:
     """Try the changes of one target."""
-    prey = Hunt(TARGETS[name], only)
+    trial = Trial(TARGETS[name], only)
     tests = [str(ROOT / each) for each in TARGETS[name].tests]
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:rerunfailures", "--no-header"]
     options += [f"--ignore-glob=*/{each}" for each in LEFT_OUT]
-    status = pytest.main([*options, *tests], plugins=[prey])
-    if not prey.bags:
+    status = pytest.main([*options, *tests], plugins=[trial])
+    if not trial.results:
         return int(status) or 1
     known = explained()
     print("\n| file | changes | noticed | share | not explained |\n|---|---|---|---|---|")
-    return int(sum(report(bag, known) for bag in prey.bags) < len(prey.bags))
+    return int(sum(report(result, known) for result in trial.results) < len(trial.results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     names = given.names or list(TARGETS)
     if len(names) == 1:
-        return hunt(names[0], given.functions)
+        return try_target(names[0], given.functions)
     again = [sys.executable, "-m", "mutants", "--functions", given.functions]
     return max(subprocess.run([*again, name], cwd=ROOT / "tests", check=False).returncode for name in names)
 

@@ -1,4 +1,4 @@
-"""The hunt: pytest collects the tests and runs them once, then each change is tried in a child process of this one.
+"""The trial: pytest collects the tests and runs them once, then each change is tried in a child process of this one.
 
 A child is a copy of this process, with all modules loaded and all brokers running, so that a change costs only the
 tests that run its line: the quickest ones first, until one fails.
@@ -40,7 +40,7 @@ class Survivor(NamedTuple):
     """How many tests ran it."""
 
 
-class Bag(NamedTuple):
+class Result(NamedTuple):
     """What became of the changes of one file."""
 
     file: str
@@ -49,11 +49,11 @@ class Bag(NamedTuple):
     survivors: Sequence[Survivor]
 
 
-class Hunt:
+class Trial:
     """A pytest plugin that tries changes instead of only running tests."""
 
     def __init__(self, target: Target, only: str = "") -> None:
-        self.bags: Final[list[Bag]] = []
+        self.results: Final[list[Result]] = []
         self._target: Final = target
         self._only: Final = re.compile(only)
         self._files: Final = [_imported(name if name.startswith("pump/") else f"pump/{name}") for name in target.files]
@@ -73,7 +73,7 @@ class Hunt:
         self._run_once(session.items)
         ran = self._who_ran()
         for name, file in zip(self._target.files, self._files, strict=True):
-            self.bags.append(self._try_all(name, file, ran[str(file)]))
+            self.results.append(self._try_all(name, file, ran[str(file)]))
         return True
 
     def _run_once(self, items: Sequence[pytest.Item]) -> None:
@@ -94,23 +94,23 @@ class Hunt:
         data = self._coverage.get_data()
         return defaultdict(dict, {file: data.contexts_by_lineno(file) for file in data.measured_files()})
 
-    def _try_all(self, name: str, file: Path, ran: dict[int, list[str]]) -> Bag:
+    def _try_all(self, name: str, file: Path, ran: dict[int, list[str]]) -> Result:
         tried = hung = 0
         survivors = list[Survivor]()
         for mutant in self._wanted(file):
             code, targets = changed_code(mutant, file), functions(file, mutant.function, mutant.starts)
             if not targets or code.co_freevars != targets[0].__code__.co_freevars:
                 continue  # another function only by what it closes over: nobody can write that by mistake
-            witnesses = self._witnesses(mutant, ran)
-            fate = self._fate(mutant, file, code, witnesses)
+            items = self._tests_of(mutant, ran)
+            outcome = self._outcome(mutant, file, code, items)
             tried += 1
-            hung += fate == "hung"
-            if fate == "survived":
-                found = Survivor(name, mutant.lines.start, mutant.function, mutant.change, len(witnesses))
+            hung += outcome == "hung"
+            if outcome == "survived":
+                found = Survivor(name, mutant.lines.start, mutant.function, mutant.change, len(items))
                 survivors.append(found)
                 _say(f"SURVIVED {name}:{found.line} {found.function}: {found.change} ({found.tests} tests)")
         _say(f"{name}: {tried} changes, {hung} hung, {len(survivors)} survived")
-        return Bag(name, tried, hung, survivors)
+        return Result(name, tried, hung, survivors)
 
     def _wanted(self, file: Path) -> Iterator[Mutant]:
         functions_wanted = re.compile(self._target.functions)
@@ -118,22 +118,22 @@ class Hunt:
             if functions_wanted.search(mutant.function) and self._only.search(mutant.function):
                 yield mutant
 
-    def _witnesses(self, mutant: Mutant, ran: dict[int, list[str]]) -> Sequence[pytest.Item]:
+    def _tests_of(self, mutant: Mutant, ran: dict[int, list[str]]) -> Sequence[pytest.Item]:
         names = {name for line in mutant.lines for name in ran.get(line, ()) if name in self._items}
         return [self._items[name] for name in sorted(names, key=lambda name: self._seconds[name])]
 
-    def _fate(self, mutant: Mutant, file: Path, code: CodeType, witnesses: Sequence[pytest.Item]) -> str:
-        if not witnesses:
+    def _outcome(self, mutant: Mutant, file: Path, code: CodeType, items: Sequence[pytest.Item]) -> str:
+        if not items:
             return "survived"
         child = os.fork()
         if child == 0:
-            self._be_changed(mutant, file, code, witnesses)
+            self._be_changed(mutant, file, code, items)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             return "hung" if os.WTERMSIG(status) == signal.SIGALRM else "killed"
         return "killed" if os.WEXITSTATUS(status) else "survived"
 
-    def _be_changed(self, mutant: Mutant, file: Path, code: CodeType, witnesses: Sequence[pytest.Item]) -> NoReturn:
+    def _be_changed(self, mutant: Mutant, file: Path, code: CodeType, items: Sequence[pytest.Item]) -> NoReturn:
         """In the child: run the tests with the change, and exit with 1 as soon as one fails."""
         status = 1
         try:
@@ -143,9 +143,9 @@ class Hunt:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for function in functions(file, mutant.function, mutant.starts):
                 function.__code__ = code
-            witnesses[0].session._setupstate.teardown_exact(witnesses[0])
-            following = [*witnesses[1:], witnesses[-2] if len(witnesses) > 1 else self._last]
-            status = int(any(map(self._notices, witnesses, following)))
+            items[0].session._setupstate.teardown_exact(items[0])
+            following = [*items[1:], items[-2] if len(items) > 1 else self._last]
+            status = int(any(map(self._notices, items, following)))
         finally:
             os._exit(status)
 
