@@ -96,7 +96,7 @@ class ConsumerDriver:
 
     def __init__(self, driver: "TransportDriver", consumer: Consumer | AsyncConsumer) -> None:
         self._driver: Final = driver
-        self._consumer: Final = consumer
+        self._consumer: Final[Any] = consumer  # a union of both has no call that mypy understands
         self._closed = False
 
     def receive(self, limit: int, within: float) -> Sequence[Message]:
@@ -105,7 +105,7 @@ class ConsumerDriver:
         deadline = clock.monotonic() + within
         while True:
             left = max(0.0, deadline - clock.monotonic())
-            messages = self._driver.call(self._consumer.receive, limit, left)
+            messages: Sequence[Message] = self._driver.call(self._consumer.receive, limit, left)
             if messages or left <= 0:
                 return messages
             clock.wait(Signal(), min(left, EMPTY_DELAY))
@@ -219,8 +219,10 @@ class TransportDriver:
                 stack.callback(self._loop.close)
             if self._producer is not None:
                 stack.callback(self.call, self._producer.close)
-            for opened in (*self._channels, *self._consumers):
-                stack.callback(opened.close)
+            for channel in self._channels:
+                stack.callback(channel.close)
+            for consumer in self._consumers:
+                stack.callback(consumer.close)
 
 
 class Sample(Command):

@@ -62,4 +62,7 @@ def test_what_nobody_has_begun_is_anothers_while_a_handler_runs(
         assert "messages that no handler has begun go back" in caplog.text
     finally:
         go_on.set()
-        (stopping.join if how == "stop" else first.stop)(LIMIT)
+        if how == "stop":
+            stopping.join(LIMIT)
+        else:
+            first.stop()

@@ -124,6 +124,8 @@ class NatsConsumer:
         puller, connection, requested = self._puller, self._connection, False
         while True:
             self._changed.clear()
+            if puller.overdue and connection.alive and await self._is_full():
+                puller.forget()
             self._check()
             if self._interrupted or (puller.arrived and not puller.pending):
                 return self._take(limit)
@@ -142,6 +144,17 @@ class NatsConsumer:
                 until = min(deadline, puller.busy_until) if connection.alive else deadline
             self._unflushed = 0
             await self._wait_for_change(until - now)
+
+    async def _is_full(self) -> bool:
+        """Whether as many messages are out as the durable allows: until one is settled, the server ends no request."""
+        durable = self.durable
+        if durable.max_ack_pending <= 0:
+            return False
+        try:
+            known = await self._connection.request(f"CONSUMER.INFO.{durable.stream}.{durable.name}", {})
+        except (nats.errors.Error, OSError):
+            return False
+        return bool(known["num_ack_pending"] >= durable.max_ack_pending)
 
     async def _wait_for_change(self, timeout: float) -> None:
         """Return when the event is set, or after `timeout` seconds. Unlike `asyncio.wait_for`, it makes no task."""

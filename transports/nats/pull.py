@@ -94,6 +94,15 @@ class Puller:
         """The time by which a working server has ended the request."""
         return 0.0 if self._request is None else self._request.ends_at + STALL_SECONDS
 
+    @property
+    def overdue(self) -> bool:
+        """Whether the server is late to say that the request is over."""
+        return self._request is not None and self._clock.monotonic() >= self.deadline
+
+    def forget(self) -> None:
+        """Forget the request. A message that it still brings is taken all the same."""
+        self._request, self.busy_until = None, self._clock.monotonic() + PAUSE_SECONDS
+
     async def request(self, limit: int, timeout: float) -> None:
         """Ask for up to `limit` messages. If it has none, the server waits up to `timeout` seconds for the first."""
         if self._subscription is None or self._reconnects != self._connection.reconnects:

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
+from brokers.nats import Nats
 from pump.clock import ManualClock
 from pump.errors import TransportError
+from pump.message import Header, Message
+from pump.transport_kit.bridge import blocking
+from pump.transports.nats import NatsTransport
+from pump.transports.nats import consumer as nats_consumer
+from pump.transports.nats import pull as nats_pull
 from pump.transports.nats.consumer import parse_reply
 from pump.transports.nats.pull import BUSY_SECONDS, PAUSE_SECONDS, STALL_SECONDS, Puller
 from pump.transports.nats.streams import Durable
+from support.nats_wire import subscribed
+from support.pumps import PROACTOR
 
 REPLY = "$JS.ACK.S.d.1.7.7.1700000000000000000.0"
 
@@ -238,3 +246,23 @@ def test_a_back_off_of_the_durable_says_how_long_each_delivery_is_ours() -> None
     durable = Durable("S", "d", ("s",), "explicit", 30.0, (1.0, 5.0), None, -1, keeps_all=True)
 
     assert [durable.lease(delivery) for delivery in (1, 2, 3, 9)] == [1.0, 5.0, 5.0, 5.0]
+
+
+def test_who_waits_for_the_one_message_that_may_be_out_is_not_told_that_the_server_is_silent(
+    nats_server: Nats, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_consumer, "LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr(nats_pull, "STALL_SECONDS", 0.2)
+    transport, rules = NatsTransport(nats_server.url), subscribed(PROACTOR, topic, ordered=True, lease=30)
+    blocking(transport).prepare([rules], [])
+    first, second = blocking(transport).consumer(rules), blocking(transport).consumer(rules)
+    producer = blocking(transport).producer()
+    producer.send([Message(Header("1", topic), b"{}"), Message(Header("2", topic), b"{}")])
+    (out,) = first.receive(1, 5.0)
+
+    assert second.receive(1, 1.5) == ()  # the server says nothing for longer than it may
+
+    first.acknowledge(out)
+    assert [each.id for each in second.receive(1, 5.0)] == ["2"]
+    for each in (first, second, producer):
+        each.close()

@@ -1,0 +1,57 @@
+"""What is changed, and which tests must notice."""
+
+from dataclasses import dataclass
+from typing import Final
+
+SETTLING: Final = r"acknowledge|nack|requeue|reject|settle|hand_back|give_back|dead|requeued|push|store"
+"""The functions that settle messages, by a part of their names."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Code that is changed, and the tests that run for it."""
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    functions: str = ""
+    """Only functions whose names have a match of this expression; all, if empty."""
+    slowest_seconds: float = 3.0
+    """Tests that take longer are left out: a change must be noticed by one that people run often."""
+
+
+def _transport(name: str, *files: str, tests: str = "") -> Target:
+    paths = tuple(f"transports/{name}/{file}.py" for file in files)
+    return Target(paths, (tests or f"tests/transports/{name}",), SETTLING, slowest_seconds=8.0)
+
+
+JUDGED: Final = ("tests/verdict", "tests/in_hand/test_slots.py", "tests/pumps")
+"""The tests without a broker."""
+
+TARGETS: Final[dict[str, Target]] = {
+    "verdict": Target(("pump/verdict.py", "pump/settling.py"), JUDGED),
+    "ledger": Target(("pump/ledger.py",), JUDGED),
+    "intake": Target(("pump/pumps/intake.py",), ("tests/pumps",)),
+    "channel": Target(
+        ("pump/pumps/channel.py", "pump/pumps/async_channel.py", "pump/pumps/channel_base.py"),
+        ("tests/pumps", "tests/transports/memory", "tests/program/test_grace.py"),
+    ),
+    "memory": _transport("memory", "transport", "bus"),
+    "rabbitmq": _transport("rabbitmq", "consumer", "deliveries", "delivery_channel"),
+    "nats": _transport("nats", "consumer", "dead_letters", "message"),
+    "redis": _transport("redis", "consumer", "streams", "lists"),
+    "mqtt": _transport("mqtt", "consumer"),
+    "kafka": _transport("kafka", "consumer", "member"),
+    "sqs": _transport("sqs", "consumer"),
+    "pubsub": _transport("pubsub", "consumer"),
+    "servicebus": _transport("servicebus", "consumer"),
+    "queue": Target(
+        ("pump/queue/transport/consumer.py", "pump/queue/transport/held_leases.py"),
+        ("tests/queue/transport",),
+        SETTLING,
+        slowest_seconds=8.0,
+    ),
+}
+LEFT_OUT: Final = ("test_no_loss.py", "test_killers.py", "test_goes_back.py", "*chaos*.py", "*_faults.py", "*_docs.py")
+"""Files of tests that take long, or run in other processes, which a change does not reach."""
+LEAST: Final = 0.95
+"""The share of the changes that must be noticed; each of the others is explained in docs/mutants.md."""
