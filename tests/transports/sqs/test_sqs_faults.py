@@ -52,7 +52,7 @@ def test_consumers_work_again_after_an_outage(
 def test_consumers_work_again_soon_after_an_outage(
     sqs_server: Sqs, proxy_to: ProxyTo, tmp_path: Path, running: Running, seconds: float
 ) -> None:
-    """The outage is longer than a poll: one that is cut off waits on at the broker, and what it takes comes to nobody."""
+    """Longer than a poll: one that is cut off waits on at the broker, and what it takes comes to nobody."""
     proxy = proxy_to(sqs_server.port)
     places = [(Works(tmp_path), scheme, awaiting) for scheme in ("sqs", "sqs+fifo") for awaiting in (False, True)]
     for works, scheme, awaiting in places:
