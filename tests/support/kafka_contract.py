@@ -29,6 +29,13 @@ class KafkaContract(TransportContract):
     def transport(self, own_kafka_broker: Kafka) -> Transport:
         return transport_from(f"{own_kafka_broker.url}&retry_delays=0.6&largest_body=300000")
 
+    def test_a_nacked_message_blocks_its_partition_or_the_whole_channel(
+        self, driver: TransportDriver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With several partitions: in one alone, everything waits."""
+        created_by(self.broker, monkeypatch, partitions=4)
+        super().test_a_nacked_message_blocks_its_partition_or_the_whole_channel(driver)
+
     def test_what_a_killed_process_had_in_hand_comes_again(
         self, driver: TransportDriver, transport: Transport, colour: Colour
     ) -> None:
