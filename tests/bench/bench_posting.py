@@ -305,10 +305,10 @@ BROKERS: Mapping[str, Callable[[ExitStack], Measures]] = {
 }
 
 
-def compared(name: str, measures: Measures) -> Iterator[Row]:
+def compared(name: str, measures: Measures, bounds: Mapping[str, float] = BOUNDS) -> Iterator[Row]:
     """The figures of all on one broker, and ours against the best peer's."""
     figures = best({f"{way}: {who}": measure for (way, who), measure in measures.items()}, ROUNDS)
-    for way, bound in BOUNDS.items():
+    for way, bound in bounds.items():
         rates = {who: COUNTS[way] / figures[f"{way}: {who}"] for each, who in measures if each == way}
         for who, rate in rates.items():
             yield Row(f"{name}, {way}: {who}", rate, "msg/s")

@@ -14,6 +14,7 @@ from support.kafka_topics import created_by
 
 class KafkaContract(TransportContract):
     broker: Kafka
+    patch: pytest.MonkeyPatch
     keyed = False
     silence_seconds = 0.25
     delay_seconds = 0.6
@@ -22,12 +23,17 @@ class KafkaContract(TransportContract):
     @pytest.fixture(autouse=True)
     def _on(self, own_kafka_broker: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
         """With topics of one partition, which does not go to another consumer merely because that one came."""
-        self.broker = own_kafka_broker
+        self.broker, self.patch = own_kafka_broker, monkeypatch
         created_by(own_kafka_broker, monkeypatch, partitions=1)
 
     @pytest.fixture
     def transport(self, own_kafka_broker: Kafka) -> Transport:
         return transport_from(f"{own_kafka_broker.url}&retry_delays=0.6&largest_body=300000")
+
+    def test_a_nacked_message_blocks_its_partition_or_the_whole_channel(self, driver: TransportDriver) -> None:
+        """With several partitions: in one alone, everything waits."""
+        created_by(self.broker, self.patch, partitions=4)
+        super().test_a_nacked_message_blocks_its_partition_or_the_whole_channel(driver)
 
     def test_what_a_killed_process_had_in_hand_comes_again(
         self, driver: TransportDriver, transport: Transport, colour: Colour

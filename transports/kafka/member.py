@@ -42,7 +42,7 @@ SOON_SECONDS: Final = 0.05
 """A copy that is due this soon waits here, and is not stored once more."""
 
 
-class _Run:
+class _PartitionRun:
     """Some of what one partition has ready, in order: records as they came, and messages that were read already."""
 
     __slots__ = ("items", "partition")
@@ -85,7 +85,7 @@ class GroupMember:
         self._outage: Final = Outage(f"group {group}", self._clock)
         self._lock: Final = threading.Lock()
         self._partitions: Final[dict[tuple[str, int], AssignedPartition]] = {}
-        self._ready: deque[_Run] = deque()
+        self._ready: deque[_PartitionRun] = deque()
         self._count = 0
         """How many messages are ready."""
         self._largest = 1
@@ -132,7 +132,7 @@ class GroupMember:
 
     def _take(self, limit: int) -> Sequence[Message]:
         messages: list[Message] = []
-        blocked: list[_Run] = []
+        blocked: list[_PartitionRun] = []
         while self._ready and len(messages) < limit:
             run = self._ready.popleft()
             if run.partition.leaving:
@@ -146,7 +146,7 @@ class GroupMember:
         self._ready.extendleft(reversed(blocked))
         return messages
 
-    def _read(self, run: _Run, limit: int) -> Iterable[Message]:
+    def _read(self, run: _PartitionRun, limit: int) -> Iterable[Message]:
         items, partition = run.items, run.partition
         number = min(limit, len(items))
         self._count -= number
@@ -298,7 +298,7 @@ class GroupMember:
     def _present(self, partition: AssignedPartition, items: Sequence[Any]) -> None:
         if items:
             with self._lock:
-                self._ready.append(_Run(partition, items))
+                self._ready.append(_PartitionRun(partition, items))
                 self._count += len(items)
             self._arrived.set()
 
@@ -401,7 +401,7 @@ class GroupMember:
 
     def put_back(self, messages: Sequence[KafkaMessage]) -> None:
         """Take these back: they come next."""
-        runs = [_Run(partition, some) for partition, some in groupby(messages, key=attrgetter("assigned"))]
+        runs = [_PartitionRun(partition, some) for partition, some in groupby(messages, key=attrgetter("assigned"))]
         with self._lock:
             self._ready.extendleft(reversed(runs))
             self._count += len(messages)

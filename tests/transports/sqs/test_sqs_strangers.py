@@ -133,7 +133,7 @@ def test_with_the_limit_of_an_older_queue_body_and_headers_have_to_fit_together(
     channel = Channel(sqs_server, largest_message=2**18)
     message = Message(Header("large", channel.name, headers={"note": "n" * 1000}), b"x" * (2**18 - 500))
 
-    with pytest.raises(PublishError, match=r"with its attributes.*keep a large body elsewhere") as refused:
+    with pytest.raises(PublishError, match=r"with its attributes.*store a large body elsewhere") as refused:
         channel.transport.producer().send([message])
 
     assert refused.value.sent is False
