@@ -127,7 +127,7 @@ class Judge:
         self.recorder: Final = log.telemetry.recorder(rules.channel, clock)
         """Is told of every delivery; None if nobody records them."""
         self._decided: Final = None if self.recorder is None else self.recorder.decided
-        self._record: Final = None if self.recorder is None else self.recorder.acknowledged
+        self._keep: Final = None if self.recorder is None else self.recorder.acknowledged
         self._timed: Final = self._shows_messages or self.recorder is not None
         self._now: Final = clock.monotonic
         self._cancelled: Final = cancelled
@@ -419,9 +419,9 @@ class Judge:
         """The verdict was carried out."""
         if verdict is ACKNOWLEDGE:
             self._acknowledged += 1  # faster than an entry of the tally: every message pays for these lines
-            if self._record is not None:
+            if self._keep is not None:
                 header, begun, ended = message.header, message.begun_at, message.handled_at
-                self._record((header, message.handler, message.deliveries, message.attempts, begun, ended, self._now()))
+                self._keep((header, message.handler, message.deliveries, message.attempts, begun, ended, self._now()))
         else:
             self._tally[verdict.told] = self._tally.get(verdict.told, 0) + 1
             if self.recorder is not None:

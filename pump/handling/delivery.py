@@ -110,7 +110,7 @@ class Delivery(_Received[T, None]):
         self._channel: Final = channel
 
     def extend(self) -> None:
-        """Keep the message for another lease; LeaseLost if it is not ours any more."""
+        """Keep the message for another lease; LeaseLost if it no longer belongs to this consumer."""
         must_not_block("Delivery.extend", "AsyncDelivery.extend")
         self._channel.extend(self._message)
 
@@ -146,7 +146,7 @@ class AsyncDelivery(_Received[T, Coroutine[Any, Any, None]]):
         self._loop: Final = asyncio.get_running_loop()
 
     async def extend(self) -> None:
-        """Keep the message for another lease; LeaseLost if it is not ours any more."""
+        """Keep the message for another lease; LeaseLost if it no longer belongs to this consumer."""
         await self._on_own_loop(self._channel.extend(self._message))
 
     async def _settle(self, decide: Callable[[], Verdict]) -> None:

@@ -6,6 +6,7 @@ process dies before, whoever next opens or compacts the journal makes the Parque
 
 import fcntl
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 from pump.journal.events import SCHEMA
 from pump.journal.files import OPEN, gathered, live, new_name, parquet_writer
+
+log: Final = logging.getLogger("pump.journal")
 
 _SUFFIX: Final = ".arrows"
 
@@ -89,6 +92,8 @@ def recover(folder: Path) -> int:
                 found += 1
         except BlockingIOError:  # its process is alive
             continue
+        except (pa.ArrowException, ValueError) as error:  # not one of ours: it stays, and stops nobody
+            log.warning("journal %s: %s cannot be made a Parquet file: %s", folder, path.name, error)
         finally:
             os.close(number)
     return found

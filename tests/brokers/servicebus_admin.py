@@ -56,6 +56,7 @@ class Call:
             if described is None:
                 raise Refused("amqp:not-found", "The entity could not be found.", 404)
             namespace.remove(self.path)
+            broker.entity_is_gone(self.path)
             return 200, ""
         if namespace.exists(self.path):
             raise Refused("com.microsoft:entity-already-exists", "The entity exists already.", 409)

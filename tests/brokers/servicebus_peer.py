@@ -26,7 +26,7 @@ from proton.handlers import Handshaker
 from proton.reactor import ApplicationEvent, Container, EventInjector
 
 from brokers.servicebus_admin import Admin, Call
-from brokers.servicebus_entities import Namespace, Queue, Refused, Stored, lock_lost, session_lock_lost
+from brokers.servicebus_entities import DEAD, Namespace, Queue, Refused, Stored, lock_lost, session_lock_lost
 from brokers.servicebus_message import parsed, split
 
 TICK = 0.02
@@ -78,6 +78,8 @@ class Broker(Handshaker):  # type: ignore[misc]
         self.consumers: dict[Any, Consuming] = {}
         self.waiting: dict[Any, tuple[Queue, float]] = {}
         """Links that wait for any session."""
+        self.producers: dict[Any, str] = {}
+        """The links on which messages come, and for which entity."""
         self.replies: dict[tuple[Any, str], Any] = {}
         self.claims: dict[Any, set[str]] = {}
         self.connections: list[Any] = []
@@ -138,7 +140,8 @@ class Broker(Handshaker):  # type: ignore[misc]
 
     def on_transport_closed(self, event: Any) -> None:
         connection = event.connection
-        for link in [each for each in (*self.consumers, *self.waiting) if each.connection == connection]:
+        links = (*self.consumers, *self.waiting, *self.producers)
+        for link in [each for each in links if each.connection == connection]:
             self.forget(link)
         self.replies = {key: link for key, link in self.replies.items() if link.connection != connection}
         self.claims.pop(connection, None)
@@ -147,6 +150,7 @@ class Broker(Handshaker):  # type: ignore[misc]
     def forget(self, link: Any) -> None:
         """The link is gone. Locks of messages stay until they expire; that of a session goes with its link."""
         self.waiting.pop(link, None)
+        self.producers.pop(link, None)
         consumer = self.consumers.pop(link, None)
         if consumer is not None and consumer.session is not None:
             queue = consumer.queue
@@ -183,6 +187,7 @@ class Broker(Handshaker):  # type: ignore[misc]
             self._check_claim(link, "send")
             if lower not in self.namespace.topics and lower not in self.namespace.queues:
                 raise self._absent(path)
+            self.producers[link] = lower
         if not link.is_sender:
             link.max_message_size = LARGEST
         link.open()
@@ -258,6 +263,18 @@ class Broker(Handshaker):  # type: ignore[misc]
         link.open()
         link.condition = Condition(refused.condition, refused.text)
         link.close()
+
+    def entity_is_gone(self, path: str) -> None:
+        """Somebody has removed it: everybody who uses it is told."""
+        of = {path.lower(), path.lower() + DEAD}
+        links = [link for link, consumer in self.consumers.items() if consumer.queue.name.lower() in of]
+        links += [link for link, (queue, _) in self.waiting.items() if queue.name.lower() in of]
+        links += [link for link, lower in self.producers.items() if lower in of]
+        absent = self._absent(path)
+        for link in links:
+            self.forget(link)
+            link.condition = Condition(absent.condition, absent.text)
+            link.close()
 
     def _absent(self, path: str) -> Refused:
         text = f"The messaging entity 'sb://127.0.0.1/{path}' could not be found."
@@ -352,6 +369,8 @@ class Broker(Handshaker):  # type: ignore[misc]
         link.flow(1)
 
     def publish(self, path: str, raw: bytes) -> list[int]:
+        if path.lower() not in self.namespace.topics and path.lower() not in self.namespace.queues:
+            raise self._absent(path)
         kept: list[tuple[Queue, int]] = []
         for each in split(raw):
             parts = parsed(each)

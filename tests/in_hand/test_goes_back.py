@@ -59,7 +59,7 @@ def test_what_nobody_has_begun_is_anothers_while_a_handler_runs(
 
         assert begun == list(range(STANDS + 1))
         assert sorted(others) == list(range(STANDS + 1, COUNT))
-        assert "messages that nobody has begun go back" in caplog.text
+        assert "messages that no handler has begun go back" in caplog.text
     finally:
         go_on.set()
         (stopping.join if how == "stop" else first.stop)(LIMIT)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pump import Command, Delivery, Dispatcher, Publication, RequestHandler, Subscription
@@ -194,6 +195,21 @@ def test_what_a_kill_has_cut_off_in_the_middle_of_a_write_costs_only_that_write(
     assert recover(tmp_path) == 1
 
     assert [row["channel"] for row in rows_of(tmp_path)] == ["first"]
+
+
+def test_a_file_of_somebody_else_stops_no_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = pa.table({"column": [1]}).to_batches()[0]
+    (tmp_path / "open").mkdir()
+    foreign = tmp_path / "open" / "foreign.arrows"
+    foreign.write_bytes(other.schema.serialize().to_pybytes() + other.serialize().to_pybytes())
+
+    journal = Journal(tmp_path)
+    tell(journal, "orders")
+    journal.close()
+
+    assert [row["channel"] for row in rows_of(tmp_path)] == ["orders"]
+    assert "foreign.arrows cannot be made a Parquet file" in caplog.text
+    assert foreign.exists()
 
 
 def test_a_file_that_was_converted_before_a_kill_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ class Wilful:
     def __init__(self, folder: Path, url: str, *, awaiting: bool, **options: Any) -> None:
         self.folder = folder
         self.channel = f"wishes-{uuid4().hex[:8]}"
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "url": url,
             "channel": self.channel,
             "awaiting": awaiting,

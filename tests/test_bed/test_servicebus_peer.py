@@ -130,3 +130,18 @@ def test_what_is_stored_outlives_its_process(own_servicebus: ServiceBus) -> None
     own_servicebus.start()
 
     assert own_servicebus.command("count", entity=name)["all"] == 2
+
+
+def test_whoever_uses_a_queue_that_is_deleted_is_told(servicebus: ServiceBus, client: vendor.ServiceBusClient) -> None:
+    from pump.transports.servicebus import ServiceBusTransport
+
+    name = make(servicebus)
+    with client.get_queue_sender(name) as sender, client.get_queue_receiver(name) as receiver:
+        sender.send_messages(vendor.ServiceBusMessage("1"))
+        receiver.complete_message(receiver.receive_messages(1, max_wait_time=10)[0])
+        with ServiceBusTransport.from_url(servicebus.url)._entities._admin() as manager:
+            manager.delete_queue(name)
+        with pytest.raises(errors.MessagingEntityNotFoundError):
+            receiver.receive_messages(1, max_wait_time=10)
+        with pytest.raises((errors.MessagingEntityNotFoundError, errors.ServiceBusConnectionError)):
+            sender.send_messages(vendor.ServiceBusMessage("2"))

@@ -64,7 +64,7 @@ class UpgradelessParser:
         self._protocol: Final = protocol
         self._parser = _new_parser(protocol)
 
-    def feed_data(self, data: bytes | memoryview) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Parse more bytes; HttpParserError if they are not HTTP."""
         while True:
             try:
@@ -156,7 +156,7 @@ class ClientConnection(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
                 self._unparsed = memoryview(b"")
                 break
             size = _BODY_SLICE_BYTES if self._part is Stage.BODY else _SLICE_BYTES
-            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+            piece, self._unparsed = bytes(self._unparsed[:size]), self._unparsed[size:]
             self._unread += len(piece)
             super().data_received(piece)
             if self._unread > LARGEST_HEAD_BYTES and not self._refused:

@@ -10,7 +10,6 @@ from pump.journal.summary import (
     Acknowledgements,
     DeadLetterGroup,
     ErrorGroup,
-    HandlerOutcome,
     Latency,
     OutcomeCount,
     Posts,

@@ -18,6 +18,7 @@ import pytest
 
 from pump.clock import ManualClock
 from pump.queue.http import front
+from pump.queue.http.connection import Stage
 from support.programs import DEADLINE
 from support.queue_http import Served
 from support.waiting import eventually
@@ -67,7 +68,7 @@ def deaf(server: Served, stack: ExitStack) -> socket.socket:
 class Sending:
     """Stands for a connection whose client does not read its reply."""
 
-    phase = front.Stage.SENDING
+    phase = Stage.SENDING
 
     def __init__(self, unsent: int) -> None:
         self.unsent = unsent
@@ -153,7 +154,7 @@ class Hurried(Served):
 
 
 def test_who_does_not_read_its_messages_in_time_loses_them_to_others(tmp_path: Path) -> None:
-    assert front._LIMITS[front.Stage.SENDING] == front.SEND_SECONDS == 60
+    assert front._LIMITS[Stage.SENDING] == front.SEND_SECONDS == 60
     with Hurried(tmp_path) as server, ExitStack() as stack:
         push_large(server, 9)
         slow = deaf(server, stack)

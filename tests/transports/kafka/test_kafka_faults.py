@@ -402,12 +402,11 @@ def test_what_is_held_is_lost_together_with_what_was_received() -> None:
     held = message.again().again()
     interrupted: list[bool] = []
 
-    assert partition.is_blocked
-    assert not message.has_begun
+    before = (partition.is_blocked, message.has_begun)
     held.interrupt = lambda: interrupted.append(True)
-    assert message.has_begun
-    assert message.interrupt is held.interrupt
+    runs = (partition.is_blocked, message.has_begun, message.interrupt is held.interrupt)
     partition.lose()
 
-    assert held.lost
-    assert not partition.is_blocked
+    assert before == (True, False)
+    assert runs == (True, True, True)
+    assert (partition.is_blocked, held.lost) == (False, True)

@@ -177,6 +177,7 @@ def test_no_run_more_where_a_dead_letter_could_not_be_stored(
     assert failing.runs == 3
 
 
+@pytest.mark.parametrize("scheme", ["servicebus", pytest.param("servicebus+sessions", marks=pytest.mark.long)])
 @pytest.mark.parametrize("performers", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("awaiting", [False, True], ids=["reactor", "proactor"])
 def test_one_that_kills_its_process_is_found_out_and_no_other_is(

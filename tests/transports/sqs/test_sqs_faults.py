@@ -169,6 +169,7 @@ def test_a_stop_is_in_time_though_the_broker_hangs_and_a_handler_is_stuck(
 @pytest.mark.requirement("P-03")
 def test_a_handler_of_five_leases_runs_once(sqs_server: Sqs, tmp_path: Path) -> None:
     """Tried again where the machine stood still: then a lease may be lost, and the message rightly runs twice."""
+    runs: list[Mapping[str, int]] = []
     for _ in range(4):
         with Witness(sqs_server.client().list_queues) as witness:
             runs = runs_of_five_leases(sqs_server, tmp_path)
