@@ -53,16 +53,13 @@ def read(installed: Path, master: str, folder: Path) -> tuple[list[str], list[st
 
 @pytest.mark.long
 @pytest.mark.requirement("S-09")
-def test_it_works_on_a_standalone_cluster(spark_cluster: SparkCluster, installed: Path, tmp_path: Path) -> None:
-    found, posted = read(installed, spark_cluster.url, tmp_path)
-
-    assert found == posted
-
-
-@pytest.mark.long
-@pytest.mark.requirement("S-09")
-def test_it_works_over_spark_connect(installed: Path, tmp_path: Path) -> None:
+def test_it_works_on_a_standalone_cluster_and_over_spark_connect(
+    spark_cluster: SparkCluster, installed: Path, tmp_path: Path
+) -> None:
+    found = {}
     with SparkConnect(installed) as server:
-        found, posted = read(installed, server.url, tmp_path)
+        for name, master in (("standalone", spark_cluster.url), ("connect", server.url)):
+            (tmp_path / name).mkdir()
+            found[name] = read(installed, master, tmp_path / name)
 
-    assert found == posted
+    assert {name: ids == posted for name, (ids, posted) in found.items()} == {"standalone": True, "connect": True}
