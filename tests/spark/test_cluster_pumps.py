@@ -94,7 +94,7 @@ def test_nothing_is_lost_when_performers_and_executors_are_killed(
 ) -> None:
     works = ClusterWorks(tmp_path, redis_server.url, "storm_works", f"jobs-{uuid4().hex[:8]}")
 
-    storm(works, spark_cluster, redis_server, jobs=800, shifts=2, seconds=4)
+    storm(works, spark_cluster, redis_server, jobs=500, shifts=2, seconds=3)
 
 
 @pytest.mark.long

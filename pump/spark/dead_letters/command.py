@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -137,11 +137,11 @@ def function_named(target: str) -> "Change":
         raise ConfigurationError(f"--change: {target} is no function")
     from pyspark import cloudpickle  # noqa: PLC0415 - only with Spark
 
-    cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call] # it has no types
     return found
 
 
-def _pair(text: str) -> Sequence[str]:
+def _pair(text: str) -> tuple[str, str]:
     name, equals, expression = text.partition("=")
     if not equals:
         raise ConfigurationError(f"--set is COLUMN=SQL, not {text!r}")
