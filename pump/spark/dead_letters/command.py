@@ -117,7 +117,7 @@ def _redrive(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _letters(options: argparse.Namespace, name: str) -> "Iterator[DataFrame]":
+def _letters(options: argparse.Namespace, name: str) -> Iterator["DataFrame"]:
     from pump.spark.dead_letters.letters import read_letters  # noqa: PLC0415 - only with a session
 
     with session_of(name, options.on) as session:
