@@ -1,6 +1,7 @@
 """`pump run … --on spark://…` on a real cluster: performers are killed in every shift, and nothing is lost."""
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -80,7 +81,8 @@ def storm(works: ClusterWorks, cluster: SparkCluster, redis: Redis, *, jobs: int
         assert program.ends() == 0, program.output
 
     assert took < 1.0, program.output
-    assert "begun again" in program.output
+    assert client.xpending(works.channel, works.channel)["pending"] == 0
+    assert re.search(r", [1-9]\d* performers begun again", program.output), program.output
     by_executor = Counter(run.executor for run in works.runs)
     assert len(by_executor) >= 2, "the work is spread over the workers"
     assert sum(sorted(by_executor.values())[:-1]) > jobs // 10
