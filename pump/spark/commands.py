@@ -27,7 +27,7 @@ def add_master(parser: argparse.ArgumentParser) -> None:
 def opened(name: str, master: str | None, settings: Mapping[str, str]) -> "SparkSession":
     """A session that leaves the log to the pump: Spark itself tells only errors."""
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    return open_session(name, master, {"spark.log.level": "ERROR", **settings})
+    return open_session(name, master, {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false", **settings})
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -117,7 +117,7 @@ def _redrive(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _letters(options: argparse.Namespace, name: str) -> "Iterator[DataFrame]":
+def _letters(options: argparse.Namespace, name: str) -> Iterator["DataFrame"]:
     from pump.spark.dead_letters.letters import read_letters  # noqa: PLC0415 - only with a session
 
     with session_of(name, options.on) as session:
@@ -137,11 +137,11 @@ def function_named(target: str) -> "Change":
         raise ConfigurationError(f"--change: {target} is no function")
     from pyspark import cloudpickle  # noqa: PLC0415 - only with Spark
 
-    cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call] # it has no types
     return found
 
 
-def _pair(text: str) -> Sequence[str]:
+def _pair(text: str) -> tuple[str, str]:
     name, equals, expression = text.partition("=")
     if not equals:
         raise ConfigurationError(f"--set is COLUMN=SQL, not {text!r}")

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from pump.errors import ConfigurationError, SetupError
-from pump.process_signals import LOOK_UP_SECONDS
 from pump.transport_kit.protocol import Placed, transport_from
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ _STAGING: Final = "staging"
 _FORMAT: Final = "format"
 _EPOCH: Final = "epoch"
 PARTITIONS: Final = ("day", "channel", "batch")
+LOOK_SECONDS: Final = 1
+"""The longest wait before it is seen that a stop was requested."""
 _FOLLOW_INTERVAL: Final = "5 seconds"
 
 
@@ -167,7 +168,7 @@ def _end(query: "StreamingQuery", until: "Signal | None") -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - only with a session
 
     try:
-        while not query.awaitTermination(LOOK_UP_SECONDS):
+        while not query.awaitTermination(LOOK_SECONDS):
             if until is not None and until.is_set():
                 query.stop()
                 return
