@@ -135,7 +135,7 @@ def test_a_mistake_in_an_option_is_named(redis_channel: Channel, options: dict[s
     ("columns", "options", "what"),
     [
         ("text AS body", {}, "the column body must be of type binary, not string"),
-        ("text", {"missing": "validate"}, "missing='validate' does not make it"),
+        ("text", {"missing": "validate"}, "missing='validate' does not create it"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_posted(

@@ -62,10 +62,10 @@ def test_letters_with_the_same_cause_have_one_signature(letters: "DataFrame") ->
     assert {row.signature for row in rows} == {
         "ValueError: order <n> has negative total -<n>",
         "KeyError: <text>",
-        "TimeoutError: POST https://pay.example/<id> timed out after <n>ms",
-        "UniqueViolation: the key breaks the constraint <text> DETAIL: Key (id)=(<id>) exists",
+        "TimeoutError: POST https://pay.example/<uuid> timed out after <n>ms",
+        "UniqueViolation: the key breaks the constraint <text>\nDETAIL:  Key (id)=(<uuid>) exists",
         "JSONDecodeError: Expecting value: line <n> column <n> (char <n>)",
-        "ConnectionResetError: [Errno <n>] peer <address> reset at <id>",
+        "ConnectionResetError: [Errno <n>] peer <ip>:<n> reset at <hex>",
     }
     assert {tuple(row.channels) for row in rows} == {("orders.dead",)}
     assert {tuple(row.handlers) for row in rows} == {("PlaceOrderHandler",)}
