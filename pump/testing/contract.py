@@ -190,7 +190,8 @@ class TransportContract(SettlementContract):
 
         behind = other.receive(self.silence_seconds)
 
-        assert (behind is None) == driver.capabilities.shards_by_key
+        if driver.capabilities.shards_by_key:  # without, the first may have fetched all of them ahead
+            assert behind is None
         holder.acknowledge(in_hand)
         for body in (b"2", b"3") if behind is None else ():
             message, has_it, _ = self.expect_on_either(driver, first, second)
