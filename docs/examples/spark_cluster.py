@@ -1,12 +1,14 @@
 """Performers on a Spark cluster, here two cores of this machine. The same handler runs at home and there."""
 
+import os
 import tempfile
 import threading
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
 from pump.clock import Signal, SystemClock
+from pump.command.loading import load_dispatcher
 from pump.spark.cluster.shifts import Shifts
 from pump.spark.session import open_session
 
@@ -23,9 +25,9 @@ class BrewHandler(RequestHandler[Brew]):
         SystemClock().wait(Signal(), 0.05)
 
 
-def shop(folder: str) -> Dispatcher:
+def shop() -> Dispatcher:
     return Dispatcher(
-        f"sqlite:///{folder}/shop.db",
+        f"sqlite:///{os.environ['SHOP_FOLDER']}/shop.db",
         handlers=[BrewHandler],
         subscriptions=[Subscription(Brew)],
         publications=[Publication(Brew)],
@@ -34,11 +36,12 @@ def shop(folder: str) -> Dispatcher:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        with shop(folder).publishing() as posting:
+        os.environ["SHOP_FOLDER"] = folder
+        with shop().publishing() as posting:
             posting.post_many([Brew(number) for number in range(CUPS)])
         session = open_session("brewing", "local[2]")
         # On a real cluster: pump run shop:dispatcher --on spark://cluster:7077 --performers 2
-        shifts = Shifts(session, lambda: shop(folder), performers=2, seconds=5.0)
+        shifts = Shifts(session, partial(load_dispatcher, "spark_cluster:shop"), performers=2, seconds=5.0)
         until = Signal()
 
         def stop_when_done() -> None:
@@ -51,8 +54,7 @@ def main() -> None:
         session.stop()
 
         assert status == 0
-        assert shifts.totals.verdicts == {"acknowledged": CUPS}
-        assert Path(folder, "shop.db").exists()
+        assert shifts.totals.verdicts["acknowledged"] == CUPS
         shares = ", ".join(
             f"performer {number}: {cups} cups" for number, cups in sorted(shifts.totals.by_performer.items())
         )

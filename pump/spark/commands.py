@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pump.console_log import log_to_stderr
 from pump.errors import SetupError
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pump.spark.posted import PostingReport
+
+COUNTING: Final[Mapping[str, str]] = {
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # much is counted: it pays to compile it well
+}
+"""Settings of a session for large tables; on one machine, its one process does all of the work."""
 
 
 def add_master(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +40,7 @@ def opened(name: str, master: str | None, settings: Mapping[str, str]) -> "Spark
 def session_of(name: str, master: str | None) -> Iterator["SparkSession"]:
     """A session for one command; an error of Spark is told in a line."""
     log_to_stderr(None)
-    session = opened(name, master, {})
+    session = opened(name, master, COUNTING)
     from pyspark.errors import PySparkException  # noqa: PLC0415 - the session has loaded it
 
     try:
