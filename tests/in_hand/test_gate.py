@@ -3,7 +3,6 @@
 import pytest
 
 from pump.clock import ManualClock
-from pump.in_hand import gate as gates
 from pump.in_hand.gate import CLAIM_SECONDS, OPEN_GATE, PATIENCE_SECONDS, Gate
 
 
@@ -13,14 +12,12 @@ class Process:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.in_hand = 0
-        self.gate = Gate(lambda: self.in_hand)
+        self.gate = Gate(lambda: self.in_hand, clock)
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Process:
-    clock = ManualClock()
-    monkeypatch.setattr(gates, "_clock", clock)
-    return Process(clock)
+def process() -> Process:
+    return Process(ManualClock())
 
 
 def test_where_nothing_is_in_hand_one_is_admitted_and_keeps_the_others_out(process: Process) -> None:

@@ -284,7 +284,7 @@ def test_a_message_whose_turn_died_gives_its_slot_back_and_comes_again(line: Lin
 
     assert (received.lost, line.in_hand) == (True, "")
     if lease is None:
-        with pytest.raises(TransportError, match="opened again: the task of message 1 died"):
+        with pytest.raises(TransportError, match="opened again: the task of message 1 ended unexpectedly"):
             line.receive()
     assert line.receive_one().id == "2"
     assert len(line.script.consumers) == (2 if lease is None else 1)

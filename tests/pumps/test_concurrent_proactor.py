@@ -79,7 +79,7 @@ def test_a_turn_that_dies_frees_its_slot_and_its_message_comes_again(
 
     assert line.script.done("acknowledge")[-1] == "acknowledge 3"
     assert line.channel.in_hand == ()
-    assert caplog.text.count("ended unexpectedly") == 2
+    assert caplog.text.count("ended unexpectedly; the message comes again") == 2
     assert (len(line.script.consumers) > 1) is (lease is None)
 
 
