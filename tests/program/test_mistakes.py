@@ -196,8 +196,8 @@ def test_a_mistake_is_refused_with_its_name_and_what_to_write(name: str) -> None
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"key": 5}, "post: key is text, not 5"),
-        ({"id": 5}, "post: id is text, not 5"),
+        ({"key": 5}, "post: key must be text, not 5"),
+        ({"id": 5}, "post: id must be text, not 5"),
         ({"headers": [("a", "b")]}, "post: headers must be a mapping of names to texts, not [('a', 'b')]"),
         ({"headers": {"a": 5}}, "headers are text: 'a' is int"),
     ],
