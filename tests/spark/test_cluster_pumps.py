@@ -91,6 +91,7 @@ def storm(works: ClusterWorks, cluster: SparkCluster, redis: Redis, *, jobs: int
     assert len(again) <= 10 * len(killed), "only what a killed process had in hand was run again"
 
 
+@pytest.mark.long
 @pytest.mark.requirement("S-10")
 def test_nothing_is_lost_when_performers_and_executors_are_killed(
     spark_cluster: SparkCluster, redis_server: Redis, tmp_path: Path

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from brokers.spark import SparkCluster
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ def test_a_session_of_this_machine_runs_python(spark: "SparkSession") -> None:
     assert spark.range(0, 4, 1, 2).mapInArrow(lambda batches: batches, "id long").count() == 4
 
 
+@pytest.mark.long
 def test_a_cluster_runs_python(spark_cluster: SparkCluster) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, spark_cluster.url], check=False, capture_output=True, text=True, timeout=120

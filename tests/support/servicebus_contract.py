@@ -80,3 +80,9 @@ class SessionsContract(TopicsContract):
     """The same, and each queue requires sessions."""
 
     made_by: type[ServiceBusTransport] = ServiceBusSessionsTransport
+
+    def test_one_message_goes_back_alone_or_all_of_its_consumer_do(self, driver: TransportDriver) -> None:
+        pytest.skip("one message of a session is here at a time: the second comes when the first is settled")
+
+    def test_a_nacked_message_blocks_its_partition_or_the_whole_channel(self, driver: TransportDriver) -> None:
+        pytest.skip("to accept another session may take longer than the delay after which the nacked one is due")

@@ -142,7 +142,7 @@ def test_a_wrong_key_under_a_known_id_is_noticed_at_the_start_and_at_sighup(site
     ended = pump_run("queue", "serve", *options, folder=tmp_path)
 
     assert ended.returncode == 2
-    assert "the key 'new' is not the one that sealed what the database holds" in ended.stderr
+    assert "the key 'new' is not the one with which the messages in the database were sealed" in ended.stderr
     assert "03" * 32 not in ended.stderr
 
     (tmp_path / "two" / "keys").write_text(OLD + WRONG)

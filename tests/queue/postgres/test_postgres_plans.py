@@ -197,7 +197,7 @@ def keep(explained: Explained, *, ordered: bool) -> None:
     )
     explained.told = []
     for _ in range(3):
-        assert explained.ask(TEND, number, 1000, explained.engine.clock_offset) < 1000
+        assert explained.ask(TEND, number, 1000, 1.0, explained.engine.clock_offset) < 1000
     told, explained.told = explained.told, []
     explained.engine.configure(queue, QueueOptions(ordered=ordered, retry_delay=0))
     explained.told = told

@@ -301,7 +301,7 @@ def test_a_purge_of_a_channel_that_somebody_removed_says_so(bench: Bench) -> Non
     with bench.database.engine() as engine:
         engine.delete_group("channel", bench.topic)
 
-    with pytest.raises(TransportError, match="channel 'channel' is not there"):
+    with pytest.raises(TransportError, match="channel 'channel' does not exist"):
         consumer.purge()
 
 

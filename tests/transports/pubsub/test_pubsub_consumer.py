@@ -635,7 +635,7 @@ def test_an_outage_has_one_line_when_it_begins_and_one_when_it_ends(
         (message,) = receive(consumer, 1)
         consumer.acknowledge(message)
 
-    assert caplog.text.count("nothing can be pulled") == 1
+    assert caplog.text.count("cannot be pulled now") == 1
     assert caplog.text.count("are pulled again") == 1
 
 
@@ -647,7 +647,7 @@ def test_who_may_not_consume_is_told(bench: PubSubBench) -> None:
         try:
             consumer.receive(1, 0.1)
         except SetupError as error:
-            return "not allowed" in str(error)
+            return "do not permit" in str(error)
         return False
 
     eventually(refused)

@@ -117,7 +117,7 @@ def test_where_nothing_can_be_read_a_limit_is_assumed_and_that_is_told_without_t
 
     assert limit_of(url, limited) == ASSUMED_LIMIT
 
-    assert "what policies decide about the queue limited cannot be read" in caplog.text
+    assert "the policies of the queue limited cannot be read" in caplog.text
     assert "sesame" not in caplog.text
 
 

@@ -167,6 +167,7 @@ def test_a_stop_is_in_time_though_the_broker_hangs_and_a_handler_is_stuck(
             own_sqs_server.unpause()
 
 
+@pytest.mark.long  # its lease is 2 s: a busy machine may stand still for longer
 @pytest.mark.requirement("P-03")
 def test_a_handler_of_five_leases_runs_once(sqs_server: Sqs, tmp_path: Path) -> None:
     """Tried again where the machine stood still: then a lease may be lost, and the message rightly runs twice."""
@@ -195,6 +196,7 @@ def runs_of_five_leases(server: Sqs, folder: Path) -> list[Mapping[str, int]]:
     return [Counter(works.runs) for works, _, _ in places]
 
 
+@pytest.mark.long  # it compares speeds, which needs a quiet machine
 @pytest.mark.requirement("P-10")
 def test_many_groups_are_handled_at_once_and_each_in_order(sqs_server: Sqs) -> None:
     assert_many_keys_are_handled_at_once_and_each_in_order(sqs_server.url_for("sqs+fifo"), count=1000)
