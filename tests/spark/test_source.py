@@ -61,7 +61,7 @@ def test_a_worker_that_is_killed_loses_nothing(spark: "SparkSession", redis_chan
 
     drain(spark, redis_channel, collected, "chaos", leaseSeconds="1.5")
 
-    left = redis_channel.take_all(2.0)
+    left = redis_channel.take_all(4.0)
     counts = [*((row.id, row.deliveries) for row in collected.rows), *((each.id, each.deliveries) for each in left)]
     first = {id for id, deliveries in counts if deliveries == 1}  # noqa: A001
     assert not (redis_channel.folder / f"die-{point}").exists()
