@@ -14,6 +14,8 @@ class Capabilities:
     """Whether a nacked message goes back to the broker, or is kept here and presented again."""
     blocks: Literal["partition", "channel", "nothing"]
     """What waits behind a message that is not acknowledged."""
+    nack_keeps_place: bool = True
+    """Whether a nacked message comes again before those behind it; if not, it is held here where order is kept."""
     requeue: Literal["same", "copy", "hold"]
     """How a message comes again later: the same message, a copy of it, or held here until due."""
     counts_deliveries: bool

@@ -260,12 +260,18 @@ class ChannelBase(Generic[SomeConsumer]):
 
     def _nack_holds(self, message: Message, consumer: SomeConsumer) -> bool:
         """Whether a nacked message is held here, instead of going back to the broker."""
-        if self._capabilities.nack == "holds":
+        if self._capabilities.nack == "holds" or self._would_be_passed(message):
             return True
         if may_release(message, consumer.broker_limit, self._rules.max_attempts):
             return False
         self._log_limit(message, consumer)
         return True
+
+    def _would_be_passed(self, message: Message) -> bool:
+        """Whether others of its domain would pass the message, if it went back to the broker."""
+        if self._capabilities.nack_keeps_place:
+            return False
+        return self._rules.ordered or (self._rules.in_flight > 1 and message.header.key is not None)
 
     def _requeue_holds(self, message: Message, consumer: SomeConsumer, attempts: int) -> bool:
         """Whether a message that comes again later is held here until then."""

@@ -38,6 +38,7 @@ class RabbitMQTransport:
     capabilities: Capabilities = Capabilities(
         system="rabbitmq",
         nack="releases",
+        nack_keeps_place=False,  # a quorum queue puts it behind all others that came back before
         blocks="nothing",
         requeue="copy",
         counts_deliveries=True,

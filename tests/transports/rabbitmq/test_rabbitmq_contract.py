@@ -10,7 +10,6 @@ from brokers.proxy import Proxy
 from brokers.rabbitmq import RabbitMQ
 from pump.colour import Colour
 from pump.testing.contract import TransportContract
-from pump.testing.driver import TransportDriver
 from pump.transport_kit.protocol import Transport
 from pump.transports.rabbitmq import RabbitMQTransport, delivery_channel
 
@@ -67,10 +66,6 @@ class TestQuorumQueuesInOrder(TestQuorumQueues):
     @pytest.fixture(params=["blocking", pytest.param("awaiting", marks=pytest.mark.long)])
     def colour(self, request: pytest.FixtureRequest) -> Colour:
         return cast("Colour", request.param)
-
-    @pytest.mark.xfail(reason="what was fetched ahead may pass a message that is nacked", strict=True)
-    def test_nothing_passes_a_nacked_message_where_nacking_blocks(self, driver: TransportDriver) -> None:
-        super().test_nothing_passes_a_nacked_message_where_nacking_blocks(driver)
 
 
 @pytest.mark.long
