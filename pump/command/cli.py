@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -20,6 +20,7 @@ from pump.command import tables
 from pump.command.loading import in_a_line, load_dispatcher
 from pump.command.process_end import end_by
 from pump.command.spark import add_command as add_spark
+from pump.command.subcommands import Subcommands, add_subcommands
 from pump.command.workers import Supervisor, SupervisorLink
 from pump.console_log import LEVELS, log_to_stderr
 from pump.describe import as_text, describe, without_credentials
@@ -107,14 +108,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pump", description="A message pump: run it, check it, see it work.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pump {version('message-pump')}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (add, about) in _COMMANDS.items():
-        command = commands.add_parser(
-            name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
-        )
-        command.add_argument("--traceback", action="store_true", help="show where an error comes from")
-        command.set_defaults(called=command.prog)
-        add(command)
+    add_subcommands(parser, _COMMANDS)
     return parser
 
 
@@ -181,7 +175,7 @@ def _positive(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
 
 
-_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
+_COMMANDS: Final[Subcommands] = {
     "run": (_add_run, "consume until a signal"),
     "check": (_add_check, "look for problems, without connecting to anything"),
     "describe": (_add_describe, "print what a dispatcher is going to do"),

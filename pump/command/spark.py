@@ -1,15 +1,15 @@
 """`pump spark`: the commands of the data pipeline. Spark is loaded only by a command that needs it."""
 
 import argparse
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from pump.command.subcommands import Subcommands, add_subcommands
 from pump.spark.dead_letters.command import add_redrive, add_triage
 from pump.spark.journal import command as journal
 from pump.spark.lake import command as lake
 from pump.spark.recover_command import add_recover
 
-_COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]]] = {
+_COMMANDS: Final[Subcommands] = {
     "summary": (journal.add_summary, "count what a journal says: rates, latencies, outcomes, errors"),
     "alerts": (journal.add_alerts, "keep windows and alerts of a journal up to date"),
     "compact-journal": (journal.add_compact, "merge the small files of a journal"),
@@ -24,11 +24,4 @@ _COMMANDS: Final[Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], s
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `pump spark`."""
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (add, about) in _COMMANDS.items():
-        command = commands.add_parser(
-            name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
-        )
-        command.add_argument("--traceback", action="store_true", help="show where an error comes from")
-        command.set_defaults(called=command.prog)
-        add(command)
+    add_subcommands(parser, _COMMANDS)

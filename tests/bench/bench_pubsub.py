@@ -17,7 +17,7 @@ from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
-from bench.orders import COUNT, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain
+from bench.orders import COUNT, ORDERS, Awaiting, Blocking, PlaceOrder, best, drain, post_by_hundreds, post_each
 from bench.table import Row
 from brokers.pubsub import PROJECT, PubSub
 from pump import Dispatcher, Publication, Subscription
@@ -85,24 +85,11 @@ class Bench:
 
     def post_each(self) -> float:
         """Seconds for posts one after another, each confirmed."""
-        _, dispatcher = self.dispatcher(Blocking)
-        with dispatcher.publishing():
-            began = time.perf_counter()
-            for order in ORDERS[:POSTS]:
-                dispatcher.post(order)
-            return time.perf_counter() - began
+        return post_each(self.dispatcher(Blocking)[1], POSTS)
 
     def post_hundred(self) -> float:
         """Seconds for as many, a hundred awaited at once."""
-        return asyncio.run(self._post_hundred())
-
-    async def _post_hundred(self) -> float:
-        _, dispatcher = self.dispatcher(Awaiting)
-        async with dispatcher.publishing():
-            began = time.perf_counter()
-            for begin in range(0, POSTS, 100):
-                await asyncio.gather(*(dispatcher.post_async(order) for order in ORDERS[begin : begin + 100]))
-            return time.perf_counter() - began
+        return asyncio.run(post_by_hundreds(self.dispatcher(Awaiting)[1], POSTS))
 
     def post_bare(self) -> float:
         """The same one after another, with Google's client."""

@@ -13,7 +13,7 @@ import msgspec
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
 from azure.servicebus.aio import ServiceBusClient as AwaitingClient
 
-from bench.orders import LONG, ORDERS, Awaiting, Blocking, PlaceOrder, best, span
+from bench.orders import LONG, ORDERS, Awaiting, Blocking, PlaceOrder, best, post_by_hundreds, post_each, span
 from bench.table import Row
 from brokers.servicebus import ServiceBus
 from pump import Dispatcher, Publication, Subscription
@@ -97,24 +97,11 @@ class Bench:
 
     def post_each(self) -> float:
         """Seconds for posts one after another, each confirmed."""
-        _, dispatcher = self.made(Blocking)
-        with dispatcher.publishing():
-            began = time.perf_counter()
-            for order in ORDERS[:POSTS]:
-                dispatcher.post(order)
-            return time.perf_counter() - began
+        return post_each(self.made(Blocking)[1], POSTS)
 
     def post_hundred(self) -> float:
         """Seconds for as many, a hundred awaited at once."""
-        return asyncio.run(self._post_hundred())
-
-    async def _post_hundred(self) -> float:
-        _, dispatcher = self.made(Awaiting)
-        async with dispatcher.publishing():
-            began = time.perf_counter()
-            for begin in range(0, POSTS, 100):
-                await asyncio.gather(*(dispatcher.post_async(order) for order in ORDERS[begin : begin + 100]))
-            return time.perf_counter() - began
+        return asyncio.run(post_by_hundreds(self.made(Awaiting)[1], POSTS))
 
     def post_together(self) -> float:
         """Seconds for as many in one call."""

@@ -1,5 +1,6 @@
 """The orders that every broker's benchmark drains, the handlers that count them, and the best of several rounds."""
 
+import asyncio
 import gc
 import itertools
 import math
@@ -87,6 +88,24 @@ def drain(dispatcher: Dispatcher) -> float:
         if not span.done.wait(LONG):
             raise TimeoutError("the orders were not handled in time")
         return span.took
+
+
+def post_each(dispatcher: Dispatcher, count: int) -> float:
+    """Seconds for posts one after another, each confirmed."""
+    with dispatcher.publishing():
+        began = time.perf_counter()
+        for order in ORDERS[:count]:
+            dispatcher.post(order)
+        return time.perf_counter() - began
+
+
+async def post_by_hundreds(dispatcher: Dispatcher, count: int) -> float:
+    """Seconds for as many, a hundred awaited at once."""
+    async with dispatcher.publishing():
+        began = time.perf_counter()
+        for begin in range(0, count, 100):
+            await asyncio.gather(*(dispatcher.post_async(order) for order in ORDERS[begin : min(begin + 100, count)]))
+        return time.perf_counter() - began
 
 
 def best(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
