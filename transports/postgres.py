@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from typing import Final, Self
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlencode, urlunsplit
 
 from pump.capabilities import Capabilities
 from pump.duration import Duration
 from pump.queue.postgres.engine import PostgresEngine
 from pump.queue.transport.transport import CAPABILITIES, KEEP, LEASE, QueueTransport
-from pump.transport_kit.settings import Options, read_url
+from pump.transport_kit.settings import Options, read_url, split_url
 
 SCHEMA: Final = "message_pump"
 POOL_SIZE: Final = 10
@@ -55,7 +55,7 @@ class PostgresTransport(QueueTransport):
     @property
     def place(self) -> str:
         """The database and the schema, without user and password."""
-        parts = urlsplit(self._url)
+        parts = split_url(self._url)
         return f"postgres://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}?schema={self._schema}"
 
     def _open(self) -> PostgresEngine:

@@ -148,9 +148,12 @@ class Journal:
         self._flush_now()
 
     def close(self) -> None:
-        """Write everything, and make it a file that readers see. What is recorded later begins a new file."""
+        """Write everything, make it a file that readers see, and end the thread. What is recorded later begins anew."""
         self._flush_now()
         self._roll(inf)
+        with self._taking:
+            if self._thread is not None:
+                self._wake.set()
 
     def finish(self) -> Signal:
         """As `close`, in the journal's own thread; the signal is set when that is done."""
@@ -441,11 +444,11 @@ def _in_child() -> None:
         journal.in_child()
 
 
-def _at_exit() -> None:
-    """Write what is left of a program that ends without stopping its dispatcher; threads cannot be begun any more."""
+def close_all() -> None:
+    """Close the journals of a program that ends without stopping its dispatcher; threads cannot be begun any more."""
     for journal in list(_journals):
         journal.close()
 
 
 os.register_at_fork(after_in_child=_in_child)
-atexit.register(_at_exit)
+atexit.register(close_all)

@@ -1,11 +1,11 @@
 """What a transport is: a factory of consumers and producers, blocking or awaiting, as its client library is."""
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import count
 from typing import Final, Protocol, Self, cast, runtime_checkable
-from urllib.parse import urlsplit
 
 from pump.capabilities import Capabilities
 from pump.dead_letter import Rejection
@@ -284,6 +284,7 @@ class Placed(Protocol):
 
 
 GROUP: Final = "pump.transports"
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*", re.IGNORECASE)
 
 
 def find_transport(scheme: str) -> type[Transport]:
@@ -306,7 +307,7 @@ def find_transport(scheme: str) -> type[Transport]:
 
 def transport_from(url: str) -> Transport:
     """The transport that a URL chooses by its scheme."""
-    scheme = urlsplit(url).scheme
-    if not scheme or not url.startswith(f"{scheme}://"):
+    scheme, colon, _ = url.partition("://")
+    if not colon or _SCHEME.fullmatch(scheme) is None:
         raise ConfigurationError("a transport URL begins with a scheme and ://, such as memory:// or amqp://")
     return find_transport(scheme).from_url(url)

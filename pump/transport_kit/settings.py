@@ -16,6 +16,8 @@ from pump.errors import ConfigurationError
 Options: TypeAlias = Mapping[str, Callable[[str], Any]]
 """The options that a URL's query may have: each name, and the function that makes a value of the text."""
 
+_REMOVED: Final = dict.fromkeys(map(ord, "\t\r\n"))
+"""What is removed from a URL, as from those that people write over several lines."""
 _BAD_PORT: Final = "its port is not a number up to 65535, or its password has a / that is not written as %2F"
 
 
@@ -78,6 +80,22 @@ class TransportURL:
         return unquote(host), port
 
 
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL with one host or several; ValueError if its brackets do not match.
+
+    Python's own function refuses an IPv6 address after other hosts, in some of its versions.
+    """
+    scheme, colon, rest = url.translate(_REMOVED).strip().partition("://")
+    if not colon:
+        return SplitResult("", "", url, "", "")
+    rest, _, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    hosts, slash, path = rest.partition("/")
+    if hosts.count("[") != hosts.count("]"):
+        raise ValueError("Invalid IPv6 URL")
+    return SplitResult(scheme.lower(), hosts, slash + path, query, fragment)
+
+
 def read_url(
     url: str, form: str, options: Options, *, schemes: Sequence[str], takes_others: bool = False
 ) -> TransportURL:
@@ -86,7 +104,7 @@ def read_url(
     `form` shows how such a URL is written. Unknown options are refused, unless `takes_others`.
     """
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
     except ValueError:
         raise _error(schemes[0], form, "its host cannot be read") from None
     scheme = parts.scheme

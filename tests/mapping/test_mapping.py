@@ -62,6 +62,9 @@ class Word(StrEnum):
     TEA = "tea"
 
 
+DROPS_BITS = pytest.mark.skipif(sys.version_info < (3, 11, 4), reason="this Python drops the unknown bits of a Flag")
+
+
 class Access(Flag):
     READ = auto()
     WRITE = auto()
@@ -482,7 +485,7 @@ class TestForms:
             (Size, "3"),
             (Size, "true"),
             (Size, '"1"'),
-            (Access, "8"),
+            pytest.param(Access, "8", marks=DROPS_BITS),
             (Literal["a", 1], "true"),
             (Literal["a", 1], '"b"'),
             (list[int], '{"a":1}'),

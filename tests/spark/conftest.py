@@ -10,9 +10,12 @@ from brokers.spark import SparkCluster
 from brokers.sqs import CREDENTIALS
 from pump.spark.data_source import register
 from pump.spark.session import open_session
+from support.journals import journals_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["journals_end"]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Journals for tests: rows that are made, and rows that are read back."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pytest
 
 from pump.journal.events import SCHEMA
 from pump.journal.files import live, new_name, write_table
 from pump.journal.signature import signature
+from pump.journal.writer import close_all
+from support.waiting import eventually
 
 _TIME = SCHEMA.field("time").type
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -93,3 +97,11 @@ def _generated(number: int, rows: int, files: int) -> pa.Table:
         columns[each.name].cast(each.type) if each.name in columns else pa.nulls(rows, each.type) for each in SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+@pytest.fixture(autouse=True)
+def journals_end() -> Iterator[None]:
+    """No test leaves the thread of a journal to the next one."""
+    yield
+    close_all()
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "pump-journal"])
