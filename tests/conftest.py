@@ -35,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((at for at, part in enumerate(LONGEST) if part in str(item.path)), len(LONGEST)))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line each which tests were run again, and why."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = f"{crash.path}:{crash.lineno}: {crash.message.splitlines()[0]}" if crash else report.longrepr
+        terminalreporter.write_line(f"RERUN {report.nodeid}: {str(why)[:500]}")
+
+
 def pytest_sessionfinish() -> None:
     """Save what was covered now: a worker that takes long to end is killed, and would save nothing."""
     with suppress(ModuleNotFoundError):
