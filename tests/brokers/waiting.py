@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-LONG = 60.0
+LONG = 120.0
 """Seconds. It is generous: only a failing test waits that long, and other programs may load the machine."""
 
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from brokers.fixtures import ProxyTo
     from brokers.kafka import Kafka
 
-PATIENCE = 90.0
+PATIENCE = 240.0
+"""Longer than a wait that succeeds, also where the broker's disk is slow, in seconds."""
 LARGEST_BUFFER = 10 + 64
 """The most messages that one kill may make run twice: those in hand or buffered, and those with an unsent ack."""
 
@@ -138,6 +139,14 @@ class Line:
         self._program.send(signal.SIGKILL)
         self._program.ends()
 
+    def has_done(self, count: int) -> None:
+        """Wait until so many different jobs are done; an error tells what the program said last."""
+        try:
+            eventually(lambda: len(self.noted("done")) >= count, PATIENCE)
+        except AssertionError as error:
+            done, words = len(self.noted("done")), self._program.output.splitlines()[-3:]
+            raise AssertionError(f"{error}: {done} of {count} are done; it said last: {words}") from None
+
     def noted(self, what: str) -> Counter[str]:
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         return Counter(line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} "))
@@ -147,7 +156,7 @@ class Line:
         found: Counter[str] = Counter()
         with closing(TransportDriver(transport_from(self.place.url), "blocking", SystemClock())) as driver:
             channel = driver.open(self._dead_letters)
-            while (message := channel.receive(10.0 if found.total() < expected else 1.0)) is not None:
+            while (message := channel.receive(PATIENCE if found.total() < expected else 1.0)) is not None:
                 found[json.loads(message.body)["name"]] += 1
                 channel.acknowledge(message)
         return found
@@ -184,7 +193,7 @@ def scores(place: Place, colour: str, folder: Path, *, count: int, kills: int, r
         line.starts()
         for number, blow in enumerate(planned, 1):
             enough = number * (count - len(rejected)) // (len(planned) + 1)
-            eventually(lambda enough=enough: len(line.noted("done")) >= enough, PATIENCE)  # type: ignore[misc]
+            line.has_done(enough)
             if blow == "kill":
                 line.dies()
                 line.starts()
@@ -192,7 +201,7 @@ def scores(place: Place, colour: str, folder: Path, *, count: int, kills: int, r
                 place.restart()
             elif place.cut is not None:
                 place.cut()
-        eventually(lambda: len(line.noted("done")) == count - len(rejected), PATIENCE)
+        line.has_done(count - len(rejected))
         dead = line.dead_letters(len(rejected))
         twice = line.noted("done").total() - len(line.noted("done"))
 

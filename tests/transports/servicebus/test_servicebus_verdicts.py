@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusReceiver
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from brokers.servicebus import ServiceBus
@@ -16,7 +17,7 @@ from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, TransportError
 from pump.transports.servicebus import client_internals
 from pump.transports.servicebus import link as links
-from pump.transports.servicebus.messages import LockReceipt
+from pump.transports.servicebus.messages import LockReceipt, raw_of
 from support.servicebus_bench import QueueBench, receive
 from support.waiting import eventually
 
@@ -86,6 +87,28 @@ def test_what_goes_back_unseen_charges_no_delivery_and_keeps_its_place(bench: Qu
         messages = receive(consumer, 3, 3)
 
     assert [(each.body, each.deliveries) for each in messages] == [(b"1", 1), (b"2", 1), (b"3", 1)]
+
+
+@pytest.mark.requirement("B-28")
+def test_a_nacked_message_is_abandoned(bench: QueueBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    abandoned, abandon = list[Any](), ServiceBusReceiver.abandon_message
+
+    async def noted(self: ServiceBusReceiver, message: Any) -> None:
+        abandoned.append(message)
+        await abandon(self, message)
+
+    monkeypatch.setattr(ServiceBusReceiver, "abandon_message", noted)
+    consumer = bench.consumer()
+    bench.send("1", "2")
+    first, second = receive(consumer, 2, 2)
+
+    consumer.nack(first)
+
+    assert abandoned == [raw_of(first)]
+    (again,) = receive(bench.again())
+    assert (again.id, again.body, again.deliveries) == (first.id, b"1", 2)
+    assert bench.dead() == []
+    consumer.acknowledge(second)
 
 
 def test_where_the_client_cannot_release_a_message_it_is_abandoned(

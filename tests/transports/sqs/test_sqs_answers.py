@@ -74,6 +74,18 @@ VERDICTS: dict[str, tuple[str, Callable[[SqsConsumer, Message], None]]] = {
 }
 
 
+@pytest.mark.requirement("B-27")
+def test_a_nacked_message_is_made_visible_at_once(broker: Broker) -> None:
+    consumer = broker.consumer()
+    message = broker.message(consumer)
+    request = {"QueueUrl": URL, "ReceiptHandle": "handle", "VisibilityTimeout": 0}
+    broker.stubber.add_response("change_message_visibility", {}, request)
+
+    consumer.nack(message)  # the stub refuses every other request
+
+    broker.stubber.assert_no_pending_responses()
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [
