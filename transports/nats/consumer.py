@@ -446,8 +446,12 @@ class NatsConsumer:
             self._handing_back = None
 
     def _on_change(self) -> None:
+        if self._receiving:
+            if not self._puller.pending:  # before that, it would only wait again
+                self._changed.set()
+            return
         self._changed.set()
-        if self._puller.arrived and not self._receiving and not self._closed and self._handing_back is None:
+        if self._puller.arrived and not self._closed and self._handing_back is None:
             self._handing_back = self.loop.create_task(self._hand_back_late())
 
 
@@ -473,7 +477,9 @@ def parse_reply(reply: str) -> tuple[str, int, int, str]:
 
 
 def _unsettled(message: Message) -> NatsReceipt:
-    receipt = receipt_of(message)
+    receipt = message.receipt  # not by receipt_of, which costs a call more: every message comes here
+    if not isinstance(receipt, NatsReceipt):
+        return receipt_of(message)
     if receipt.settled:
         raise LeaseLost(f"message {message.id} was already settled")
     return receipt
