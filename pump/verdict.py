@@ -248,12 +248,12 @@ class Judge:
 
     def handled(self, message: Message) -> Verdict:
         """The verdict on a message whose handler returned. An unsettled one comes again, and no attempt is counted."""
-        if not message.settled and (message.lost or message.explicit or not self.rules.auto_ack):
+        if self.rules.auto_ack and not message.explicit and not message.lost:
+            return ACKNOWLEDGE
+        if not message.settled:
             self._forgive(message)
-        if message.lost or message.explicit or not self.rules.auto_ack:
-            answered = message.explicit and message.answered and not message.lost
-            return ACKNOWLEDGE if answered and message.claim() else UNSETTLED
-        return ACKNOWLEDGE
+        answered = message.explicit and message.answered and not message.lost
+        return ACKNOWLEDGE if answered and message.claim() else UNSETTLED
 
     def failed(self, message: Message, error: BaseException) -> Verdict:
         """The verdict on a message whose mapping or handling raised; also stops the pump if the error asks for that."""

@@ -5,6 +5,7 @@ of threads and tasks. The handler is given with each message, since it may be a 
 """
 
 import inspect
+import operator
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import CoroutineType, coroutine
@@ -30,7 +31,7 @@ class Pipeline:
         self.attributes: Final = tuple(_prepared(attribute, scope) for attribute in attributes)
         """The attributes around the handler, outermost first."""
         blocking, bare = colour == "blocking", not attributes
-        calls = (_call if bare else self._run) if blocking else (_call_async if bare else self._run_async)
+        calls = (_call if bare else self._run) if blocking else (operator.call if bare else self._run_async)
         self.run: Final[Callable[[Callable[..., object], object], Any]] = calls
         """Runs a request through the attributes and the given handle: a function, or the method of an instance. Returns
         the handler's result, or an awaitable of it; the code that awaits it passes the result through `done`."""
@@ -76,10 +77,6 @@ class Pipeline:
 def _call(handle: Callable[..., object], request: object) -> object:
     result = handle(request)
     return result if result is None else done(result)
-
-
-def _call_async(handle: Callable[..., object], request: object) -> object:
-    return handle(request)
 
 
 def done(result: object, whose: str = "the handler") -> object:

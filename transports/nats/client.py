@@ -15,8 +15,10 @@ class PumpClient(Client):
     """A client whose messages have a RepeatedHeader for each header that stands several times."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        if not headers:
+            return None
         found = await super()._process_headers(headers)
-        if headers and found and headers.count(b"\r\n") - _AROUND > len(found):
+        if found and headers.count(b"\r\n") - _AROUND > len(found):
             found.update(_repeated(headers))
         return found
 
