@@ -14,7 +14,7 @@ from typing import Final
 from bench.bench_spark_source import counted
 from bench.table import Row
 from brokers.redis import Redis
-from brokers.spark import SparkCluster
+from brokers.spark import DRIVER, SparkCluster
 from pump.message import Header, Message
 from pump.spark.data_source import register
 from pump.spark.session import open_session
@@ -24,7 +24,6 @@ from support.programs import pump
 from support.spark_streams import Channel
 from support.waiting import eventually
 
-LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 WAIT_SECONDS: Final = 0.005
 WINDOW_SECONDS: Final = 5.0
 WAITING, DOING_NOTHING, READ = 8_000, 200_000, 100_000
@@ -91,7 +90,7 @@ def handled(cluster: SparkCluster, redis: Redis, folder: Path, performers: int, 
     with closing(blocking(transport_from(redis.url)).producer()) as producer:
         for begin in range(0, count, 1000):
             producer.send([Message(Header(f"{begin + n}", module, "Job"), b"{}") for n in range(1000)])
-    given = [word for name, value in LOOPBACK.items() for word in ("--conf", f"{name}={value}")]
+    given = [word for name, value in DRIVER.items() for word in ("--conf", f"{name}={value}")]
     command = ("run", f"{module}:dispatcher", "--on", cluster.url, "--performers", str(performers), "--shift", "300")
     with pump(*command, *given, folder=folder) as program:
         eventually(lambda: "pump.spark: ready" in program.output, START_SECONDS)
@@ -105,7 +104,7 @@ def handled(cluster: SparkCluster, redis: Redis, folder: Path, performers: int, 
 def read(cluster: SparkCluster, redis: Redis, folder: Path, executors: int) -> float:
     """How many messages a second a stream reads with so many executors and parts, when it is warm."""
     more = {"messagesPerPartition": "25000", "windowSeconds": "5", "partitions": str(executors)}
-    session = open_session("bench", cluster.url, {**LOOPBACK, "spark.cores.max": str(executors)})
+    session = open_session("bench", cluster.url, {**DRIVER, "spark.cores.max": str(executors)})
     try:
         register(session)
         for count, name in ((2_000, "warming"), (READ, "orders")):
