@@ -61,6 +61,7 @@ class SparkCluster(Peer):
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a fixed port, and runs what it is sent
             "SPARK_NO_DAEMONIZE": "1",
             "JAVA_TOOL_OPTIONS": QUICK_JAVA,  # of the master, the workers and their executors
             "PYSPARK_PYTHON": sys.executable,
