@@ -22,7 +22,6 @@ from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import transport_from
 from support.programs import pump
 from support.spark_streams import Channel
-from support.waiting import eventually
 
 WAIT_SECONDS: Final = 0.005
 WINDOW_SECONDS: Final = 5.0
@@ -32,10 +31,12 @@ START_SECONDS: Final = 120.0
 
 PROGRAM = """
 import time
+from dataclasses import dataclass
 
 from pump import Command, Dispatcher, RequestHandler, Subscription
 
 
+@dataclass
 class Job(Command):
     pass
 
@@ -93,7 +94,10 @@ def handled(cluster: SparkCluster, redis: Redis, folder: Path, performers: int, 
     given = [word for name, value in DRIVER.items() for word in ("--conf", f"{name}={value}")]
     command = ("run", f"{module}:dispatcher", "--on", cluster.url, "--performers", str(performers), "--shift", "300")
     with pump(*command, *given, folder=folder) as program:
-        eventually(lambda: "pump.spark: ready" in program.output, START_SECONDS)
+        deadline = time.monotonic() + START_SECONDS
+        while "pump.spark: ready" not in program.output:
+            assert time.monotonic() < deadline, f"they were not ready in time:\n{program.output}"
+            time.sleep(0.05)
         before, began = channel.waiting(), time.monotonic()
         time.sleep(WINDOW_SECONDS)
         after, ended = channel.waiting(), time.monotonic()
