@@ -24,8 +24,7 @@ from support.programs import pump
 from support.spark_streams import Channel
 
 WAIT_SECONDS: Final = 0.005
-WINDOW_SECONDS: Final = 5.0
-WAITING, DOING_NOTHING, READ = 8_000, 200_000, 100_000
+WAITING, DOING_NOTHING, READ = 3_000, 150_000, 100_000
 GROWTH: Final = 1.6
 START_SECONDS: Final = 120.0
 
@@ -83,7 +82,7 @@ def compared(what: str, rates: list[float], bound: float | None = None) -> Itera
 
 
 def handled(cluster: SparkCluster, redis: Redis, folder: Path, performers: int, count: int, seconds: float) -> float:
-    """How many messages a second the performers handle, once all are ready."""
+    """How many messages a second the performers handle, once all are ready: timed until half of the rest is done."""
     module = f"jobs_{performers}_{count}"
     (folder / f"{module}.py").write_text(PROGRAM.format(url=redis.url, channel=module, seconds=seconds))
     channel = Channel(redis.url, module, folder)
@@ -99,10 +98,10 @@ def handled(cluster: SparkCluster, redis: Redis, folder: Path, performers: int, 
             assert time.monotonic() < deadline, f"they were not ready in time:\n{program.output}"
             time.sleep(0.05)
         before, began = channel.waiting(), time.monotonic()
-        time.sleep(WINDOW_SECONDS)
-        after, ended = channel.waiting(), time.monotonic()
-    assert after > 0, "they ran out of messages: post more of them"
-    return (before - after) / (ended - began)
+        while (after := channel.waiting()) > before / 2:
+            assert time.monotonic() < deadline, f"they are too slow:\n{program.output}"
+            time.sleep(0.05)
+        return (before - after) / (time.monotonic() - began)
 
 
 def read(cluster: SparkCluster, redis: Redis, folder: Path, executors: int) -> float:
