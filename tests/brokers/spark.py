@@ -15,6 +15,14 @@ from brokers.processes import Process
 WORKERS = 2
 CORES = 1
 """Of each worker."""
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What makes a Java program begin with half of the work. Six of them begin for one job on the cluster."""
+DRIVER = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+}
+"""The settings of a session on the cluster."""
 
 
 class SparkCluster(Peer):
@@ -53,7 +61,9 @@ class SparkCluster(Peer):
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it has a fixed port, and runs what it is sent
             "SPARK_NO_DAEMONIZE": "1",
+            "JAVA_TOOL_OPTIONS": QUICK_JAVA,  # of the master, the workers and their executors
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }

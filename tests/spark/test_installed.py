@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import support.spark_cluster_stream
-from brokers.spark import SparkCluster
+from brokers.spark import DRIVER, SparkCluster
 from brokers.spark_connect import SparkConnect
 from support.spark_streams import Channel
 from support.wheel import build_wheel, python_with
@@ -44,7 +44,7 @@ def read(installed: Path, master: str, folder: Path) -> tuple[list[str], list[st
     channel = Channel(f"sqlite:///{folder}/queue.db", "orders", folder)
     posted, out = channel.post(COUNT), folder / "out"
     out.mkdir()
-    settings = {"spark.executor.memory": "512m"} if master.startswith("spark://") else {}
+    settings = {"spark.executor.memory": "512m", **DRIVER} if master.startswith("spark://") else {}
     given = {"out": str(out), "options": channel.options, "checkpoint": channel.checkpoint, "settings": settings}
     run(installed, Path(support.spark_cluster_stream.__file__), master, json.dumps(given), folder=folder)
     files = [each for each in out.iterdir() if not each.name.startswith(".")]

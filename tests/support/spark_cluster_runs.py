@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import support.spark_cluster_stream
-from brokers.spark import SparkCluster
+from brokers.spark import DRIVER, SparkCluster
 from brokers.sqs import CREDENTIALS
 from brokers.waiting import wait_until
 from support.spark_streams import Channel
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COUNT = 3000
 SETTINGS = {
+    **DRIVER,
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.cores.max": "2",

@@ -12,6 +12,7 @@ from pump.spark.source.options import SourceOptions
 from pump.subscription import Publication
 from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import Consumer, CountsWaiting, transport_from
+from support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -76,6 +77,17 @@ class Channel:
                 for message in messages:
                     consumer.acknowledge(message)
                 taken.extend(messages)
+        return taken
+
+    def take_rest(self) -> list[Message]:
+        """Receive and acknowledge until nothing waits, however long leases of the dead last."""
+        taken: list[Message] = []
+
+        def is_empty() -> bool:
+            taken.extend(self.take_all(0.1))
+            return self.waiting() == 0
+
+        eventually(is_empty)
         return taken
 
 

@@ -1,5 +1,6 @@
 """One batch of messages in hand: received from a consumer, kept ours while they are stored, then settled together."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
@@ -16,7 +17,10 @@ PERIODS_IN_A_LEASE: Final = 6
 
 
 class HeldBatch:
-    """The messages that one reader has received. As a context, it renews their leases from another thread."""
+    """The messages that one reader has received. As a context, it renews their leases from another thread.
+
+    No lease of a settled message is renewed, and none at all after the context has ended: its consumer is closed.
+    """
 
     def __init__(self, consumer: Consumer, clock: Clock) -> None:
         self._consumer: Final = consumer
@@ -24,6 +28,9 @@ class HeldBatch:
         self._held: list[tuple[Message, float]] = []
         """With the length of its lease."""
         self._end: Callable[[], None] | None = None
+        self._renewing: Final = threading.Lock()
+        """Held for each renewal, so that the end waits for the one that is under way."""
+        self._is_over = False
 
     def __enter__(self) -> Self:
         return self
@@ -31,6 +38,8 @@ class HeldBatch:
     def __exit__(self, *_: object) -> None:
         if self._end is not None:
             self._end()
+        with self._renewing:
+            self._is_over = True
 
     # -- receiving
 
@@ -56,19 +65,28 @@ class HeldBatch:
             self._end = self._clock.every(min(LONGEST_PERIOD, shortest / PERIODS_IN_A_LEASE), self._renew)
 
     def _renew(self) -> None:
+        """Renew what ends soon, until the broker does not answer: then the next round tries again."""
         now = self._clock.monotonic()
         for message, lease in list(self._held):
             expires = message.lease_expires
-            if expires is not None and not message.lost and expires - now < lease / 2:
-                self._extend(message)
+            if expires is not None and expires - now < lease / 2 and not self._renewed(message):
+                return
 
-    def _extend(self, message: Message) -> None:
-        try:
-            self._consumer.extend(message)
-        except LeaseLost:
-            message.lost = True  # it is another consumer's; this batch goes on without it
-        except PumpError as error:
-            log.warning("spark: the lease of message %s was not renewed: %s", message.id, error)  # tried again soon
+    def _renewed(self, message: Message) -> bool:
+        """Renew a lease that is still needed. False if the round is over."""
+        with self._renewing:
+            if self._is_over:
+                return False
+            if message.lost or message.settled:
+                return True
+            try:
+                self._consumer.extend(message)
+            except LeaseLost:
+                message.lost = True  # it is another consumer's; this batch goes on without it
+            except PumpError as error:
+                log.warning("spark: leases are not renewed, from message %s on: %s", message.id, error)
+                return False
+            return True
 
     def end(self) -> None:
         """Receive no more, so that the broker sends no more when these are acknowledged."""
@@ -93,6 +111,7 @@ class HeldBatch:
         failed = 0
         why: PumpError | None = None
         for message in messages:
+            message.settled = True
             try:
                 self._consumer.acknowledge(message)
             except LeaseLost as error:
@@ -107,6 +126,8 @@ class HeldBatch:
         messages = [message for message, _ in self._held if not message.lost]
         self._held = []
         if messages:
+            for message in messages:
+                message.settled = True
             try:
                 self._consumer.hand_back(messages)
             except PumpError as error:

@@ -40,6 +40,8 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How many messages waited when a query that ends by itself began; -1: the broker does not say."""
         self._first: int | None = None
         """The first tick that counts for that."""
+        self._rows: Final[dict[tuple[str, int], int]] = {}
+        """How many rows ticks have, by epoch and tick: decided once, so read once."""
 
     # -- in the driver's process
 
@@ -82,7 +84,7 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._depth
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_depth": None}
+        return {**self.__dict__, "_depth": None, "_rows": {}}
 
     def _is_drained(self, start: dict[str, Any]) -> bool:
         """Whether a query that ends by itself has read what waited when it began."""
@@ -92,16 +94,24 @@ class StagedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._first = start["tick"]
         if start["tick"] == self._first:
             return self._target == 0
-        last = self.log.rows(start["epoch"], start["tick"], start["parts"])
-        return last == 0 or self._left(start) == 0
+        return self._rows_of(start, start["tick"]) == 0 or self._left(start) == 0
 
     def _left(self, start: dict[str, Any]) -> int | None:
         """How many messages of the target are not read yet; None if there is no target."""
         if self._target is None or self._target < 0 or self._first is None:
             return None
         ticks = range(self._first + 1, start["tick"] + 1)
-        read = sum(self.log.rows(start["epoch"], tick, start["parts"]) or 0 for tick in ticks)
-        return max(0, self._target - read)
+        return max(0, self._target - sum(self._rows_of(start, tick) or 0 for tick in ticks))
+
+    def _rows_of(self, start: dict[str, Any], tick: int) -> int | None:
+        """How many rows a tick up to the start has; None if not every part is published."""
+        key = (start["epoch"], tick)
+        if key not in self._rows:
+            rows = self.log.rows(start["epoch"], tick, start["parts"])
+            if rows is None:
+                return None
+            self._rows[key] = rows
+        return self._rows[key]
 
     def _most(self, start: dict[str, Any]) -> int:
         """How many messages each task may receive."""
