@@ -154,8 +154,9 @@ def _restore(options: argparse.Namespace) -> int:
 
 def _file_to_copy(url: str) -> Path:
     if url.partition(":")[0] != "sqlite":
+        schema = postgres_address(url)[1].get("schema", "message_pump")
         raise ConfigurationError(
-            "this is for sqlite:/// alone: for PostgreSQL, pg_dump --schema=message_pump --format=custom makes a "
+            f"this is for sqlite:/// alone: for PostgreSQL, pg_dump --schema={schema} --format=custom makes a "
             "backup while the queue is in use, and pg_restore brings it back"
         )
     return Path(file_of(url)).expanduser().resolve()

@@ -16,7 +16,6 @@ from pump.testing.contract import TransportContract
 from pump.transport_kit.protocol import Transport
 from pump.transports.postgres import PostgresTransport
 
-
 SCHEMA: Final = f"contract_{uuid.uuid4().hex[:12]}"
 """One for all tests: their topics and channels have names of their own, and to make a schema takes long."""
 
