@@ -68,8 +68,8 @@ class ServerState:
         if self._ping is None:
             self._ping, self._pinged = asyncio.create_task(self._is_healthy()), self.clock.monotonic()
         ping = self._ping
-        await self._ended(ping, self._pinged + ANSWER_SECONDS - self.clock.monotonic())
-        return ping.done() and ping.result()
+        in_time = await self._ended(ping, self._pinged + ANSWER_SECONDS - self.clock.monotonic())
+        return in_time and ping.result()
 
     async def problem(self, *, answers: bool) -> str:
         """Why requests are refused; "" if none is. Tested at most every few seconds: it costs a write."""
@@ -102,8 +102,10 @@ class ServerState:
     async def _ended(self, task: "asyncio.Task[Any]", seconds: float) -> bool:
         """Whether the task ends in time; it goes on in any case."""
         ended = Signal()
-        task.add_done_callback(lambda _: ended.set())
-        return await self.clock.wait_async(ended, seconds)
+        if seconds > 0 and not task.done():
+            task.add_done_callback(lambda _: ended.set())
+            await self.clock.wait_async(ended, seconds)
+        return task.done()
 
     def stop_waiting(self) -> None:
         """Answer every consumer that waits for messages, and let none wait from now on."""

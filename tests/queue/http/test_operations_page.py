@@ -233,6 +233,7 @@ def test_every_option_of_the_page_exists() -> None:
         for command in ("serve", "status", "dlq", "backup", "restore")
     ]
     theirs = {"--schema", "--format", "--file", "--exit-on-error", "--dbname", "--no-owner", "--no-privileges"}
+    theirs.add("--length")  # of fallocate
 
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) - theirs:
         assert any(option in each for each in helped), option
