@@ -14,7 +14,7 @@ async def health(request: QueueRequest) -> Response:
     """Whether the database answers and can be written to, and warnings for operators."""
     answers = await request.state.answers()
     problem = await request.state.problem(answers=answers)
-    healthy = answers and not problem
+    healthy = bool(answers) and not problem
     return reply(
         {
             "status": "healthy" if healthy else "unhealthy",
@@ -30,7 +30,7 @@ async def health(request: QueueRequest) -> Response:
 
 async def metrics(request: QueueRequest) -> object:
     """The counters since the server started."""
-    return {"database": await request.state.answers(), "counters": request.metrics.totals()}
+    return {"database": bool(await request.state.answers()), "counters": request.metrics.totals()}
 
 
 async def prometheus(request: QueueRequest) -> Response:

@@ -204,9 +204,9 @@ async def lagging_groups(request: QueueRequest) -> object:
 async def group(request: QueueRequest) -> object:
     """The progress of one group in every partition of its queues."""
     name = request.names["group"]
-    known = request.query(NamesQuery).part([each.queue for each in await _known_group(request, name)])
-    found = await _queues_with_partitions(request, known[0] if len(known) == 1 else None)
-    return {each.name: {"partitions": _progress_of(name, each)} for each in found if each.name in set(known)}
+    page = set(request.query(NamesQuery).part([each.queue for each in await _known_group(request, name)]))
+    found = await _queues_with_partitions(request, min(page) if len(page) == 1 else None)
+    return {each.name: {"partitions": _progress_of(name, each)} for each in found if each.name in page}
 
 
 async def delete_group(request: QueueRequest) -> object:

@@ -63,17 +63,17 @@ class ServerState:
         self._pinged = -math.inf
         self._waiting: Final[set[asyncio.Task[Any]]] = set()
 
-    async def answers(self) -> bool:
-        """Whether the database answers now. It is asked once, however many want to know, and given limited time."""
+    async def answers(self) -> bool | None:
+        """Whether the database answers now; None if it hangs. It is asked once, however many want to know."""
         if self._ping is None:
             self._ping, self._pinged = asyncio.create_task(self._is_healthy()), self.clock.monotonic()
         ping = self._ping
         in_time = await self._ended(ping, self._pinged + ANSWER_SECONDS - self.clock.monotonic())
-        return in_time and ping.result()
+        return ping.result() if in_time else None
 
-    async def problem(self, *, answers: bool) -> str:
+    async def problem(self, *, answers: bool | None) -> str:
         """Why requests are refused; "" if none is. Tested at most every few seconds: it costs a write."""
-        if not answers and self._ping is not None:
+        if answers is None:
             return NO_ANSWER.words
         words, tried = self._problem
         if self.clock.monotonic() - tried > PROBE_SECONDS or not (answers or words):
