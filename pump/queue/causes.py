@@ -33,6 +33,11 @@ class Fault(NamedTuple):
 OTHER: Final = Fault("other", "the database does not answer as it should")
 CLOSED: Final = Fault("closed", "the engine is closed")
 NO_CONNECTION_FREE: Final = Fault("pool", "all connections are in use: give the queue more (pool_size), or ask less")
+NO_ANSWER: Final = Fault(
+    "no_answer", "the server does not answer in time: see whether it hangs, and the network",
+    (), "timeout expired|timed out|timeout|No route to host|unreachable",
+    numbers=(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
+)  # fmt: skip
 GONE: Final = Fault("gone", "the file is gone: put it back, or begin with a new one")
 
 CAUSES: Final = (
@@ -74,9 +79,7 @@ CAUSES: Final = (
           "could not translate host name|resolve host|Name or service not known|name resolution"),
     Fault("refused", "nobody listens at that address: start the server, or correct host and port", (),
           "Connection refused|No such file or directory", numbers=(errno.ECONNREFUSED,)),
-    Fault("no_answer", "the server does not answer in time: see whether it hangs, and the network",
-          (), "timeout expired|timed out|timeout|No route to host|unreachable",
-          numbers=(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)),
+    NO_ANSWER,
     Fault("no_tls", "the server and this client do not agree about TLS: see sslmode in the URL", (), "SSL|certificate"),
     Fault("stopped", "the server was stopped, or the connection broke", ("57P01", "57P02", "57P04", "08"),
           "closed the connection|connection is closed|connection is lost|terminating connection|reset by peer"),

@@ -98,8 +98,7 @@ class Peer(ABC):
 
     def pause(self) -> None:
         """Freeze it: connections stay open, the kernel still accepts new ones, nothing answers."""
-        processes.signal_all(self.processes(), signal.SIGSTOP)
-        self._wait(lambda: all(process.state in {"T", "Z"} for process in self.processes()), "paused")
+        self._wait(self._is_paused, "paused")
 
     def unpause(self) -> None:
         """Let it go on where it was."""
@@ -153,6 +152,11 @@ class Peer(ABC):
             return False
         self._refusal = ""
         return True
+
+    def _is_paused(self) -> bool:
+        running = [process for process in self.processes() if process.state not in {"T", "Z"}]
+        processes.signal_all(running, signal.SIGSTOP)  # also those that were forked meanwhile
+        return not running
 
     def _is_killed(self) -> bool:
         alive = self.processes()

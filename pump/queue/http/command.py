@@ -2,14 +2,17 @@
 
 import argparse
 import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
+from pump.clock import Signal
 from pump.console_log import LEVELS, log_to_stderr
 from pump.errors import ConfigurationError, SetupError
+from pump.process_signals import handling
 from pump.queue.engine import Engine
 from pump.queue.http import operating
 from pump.queue.http.guard import Guard, Token, checked_origin, read_tokens
@@ -151,8 +154,9 @@ def _restore(options: argparse.Namespace) -> int:
 
 def _file_to_copy(url: str) -> Path:
     if url.partition(":")[0] != "sqlite":
+        schema = postgres_address(url)[1].get("schema", "message_pump")
         raise ConfigurationError(
-            "this is for sqlite:/// alone: for PostgreSQL, pg_dump --schema=message_pump --format=custom makes a "
+            f"this is for sqlite:/// alone: for PostgreSQL, pg_dump --schema={schema} --format=custom makes a "
             "backup while the queue is in use, and pg_restore brings it back"
         )
     return Path(file_of(url)).expanduser().resolve()
@@ -184,6 +188,13 @@ def _port(text: str) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    """Serve until a signal. SIGHUP is handled from before the first reading of tokens and keys until the end."""
+    hung_up = Signal()
+    with handling(lambda *_: hung_up.set(), signal.SIGHUP):
+        return _serve_until_ended(options, hung_up)
+
+
+def _serve_until_ended(options: argparse.Namespace, hung_up: Signal) -> int:
     def tokens() -> Sequence[Token]:
         found = read_tokens(*_lines(options.tokens, TOKENS_VARIABLE))
         if options.tokens is not None and not found:
@@ -216,7 +227,7 @@ def _serve(options: argparse.Namespace) -> int:
             sweep_seconds=options.sweep_interval,
             access_log=options.access_log,
         )
-        serve(server, options.host, options.port, reload)
+        serve(server, options.host, options.port, reload, hung_up)
     finally:
         engine.close()
     return 0

@@ -12,9 +12,9 @@ from pump.queue.http.responses import reply
 
 async def health(request: QueueRequest) -> Response:
     """Whether the database answers and can be written to, and warnings for operators."""
-    answers = await _is_healthy(request)
+    answers = await request.state.answers()
     problem = await request.state.problem(answers=answers)
-    healthy = answers and not problem
+    healthy = bool(answers) and not problem
     return reply(
         {
             "status": "healthy" if healthy else "unhealthy",
@@ -30,7 +30,7 @@ async def health(request: QueueRequest) -> Response:
 
 async def metrics(request: QueueRequest) -> object:
     """The counters since the server started."""
-    return {"database": await _is_healthy(request), "counters": request.metrics.totals()}
+    return {"database": bool(await request.state.answers()), "counters": request.metrics.totals()}
 
 
 async def prometheus(request: QueueRequest) -> Response:
@@ -43,7 +43,7 @@ async def prometheus(request: QueueRequest) -> Response:
 
 
 async def _gauges(request: QueueRequest) -> Gauges:
-    if not await _is_healthy(request):
+    if not await request.state.answers():
         return Gauges()
     groups = await request.call(request.engine.groups)
     dead = {each.queue: 0 for each in groups} | dict(await request.call(request.engine.dead_letter_counts))
@@ -55,10 +55,3 @@ async def _warnings(request: QueueRequest) -> list[str]:
         return list(await request.call(request.engine.warnings))
     except PumpError:
         return []  # another check reports whether the database is healthy
-
-
-async def _is_healthy(request: QueueRequest) -> bool:
-    try:
-        return await request.call(request.engine.healthy)
-    except PumpError:
-        return False

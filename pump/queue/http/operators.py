@@ -87,12 +87,12 @@ async def clear_queue(request: QueueRequest) -> object:
 
 
 async def namespaces(request: QueueRequest) -> object:
-    """All namespaces, with their queues."""
+    """The namespaces of a page of queues, with these queues."""
     return {"namespaces": await _labelled(request, "namespace")}
 
 
 async def tasks(request: QueueRequest) -> object:
-    """All tasks, with their queues."""
+    """The tasks of a page of queues, with these queues."""
     return {"tasks": await _labelled(request, "task")}
 
 
@@ -195,21 +195,18 @@ async def groups(request: QueueRequest) -> object:
 
 async def lagging_groups(request: QueueRequest) -> object:
     """Groups whose oldest message has waited too long."""
-    least = request.query(LaggingQuery).min_lag_seconds
-    found = await request.call(request.engine.groups)
-    return [replies.group(each) for each in found if each.lag and each.lag_seconds >= least]
+    query = request.query(LaggingQuery)
+    least = query.min_lag_seconds
+    found = [each for each in await request.call(request.engine.groups) if each.lag and each.lag_seconds >= least]
+    return [replies.group(each) for each in query.part(found)]
 
 
 async def group(request: QueueRequest) -> object:
     """The progress of one group in every partition of its queues."""
     name = request.names["group"]
-    progress: dict[str, Reply] = {}
-    for known in await _known_group(request, name):
-        for found in await request.call(request.engine.queues, known.queue):
-            every = [(partition.name, each) for partition in found.partitions for each in partition.progress]
-            begun = [replies.progress(where, each) for where, each in every if each.group == name]
-            progress[found.name] = {"partitions": begun}
-    return progress
+    page = set(request.query(NamesQuery).part([each.queue for each in await _known_group(request, name)]))
+    found = await _queues_with_partitions(request, min(page) if len(page) == 1 else None)
+    return {each.name: {"partitions": _progress_of(name, each)} for each in found if each.name in page}
 
 
 async def delete_group(request: QueueRequest) -> object:
@@ -322,6 +319,11 @@ async def _options(request: QueueRequest, name: str) -> OptionsRequest:
     return options_written(options)
 
 
+def _progress_of(group: str, queue: QueueInfo) -> Sequence[Reply]:
+    every = [(partition.name, each) for partition in queue.partitions for each in partition.progress]
+    return [replies.progress(where, each) for where, each in every if each.group == group]
+
+
 def _no_queue(name: str) -> NotFound:
     return NotFound(f"there is no queue {name!r}")
 
@@ -335,7 +337,7 @@ async def _known_group(request: QueueRequest, name: str) -> Sequence[GroupInfo]:
 
 async def _labelled(request: QueueRequest, kind: str) -> Sequence[Reply]:
     labelled = defaultdict[str, list[str]](list)
-    for each in await request.call(request.engine.queues):
+    for each in request.query(NamesQuery).part(await request.call(request.engine.queues)):
         labelled[getattr(each, kind)].append(each.name)
     return [{kind: label, "queues": names} for label, names in sorted(labelled.items()) if label]
 

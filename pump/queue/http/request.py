@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from pump.clock import Clock
+from pump.clock import Clock, Signal
 from pump.errors import PumpError
 from pump.queue.batching.batched_engine import BatchedEngine
+from pump.queue.causes import NO_ANSWER
 from pump.queue.engine import Engine
 from pump.queue.errors import QueueUnavailable
 from pump.queue.http.body_room import SMALL_BODY_BYTES, BodyReader, BodyRoom
@@ -27,6 +28,8 @@ log: Final = logging.getLogger("pump.queue")
 Result = TypeVar("Result")
 
 LARGEST_BODY_BYTES: Final = 10_000_000
+ANSWER_SECONDS: Final = 8.0
+"""How long /health waits for the database: longer than the engine waits for a connection."""
 PROBE_SECONDS: Final = 5.0
 """The shortest time between two test writes of /health."""
 BODY_SECONDS: Final = 30.0
@@ -55,25 +58,54 @@ class ServerState:
         self.outages: Final = Outages(clock, self.metrics)
         self.closing = False
         self._problem = ("", -math.inf)
-        self._probe: asyncio.Task[str] | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._ping: asyncio.Task[bool] | None = None
+        self._pinged = -math.inf
         self._waiting: Final[set[asyncio.Task[Any]]] = set()
 
-    async def problem(self, *, answers: bool) -> str:
+    async def answers(self) -> bool | None:
+        """Whether the database answers now; None if it hangs. It is asked once, however many want to know."""
+        if self._ping is None:
+            self._ping, self._pinged = asyncio.create_task(self._is_healthy()), self.clock.monotonic()
+        ping = self._ping
+        in_time = await self._ended(ping, self._pinged + ANSWER_SECONDS - self.clock.monotonic())
+        return ping.result() if in_time else None
+
+    async def problem(self, *, answers: bool | None) -> str:
         """Why requests are refused; "" if none is. Tested at most every few seconds: it costs a write."""
+        if answers is None:
+            return NO_ANSWER.words
         words, tried = self._problem
         if self.clock.monotonic() - tried > PROBE_SECONDS or not (answers or words):
             if self._probe is None:
                 self._probe = asyncio.create_task(self._why_not())
-            words = await asyncio.shield(self._probe)  # the others who ask wait for the same test
+            if not await self._ended(self._probe, ANSWER_SECONDS):  # the others who ask wait for the same test
+                return NO_ANSWER.words
+            words, _ = self._problem
         return words or self.outages.lasting()
 
-    async def _why_not(self) -> str:
+    async def _is_healthy(self) -> bool:
+        try:
+            return await self.batched.call(self.engine.healthy)
+        except PumpError:
+            return False
+        finally:
+            self._ping = None
+
+    async def _why_not(self) -> None:
         try:
             words = await self.batched.call(self.engine.problem)
         except PumpError as error:
             words = error.cause.words if isinstance(error, QueueUnavailable) else str(error)
         self._problem, self._probe = (words, self.clock.monotonic()), None
-        return words
+
+    async def _ended(self, task: "asyncio.Task[Any]", seconds: float) -> bool:
+        """Whether the task ends in time; it goes on in any case."""
+        ended = Signal()
+        if seconds > 0 and not task.done():
+            task.add_done_callback(lambda _: ended.set())
+            await self.clock.wait_async(ended, seconds)
+        return task.done()
 
     def stop_waiting(self) -> None:
         """Answer every consumer that waits for messages, and let none wait from now on."""

@@ -46,8 +46,8 @@ ROUTES: Final = (
     RouteSpec("GET", "/api/v1/resources/queues", operators.queues, READ, query=queries.QueuesQuery),
     RouteSpec("GET", _QUEUE, operators.queue, READ, _FOUND),
     RouteSpec("DELETE", _QUEUE, operators.delete_queue, ADMIN),
-    RouteSpec("GET", "/api/v1/resources/namespaces", operators.namespaces, READ),
-    RouteSpec("GET", "/api/v1/resources/tasks", operators.tasks, READ),
+    RouteSpec("GET", "/api/v1/resources/namespaces", operators.namespaces, READ, query=queries.NamesQuery),
+    RouteSpec("GET", "/api/v1/resources/tasks", operators.tasks, READ, query=queries.NamesQuery),
     RouteSpec("GET", "/api/v1/resources/partitions", operators.partitions, READ, query=queries.QueueQuery),
     RouteSpec("DELETE", "/api/v1/queues/{queue}/clear", operators.clear_queue, ADMIN, _FOUND, queries.ClearQuery),
     RouteSpec("GET", "/api/v1/messages", operators.messages, READ, query=queries.MessagesQuery),
@@ -68,7 +68,7 @@ ROUTES: Final = (
     RouteSpec(
         "POST", f"{_GROUP}/subscription", operators.subscription, ADMIN, _FOUND, body=requests.SubscriptionRequest
     ),
-    RouteSpec("GET", _GROUP, operators.group, READ, _FOUND),
+    RouteSpec("GET", _GROUP, operators.group, READ, _FOUND, query=queries.NamesQuery),
     RouteSpec("DELETE", _GROUP, operators.delete_group, ADMIN, query=queries.DeleteGroupQuery),
     RouteSpec("GET", "/api/v1/status", operators.status, READ, query=queries.QueueQuery),
     RouteSpec("GET", "/api/v1/status/queues", operators.status_of_queues, READ, query=queries.QueueQuery),

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pump.clock import Clock, Signal, SystemClock
 from pump.errors import SetupError, TransportError
+from pump.queue.causes import OTHER, Fault
 from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict, NotFound, QueueFull
 from pump.queue.http.guard import Forbidden, Guard
@@ -210,8 +211,14 @@ class _Endpoint:
         else:
             log.error("%s %s failed", self._spec.method, self._spec.path, exc_info=error)
         if unavailable or self._spec.path.startswith(_POP):  # consumers of the original client end at a 500
-            return refusal(UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
+            return refusal(_unavailable(error), HTTPStatus.SERVICE_UNAVAILABLE, _TRY_LATER)
         return refusal("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _unavailable(error: Exception) -> str:
+    """The words of a 503; they also name the cause, as `/health` does, if it is in the table of causes."""
+    cause: Fault = getattr(error, "cause", OTHER)
+    return UNAVAILABLE if cause is OTHER else f"{UNAVAILABLE}: {cause.words}"
 
 
 def log_access(scope: Scope, status: int, seconds: float) -> None:

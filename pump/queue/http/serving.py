@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -40,7 +39,9 @@ class _Uvicorn(uvicorn.Server):
     At shutdown it first answers waiting consumers, then waits for the last reply.
     """
 
-    def __init__(self, server: QueueServer, front: Front, clock: Clock, reload: Callable[[], None] | None) -> None:
+    def __init__(
+        self, server: QueueServer, front: Front, clock: Clock, reload: Callable[[], None], hung_up: Signal
+    ) -> None:
         config = uvicorn.Config(
             server,
             lifespan="on",
@@ -58,8 +59,7 @@ class _Uvicorn(uvicorn.Server):
         self._front: Final = front
         self._clock: Final = clock
         self._reload: Final = reload
-        self.hung_up: Final = Signal()
-        """Set by a SIGHUP, until tokens and keys are read again."""
+        self._hung_up: Final = hung_up
         self._closing: Final = Signal()
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -67,9 +67,7 @@ class _Uvicorn(uvicorn.Server):
         await super().startup(sockets=[])  # no sockets: `_accept` accepts connections, not uvicorn
         self._tasks.extend(asyncio.create_task(self._accept(each)) for each in sockets or ())
         self._tasks.append(asyncio.create_task(self._end_slow()))
-        if self._reload is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.hung_up.set)
-            self._tasks.append(asyncio.create_task(self._read_again(self._reload)))
+        self._tasks.append(asyncio.create_task(self._read_again()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
@@ -79,16 +77,16 @@ class _Uvicorn(uvicorn.Server):
         self._server.stop_waiting()
         await super().shutdown(sockets)
 
-    async def _read_again(self, reload: Callable[[], None]) -> None:
-        """Read tokens and keys after each SIGHUP; if that fails, log it and go on with the old ones.
+    async def _read_again(self) -> None:
+        """Read tokens and keys again after each signal; if that fails, log it and go on with the old ones.
 
         One reading ends before the next begins: an earlier one could otherwise bring back a token that is gone.
         Signals that come during a reading cause one more.
         """
-        while await self._clock.wait_async(self.hung_up, None):
-            self.hung_up.clear()
+        while await self._clock.wait_async(self._hung_up, None):
+            self._hung_up.clear()
             try:
-                await asyncio.to_thread(reload)
+                await asyncio.to_thread(self._reload)
             except PumpError as error:
                 log.error("tokens and keys stay as they were: %s", error)
             except Exception:
@@ -123,19 +121,20 @@ class _Uvicorn(uvicorn.Server):
             self._front.end_slow()
 
 
-def serve(server: QueueServer, host: str, port: int, reload: Callable[[], None] | None = None) -> None:
-    """Answer requests until SIGTERM or SIGINT; then finish the ones that have begun. SIGHUP calls `reload`."""
+def serve(server: QueueServer, host: str, port: int, reload: Callable[[], None], hung_up: Signal) -> None:
+    """Answer requests until SIGTERM or SIGINT; then finish the ones that have begun. `hung_up` asks for a `reload`.
+
+    Signals are handled before the log says that the server listens: whoever reads that may send one at once.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
     clock = SystemClock()
     front = Front(clock, server.count_refused, most=raise_descriptor_limit())
-    uvicorn_server = _Uvicorn(server, front, clock, reload)
+    uvicorn_server = _Uvicorn(server, front, clock, reload, hung_up)
     with ExitStack() as stack:
         listeners = _listening(host, port, stack)
-        if reload is not None:
-            stack.enter_context(handling(lambda *_: uvicorn_server.hung_up.set(), signal.SIGHUP))
+        stack.enter_context(handling(uvicorn_server.handle_exit))  # a signal ends the server, not the process
         log.info("listening on %s", " and ".join(map(_address, listeners)))
-        with handling(uvicorn_server.handle_exit):  # a signal ends the server, not the process, at any moment
-            uvicorn_server.run(listeners)
+        uvicorn_server.run(listeners)
 
 
 def _listening(host: str, port: int, stack: ExitStack) -> list[socket.socket]:

@@ -25,12 +25,14 @@ NETWORK: Final = {
 """Settings that make a dead server noticed soon; options in the address take precedence."""
 
 
-def checked_address(url: str) -> dict[str, Any]:
+def checked_address(url: str, what: str = "that") -> dict[str, Any]:
     """The parameters of a connection; ConfigurationError, which quotes no part of the URL, if it is not valid."""
     try:
         return {**NETWORK, **conninfo_to_dict(url)}
     except psycopg.ProgrammingError:
-        raise ConfigurationError("that is not the address of a PostgreSQL database") from None
+        raise ConfigurationError(
+            f"{what} is not the address of a PostgreSQL database, or has an option that nobody knows"
+        ) from None
 
 
 def connect(address: Mapping[str, Any], *, prepare_threshold: int | None, statement_timeout: float) -> Connection:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import psycopg
 
 from pump.clock import Clock, SystemClock
+from pump.errors import ConfigurationError
 from pump.queue.engine import Engine
 from pump.queue.errors import BadRequest, Conflict
 from pump.queue.ids import ids_for
@@ -109,7 +110,9 @@ class PostgresEngine(Engine):
         self.clock_offset = clock_offset
         self._schema: Final = checked_schema(schema)
         address = checked_address(url)
-        listen_address = checked_address(listen_url) if listen_url else address
+        listen_address = checked_address(listen_url, "listen_url") if listen_url else address
+        if pool_size < 1:
+            raise ConfigurationError(f"pool_size has to be at least 1, not {pool_size}")
         self._lenient: Final = lenient
         self._keys = keys
         self._missing: Final = MissingKeys()

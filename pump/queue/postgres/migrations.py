@@ -1,7 +1,8 @@
 """The queue's tables and functions in a schema of the database, and how each version of them is installed.
 
 The numbered files in `sql/` are applied in order, each once, by one process at a time. They only add, so that processes
-of the version before can keep working.
+of the version before can keep working. A file that was published is never edited, apart from comments: PostgreSQL
+replaces a function only as a whole, so a file that corrects one function repeats most of its text.
 """
 
 import re

@@ -175,7 +175,7 @@ class Election:
     def won(self) -> bool:
         """Whether this process is elected; if not, it tries again to get the lock."""
         if self._file is None:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -129,7 +129,7 @@ class ClearQuery(Struct):
     partition: str | None = None
 
 
-class LaggingQuery(Struct, rename="camel"):
+class LaggingQuery(NamesQuery):
     """`GET …/consumer-groups/lagging`."""
 
     min_lag_seconds: Number = 3600

@@ -1,5 +1,6 @@
 """Databases of each earlier version are upgraded by the first process, and keep all their messages."""
 
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -102,6 +103,38 @@ def test_a_file_of_an_earlier_version(tmp_path: Path, monkeypatch: pytest.Monkey
             SqliteEngine(path)
 
 
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
+def test_a_file_of_an_earlier_version_is_kept_by_two_servers_that_start_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        with closing(SqliteEngine(tmp_path / "queue.db")) as engine:
+            filled(engine)
+
+    with ExitStack() as stack:
+        servers, places = started_together(stack, tmp_path, f"sqlite:///{tmp_path}/queue.db")
+        taken = [
+            httpx.get(f"{place}/api/v1/pop/queue/q", timeout=DEADLINE).json()["messages"][0]["transactionId"]
+            for place in places
+        ]
+
+        assert sorted(taken) == ["old", "released"]
+        [dead] = httpx.get(f"{places[0]}/api/v1/dlq", timeout=DEADLINE).json()["messages"]
+        assert dead["transactionId"] == "dead"
+        assert [each.output.count("ERROR") for each in servers] == [0, 0]
+    with sqlite3.connect(tmp_path / "queue.db") as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+    connection.close()
+
+
+def started_together(stack: ExitStack, folder: Path, database: str) -> tuple[list[Program], list[str]]:
+    """Two servers of one database that start at the same time, and where they listen."""
+    command = [*PUMP, "queue", "serve", "--port", "0", "--database", database]
+    servers = [stack.enter_context(Program(command, folder)) for _ in range(2)]
+    return servers, [each.says("listening on ").rpartition("listening on ")[2].split()[0] for each in servers]
+
+
 @pytest.mark.parametrize("version", range(FIRST_THAT_WORKS, len(migrations.migrations())))
 def test_a_schema_of_an_earlier_version(postgres_url: str, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     from pump.queue.postgres.engine import PostgresEngine
@@ -123,10 +156,7 @@ def test_rows_of_each_earlier_schema_are_kept_by_two_servers_that_start_at_once(
     make_schema(own_postgres, name, version)
 
     with ExitStack() as stack:
-        url = f"{own_postgres.url}?schema={name}"
-        command = [*PUMP, "queue", "serve", "--port", "0", "--database", url]
-        servers = [stack.enter_context(Program(command, tmp_path)) for _ in range(2)]
-        places = [each.says("listening on ").rpartition("listening on ")[2].split()[0] for each in servers]
+        servers, places = started_together(stack, tmp_path, f"{own_postgres.url}?schema={name}")
 
         for place in places:
             assert httpx.get(f"{place}/health", timeout=DEADLINE).json()["status"] == "healthy"

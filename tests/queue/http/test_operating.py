@@ -209,7 +209,7 @@ def test_what_is_damaged_is_not_restored(path: Path, tmp_path: Path) -> None:
 
 
 def test_postgresql_has_programs_of_its_own_for_that(tmp_path: Path) -> None:
-    ended = run(tmp_path, "backup", "x", "--database", "postgresql://nobody@127.0.0.1/nothing")
+    ended = run(tmp_path, "backup", "x", "--database", "postgresql://nobody@127.0.0.1/nothing?schema=shop")
 
     assert ended.returncode == 2
-    assert "pg_dump" in ended.stderr
+    assert "pg_dump --schema=shop " in ended.stderr

@@ -107,7 +107,10 @@ HOST: Final = "queue.example"
 
 @contextmanager
 def nginx(folder: Path, upstream: Served, read_seconds: int | None = None) -> Iterator[str]:
-    """Nginx with the site of the page, at a port of its own; its time to wait may be shorter. Yields its URL."""
+    """Nginx with the site of the page, in one process, at a port of its own; its time to wait may be shorter.
+
+    Yields its URL.
+    """
     program = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
     if program is None:
         pytest.skip("there is no nginx")
@@ -126,7 +129,7 @@ def nginx(folder: Path, upstream: Served, read_seconds: int | None = None) -> It
         site = re.sub(r"proxy_read_timeout \d+s", f"proxy_read_timeout {read_seconds}s", site)
     folders = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in KINDS)
     (folder / "nginx.conf").write_text(
-        f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;\n"
+        f"daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/error.log;\n"
         f"{'user root;' if os.geteuid() == 0 else ''}\n"
         f"events {{ }}\nhttp {{ access_log off; {folders}\n{site}}}\n"
     )
@@ -230,6 +233,7 @@ def test_every_option_of_the_page_exists() -> None:
         for command in ("serve", "status", "dlq", "backup", "restore")
     ]
     theirs = {"--schema", "--format", "--file", "--exit-on-error", "--dbname", "--no-owner", "--no-privileges"}
+    theirs.add("--length")  # of fallocate
 
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) - theirs:
         assert any(option in each for each in helped), option

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from pump.queue.http import front
+from pump.queue.http.connection import Stage
 from support.programs import DEADLINE, pump_run
 from support.queue_http import Served, data
 from support.waiting import eventually
@@ -112,8 +113,25 @@ def test_what_stands_behind_a_body_is_bounded_too(shared: Served) -> None:
     assert memory(shared) - before < 20_000_000
 
 
-def test_a_head_has_ten_seconds(shared: Served) -> None:
-    with connection(shared) as slow, connection(shared) as silent:
+HURRIED = """
+import sys
+from pump.queue.http import front
+from pump.queue.http.connection import Stage
+front._LIMITS = {{**front._LIMITS, front.Stage.NEW: {seconds}, front.Stage.HEAD: {seconds}}}
+from pump.command.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(10.0, marks=pytest.mark.long)])
+def test_a_head_has_limited_time(tmp_path: Path, seconds: float) -> None:
+    assert front._LIMITS[Stage.NEW] == front._LIMITS[Stage.HEAD] == front.HEAD_SECONDS == 10
+
+    class Hurried(Served):
+        def command(self, *arguments: str) -> list[str]:
+            return [sys.executable, "-c", HURRIED.format(seconds=seconds), *arguments]
+
+    with Hurried(tmp_path) as server, connection(server) as slow, connection(server) as silent:
         slow.sendall(HALF_A_HEAD)
         begun = time.monotonic()
         answer = said_until_end(slow)
@@ -122,7 +140,7 @@ def test_a_head_has_ten_seconds(shared: Served) -> None:
 
     assert statuses(answer) == [408]
     assert nothing == b""
-    assert front.HEAD_SECONDS - 1 < took < front.HEAD_SECONDS + 15
+    assert seconds - 0.5 < took < seconds + 15
 
 
 # -- framing: no byte of one request is read as another's

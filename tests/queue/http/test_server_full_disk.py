@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -154,8 +155,15 @@ def test_a_file_that_may_not_grow_is_said_and_works_again_when_it_may(tmp_path: 
         number = until_refused(server)
         says_why(server, BROKEN)
         assert httpx.get(f"{server.url}/api/v1/messages?queue=q", timeout=DEADLINE).status_code == 200
-        assert [push(server, 10) for _ in range(5)] == [503] * 5
 
+        def takes_no_more() -> bool:
+            """A checkpoint makes room in the log of changes, until the file itself may not grow either."""
+            nonlocal number
+            statuses = [push(server, 10) for _ in range(5)]
+            number += 10 * statuses.count(201)
+            return statuses == [503] * 5
+
+        eventually(takes_no_more, 2 * DEADLINE)
         infinite = resource.RLIM_INFINITY
         resource.prlimit(server.program.pid, resource.RLIMIT_FSIZE, (infinite, infinite))
         eventually(lambda: push(server) == 201, 2 * DEADLINE)
@@ -186,6 +194,8 @@ def test_a_full_disk_of_postgresql_is_said_and_drained_once_there_is_room(
         with Served(tmp_path, "--database", url) as server:
             number = until_refused(server, INCOMPRESSIBLE)
             says_why(server, FULL)
+            refused = httpx.get(f"{server.url}/api/v1/pop/queue/q", timeout=DEADLINE)
+            assert (refused.status_code, refused.json()["error"]) == (503, f"{UNAVAILABLE}: {FULL}")
             looked = httpx.get(f"{server.url}/api/v1/status", timeout=DEADLINE)
             assert (looked.status_code, looked.json()["messages"]["total"]) == (200, number)
 
@@ -199,3 +209,33 @@ def test_a_full_disk_of_postgresql_is_said_and_drained_once_there_is_room(
         with own_postgres.connect() as connection:
             connection.execute("drop schema if exists small_disk cascade")
             connection.execute("drop tablespace small")
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that every user may enter: PostgreSQL may run as another one."""
+    folder = Path(tempfile.mkdtemp(prefix="pump-disk-"))
+    folder.chmod(0o755)
+    yield folder
+    folder.rmdir()
+
+
+def test_postgresql_that_has_filled_the_disk_of_its_log_too_loses_nothing(
+    tmp_path: Path, public_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may end by itself then: the page says to keep a file that can be removed."""
+    with small_disk(public_folder, 130) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with Postgres() as postgres:
+            (disk / "to-remove").write_bytes(b"x" * 40_000_000)
+            with Served(tmp_path, "--database", postgres.url) as server:
+                number = until_refused(server, INCOMPRESSIBLE)
+                refused = httpx.get(f"{server.url}/api/v1/pop/queue/q", timeout=DEADLINE)
+                assert (refused.status_code, UNAVAILABLE in refused.json()["error"]) == (503, True)
+
+                (disk / "to-remove").unlink()
+                postgres.restart()
+
+                assert drained(server) == number
+                eventually(lambda: push(server) == 201, 4 * DEADLINE)
+                eventually(lambda: health(server)["status"] == "healthy", 4 * DEADLINE)

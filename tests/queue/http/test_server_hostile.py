@@ -19,7 +19,7 @@ import pytest
 from pump.clock import ManualClock
 from pump.queue.http import front
 from pump.queue.http.connection import Stage
-from support.programs import DEADLINE
+from support.programs import DEADLINE, PUMP, Program
 from support.queue_http import Served
 from support.waiting import eventually
 
@@ -295,3 +295,73 @@ def test_a_signal_to_end_amidst_a_storm_of_sighups_ends_it(tmp_path: Path, numbe
             server.program.send(signal.SIGHUP)
         server.program.send(number)
         assert server.program.ends() == 0
+
+
+class At(Served):
+    """A server that sends itself a signal at one point of its code."""
+
+    code: str
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", AT.format(code=self.code), *arguments]
+
+
+AT: Final = """
+import logging, os, signal, sys
+from pump.command.cli import main
+from pump.queue.sqlite.engine import SqliteEngine
+{code}
+sys.exit(main(sys.argv[1:]))
+"""
+LISTENING: Final = """
+def sends(record):
+    if "listening" in record.msg:
+        os.kill(os.getpid(), signal.{name})
+    return True
+
+logging.getLogger("pump.queue").addFilter(sends)
+"""
+CLOSING: Final = """
+close = SqliteEngine.close
+
+def closes(self):
+    os.kill(os.getpid(), signal.SIGHUP)
+    close(self)
+
+SqliteEngine.close = closes
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_end_as_soon_as_it_listens_ends_it_in_good_order(tmp_path: Path, name: str) -> None:
+    class AtOnce(At):
+        code = LISTENING.format(name=name)
+
+    with AtOnce(tmp_path) as server:
+        assert server.program.ends() == 0
+
+
+def test_a_sighup_at_the_very_end_does_not_kill_it(tmp_path: Path) -> None:
+    class AtTheEnd(At):
+        code = CLOSING
+
+    with AtTheEnd(tmp_path) as server:
+        server.program.send(signal.SIGTERM)
+        assert server.program.ends() == 0
+
+
+def test_a_sighup_before_it_listens_is_not_forgotten(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    os.mkfifo(tokens)
+    with Program([*PUMP, "queue", "serve", "--port", "0", "--tokens", "tokens"], tmp_path) as program:
+        with tokens.open("w") as first:  # it reads, and waits
+            tokens.unlink()
+            tokens.write_text(f"bob write {BOB}\n")
+            program.send(signal.SIGHUP)
+            first.write(f"ann write {ANN}\n")
+        program.says("tokens and keys were read again")
+        place = program.output.rpartition("listening on ")[2].split()[0]
+
+        asked = [{"Authorization": f"Bearer {each}"} for each in (ANN, BOB)]
+        url = f"{place}/api/v1/pop/queue/q"
+        assert [httpx.get(url, headers=each, timeout=DEADLINE).status_code for each in asked] == [401, 204]

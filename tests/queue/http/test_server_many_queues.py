@@ -165,9 +165,39 @@ def test_other_names_in_one_call_are_bounded(http: InProcess, path: str, body: o
 def test_a_listing_is_bounded_whatever_is_asked(http: InProcess, file_engine: Engine) -> None:
     for first in (0, 1000):
         file_engine.push([Push(f"q{first + number}", b"") for number in range(600)])
+    for queue in file_engine.queues():
+        file_engine.subscribe(queue.name, "g")
+    much = "limit=9007199254740992"
 
-    listed = http.get("/api/v1/resources/queues?limit=9007199254740992").json
-    status = http.get("/api/v1/status/queues?limit=9007199254740992").json
+    listed = http.get(f"/api/v1/resources/queues?{much}").json
+    status = http.get(f"/api/v1/status/queues?{much}").json
+    spaces = http.get(f"/api/v1/resources/namespaces?{much}").json["namespaces"]
+    groups = http.get(f"/api/v1/consumer-groups?{much}").json
+    lagging = http.get(f"/api/v1/consumer-groups/lagging?minLagSeconds=0&{much}").json
+    progress = http.get(f"/api/v1/consumer-groups/g?{much}").json
 
     assert (len(listed["queues"]), listed["total"]) == (MOST_LISTED, 1200)
     assert (len(status["queues"]), status["total"]) == (MOST_LISTED, 1200)
+    assert [len(each) for each in (spaces, groups, lagging, progress)] == [MOST_LISTED] * 4
+    assert len(http.get("/api/v1/consumer-groups/g?offset=1000").json) == 200
+
+
+def test_a_group_of_many_queues_is_told_by_one_question(
+    http: InProcess, file_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_engine.push([Push(f"q{number}", b"") for number in range(30)])
+    for number in range(20):
+        file_engine.subscribe(f"q{number}", "g")
+    asked: list[str] = []
+    queues = file_engine.queues
+
+    def counted(*args: Any, **options: Any) -> Any:
+        asked.append("")
+        return queues(*args, **options)
+
+    monkeypatch.setattr(file_engine, "queues", counted)
+
+    progress = http.get("/api/v1/consumer-groups/g").json
+
+    assert set(progress) == {f"q{number}" for number in range(20)}
+    assert len(asked) == 1

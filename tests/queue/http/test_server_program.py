@@ -78,6 +78,9 @@ def test_it_does_not_listen_to_others_without_tokens(tmp_path: Path, host: str) 
     [
         (["--database", "mysql://x"], 2, "--database takes sqlite:///"),
         (["--database", "sqlite://host/x"], 2, "a file's URL is sqlite:///relative.db"),
+        (["--database", "postgresql://x@127.0.0.1/x?pool_size=0"], 2, "pool_size has to be at least 1, not 0"),
+        (["--database", "postgresql://x@127.0.0.1/x?listen_url=x"], 2, "listen_url is not the address of a PostgreSQL"),
+        (["--database", "postgresql://x@127.0.0.1/x?nothing=1"], 2, "has an option that nobody knows"),
         (["--tokens", "none.txt"], 2, "none.txt cannot be read"),
         (["--port", "70000"], 2, "is not a port"),
         (["--keys", "keys.txt"], 2, "keys.txt, line 1"),

@@ -1,5 +1,6 @@
 """Databases that really break while the server runs, or cannot be used at its start: the cause is said."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -156,6 +157,39 @@ def test_a_server_that_is_stopped_and_started_is_said_and_found_again(
         eventually(lambda: push(server, 3) == 201)
         eventually(lambda: problem(server) == "")
         server.program.says("the database can be used again")
+
+
+IMPATIENT = """
+import sys
+from pump.queue.http import request
+assert request.ANSWER_SECONDS == 8
+request.ANSWER_SECONDS = 1.0
+from pump.command.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Impatient(Served):
+    """A server that waits a second for an answer of its database, instead of `ANSWER_SECONDS`."""
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", IMPATIENT, *arguments]
+
+
+def test_a_database_that_hangs_is_said(tmp_path: Path, own_postgres: Postgres, schema: str) -> None:
+    with Impatient(tmp_path, "--database", f"{own_postgres.url}?schema={schema}") as server:
+        assert problem(server) == ""
+        own_postgres.pause()
+        try:
+            for _ in range(3):
+                assert problem(server) == "the server does not answer in time: see whether it hangs, and the network"
+            assert httpx.get(f"{server.url}/metrics", timeout=DEADLINE).json()["database"] is False
+            assert "pump_queue_database_up 0" in httpx.get(f"{server.url}/metrics/prometheus", timeout=DEADLINE).text
+        finally:
+            own_postgres.unpause()
+
+        eventually(lambda: problem(server) == "")
+        assert push(server, 1) == 201
 
 
 @pytest.fixture(scope="module")

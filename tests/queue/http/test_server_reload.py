@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from pump.queue.http.command import open_engine, postgres_address
+from pump.queue.sqlite.room import Room
+from pump.queue.sqlite.watch import Election
 from support.programs import pump_run
 from support.queue_http import InProcess, Served
 from support.queue_http_fixtures import Serving
@@ -183,10 +185,12 @@ def test_files_are_their_owner_s_alone(tmp_path: Path) -> None:
     try:
         engine = open_engine(f"sqlite:///{tmp_path}/queue.db")
         engine.healthy()
+        assert Election(tmp_path / "queue.db").won()
+        Room(tmp_path / "queue.db", reserve=True).keep()
         modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
         engine.close()
     finally:
         os.umask(before)
 
-    assert modes["queue.db"] == 0o600
+    assert {"queue.db", "queue.db-wal", "queue.db-reserve", "queue.db-checkpoint"} <= set(modes)
     assert set(modes.values()) == {0o600}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from pump.queue.errors import BadRequest
 from pump.queue.ids import mint
 from pump.queue.options import QueueOptions
 from pump.queue.sealing import PASS_SECONDS, Sealing
+from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.vocabulary import PopRequest, Push, Settlement, State, Trace
 from support.queue_rig import DEAD, Rig
 
@@ -222,7 +224,39 @@ def test_another_key_under_a_known_id_is_noticed_at_the_start(make_engine: Engin
     make_engine(keys=Sealing({"two": TWO, "one": ONE}))
 
 
-def test_notes_about_sealed_messages_are_sealed(make_engine: EngineMaker, tmp_path: Path) -> None:
+def holds(engine: Any, folder: Path, secret: bytes) -> bool:
+    """Whether the files, or the tables of PostgreSQL, show these bytes to anybody who can read them."""
+    if isinstance(engine, SqliteEngine):
+        return any(secret in file.read_bytes() for file in folder.iterdir())
+
+    def shown(work: Any) -> bool:
+        tables = [name for (name,) in work.rows("select tablename from pg_tables where schemaname = 'message_pump'")]
+        rows = [work.rows(f"select t::text from message_pump.{name} t") for name in tables]  # noqa: S608 - constants
+        return secret.hex() in str(rows)
+
+    return bool(engine._write(shown))
+
+
+@pytest.mark.parametrize("encryption", [True, False])
+def test_nothing_that_is_stored_of_an_encrypted_queue_can_be_read(
+    make_engine: EngineMaker, tmp_path: Path, *, encryption: bool
+) -> None:
+    rig = Rig(make_engine(keys=Sealing({"one": ONE})))
+    rig.configure(encryption=encryption)
+    secrets = {name: f"the secret of {name}".encode() for name in ("dead", "waiting", "later", "note")}
+    rig.engine.push([Push(rig.queue, secrets["dead"], transaction_id="dead")])
+    rig.one(rig.pop()[0], DEAD)
+    rig.engine.push([Push(rig.queue, secrets["waiting"]), Push(rig.queue, secrets["later"], delay=60.0)])
+    partition = rig.engine.queues(rig.queue)[0].partitions[0].id
+    data = b'"%s"' % secrets["note"]
+    rig.engine.add_trace(Trace(transaction_id="dead", partition_id=partition, data=data, event="info", names=["n"]))
+
+    shown = {name for name, secret in secrets.items() if holds(rig.engine, tmp_path, secret)}
+
+    assert shown == (set() if encryption else set(secrets))
+
+
+def test_notes_about_sealed_messages_are_sealed(make_engine: EngineMaker) -> None:
     rig = Rig(make_engine(keys=Sealing({"one": ONE})))
     rig.configure(encryption=True)
     (pushed,) = rig.push("1")
@@ -235,7 +269,6 @@ def test_notes_about_sealed_messages_are_sealed(make_engine: EngineMaker, tmp_pa
     assert [each.data for each in make_engine().traces(name="n")] == [b"null"]
     with pytest.raises(BadRequest):
         make_engine().add_trace(note)
-    assert all(b"a secret in" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_notes_from_before_are_read_as_they_are(make_engine: EngineMaker) -> None:
