@@ -10,8 +10,13 @@ Every row is an event. `process` and `sequence` together name it, so that nobody
 * `lag`: so many messages wait in the channel, as the program counted them.
 * `disconnected`, `pump_stopped`, `performer_died`: as the log has them.
 * `lost`: so many events were not written, because the folder failed or the events came too fast.
+
+Acknowledged messages are most of the rows, so they are first written in brief: a batch has only the columns that
+differ, and what is the same in all of its rows stands in its schema. All columns are made of that when the file becomes
+a Parquet file, for many batches at once.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
@@ -76,12 +81,16 @@ _CAUSE_BYTES: Final = 512
 _LATEST: Final = 4102444800.0
 """The year 2100. A sender may write anything as the time of its message: what is later is not believed."""
 
+_SAME: Final = b"pump.same"
+"""The key in the schema of rows in brief: a JSON object of the columns that have one value in all rows."""
+
 Explanation: TypeAlias = tuple[str, str, str, str, bool]
 """Verdict, reason, error, cause, and whether the attempts are exhausted."""
 DeliveryRow: TypeAlias = tuple[Header, str, int, int, float, float, float, Explanation | None]
 """As the telemetry's row of an acknowledged message, and an explanation; None is an acknowledgement."""
 FIELDS: Final = 7
 """Of an acknowledged message: so many items, one after another, are its row in a flat list."""
+_ACKNOWLEDGED: Final[Mapping[str, Any]] = {"verdict": VERDICTS[Acknowledge], "exhausted": False}
 
 
 def explained(verdict: Verdict) -> Explanation:
@@ -122,32 +131,30 @@ def delivery_table(event: str, channel: str, rows: Sequence[DeliveryRow], wall: 
 
     With `settled=False` their last time is that of the verdict, and nobody knows yet how long settling takes.
     """
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    whys = columns.pop()
-    return _deliveries(event, channel, columns, wall, whys if any(whys) else None, settled=settled)
+    given = [list(column) for column in zip(*rows, strict=True)]
+    whys = given.pop()
+    columns = _delivered(given, wall)
+    if not settled:
+        del columns["settling_seconds"]
+    columns.update(_why(whys) if any(whys) else _ACKNOWLEDGED)
+    return _table(len(rows), event=event, channel=channel, count=1, **columns)
 
 
-def acknowledged_table(event: str, channel: str, flat: Sequence[Any], wall: float) -> pa.Table:
-    """The same of acknowledged messages, whose rows follow one another in a flat list: most events come this way."""
-    return _deliveries(event, channel, [flat[place::FIELDS] for place in range(FIELDS)], wall, None, settled=True)
+def acknowledged_batch(event: str, channel: str, flat: Sequence[Any], wall: float) -> pa.RecordBatch:
+    """The same of acknowledged messages, in brief; their rows follow one another in a flat list."""
+    columns = _delivered([flat[place::FIELDS] for place in range(FIELDS)], wall)
+    return _brief({**columns, **_ACKNOWLEDGED, "event": event, "channel": channel, "count": 1})
 
 
-def _deliveries(
-    event: str,
-    channel: str,
-    given: Sequence[Sequence[Any]],
-    wall: float,
-    whys: Sequence[Explanation | None] | None,
-    *,
-    settled: bool,
-) -> pa.Table:
+def _delivered(given: Sequence[Sequence[Any]], wall: float) -> dict[str, Any]:
+    """The columns of deliveries: arrays, or one value for all rows."""
     headers, handlers, deliveries, attempts, begun, handled, ended = given
     begun, handled, ended = _numbers(begun), _numbers(handled), _numbers(ended)
     was_begun = pc.greater(begun, 0.0)
     # A handler that settles its message by itself has not ended when the message is settled.
     handled = pc.if_else(pc.greater_equal(handled, begun), handled, ended)
     counts, tried = _integers(deliveries), _integers(attempts)
-    columns: dict[str, Any] = {
+    return {
         "time": _times(pc.add(ended, wall)),
         "handler": _texts(handlers),
         "type": _texts(list(map(_TYPE_OF, headers))),
@@ -157,14 +164,8 @@ def _deliveries(
         "attempts": tried,
         "posted": _times(_believed(list(map(_POSTED_OF, headers)))),
         "handling_seconds": pc.if_else(was_begun, pc.subtract(handled, begun), None),
+        "settling_seconds": pc.if_else(was_begun, pc.subtract(ended, handled), None),
     }
-    if settled:
-        columns["settling_seconds"] = pc.if_else(was_begun, pc.subtract(ended, handled), None)
-    if whys is not None:
-        columns.update(_why(whys))
-    else:
-        columns["verdict"], columns["exhausted"] = VERDICTS[Acknowledge], False
-    return _table(len(headers), event=event, channel=channel, count=1, **columns)
 
 
 def _why(whys: Sequence[Explanation | None]) -> Mapping[str, pa.Array]:
@@ -193,11 +194,38 @@ def other_table(rows: Sequence[Mapping[str, object]]) -> pa.Table:
     return _table(len(rows), **columns)
 
 
-def numbered(table: pa.Table, process: str, first: int) -> pa.Table:
-    """The table with the names of its events: so that each is counted once, wherever it is read."""
-    numbers = pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), len(table))), first - 1)
-    table = table.set_column(SCHEMA.get_field_index("process"), SCHEMA.field("process"), pa.repeat(process, len(table)))
-    return table.set_column(SCHEMA.get_field_index("sequence"), SCHEMA.field("sequence"), numbers)
+def numbered(rows: pa.Table | pa.RecordBatch, process: str, first: int) -> pa.Table | pa.RecordBatch:
+    """The rows with the names of their events: so that each is counted once, wherever it is read."""
+    numbers = pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), len(rows))), first - 1)
+    if _SAME in (rows.schema.metadata or {}):
+        return _brief({**_columns(rows), "process": process, "sequence": numbers})
+    rows = rows.set_column(SCHEMA.get_field_index("process"), SCHEMA.field("process"), pa.repeat(process, len(rows)))
+    return rows.set_column(SCHEMA.get_field_index("sequence"), SCHEMA.field("sequence"), numbers)
+
+
+def whole(rows: pa.Table) -> pa.Table:
+    """Rows with all columns, of rows that may be in brief; ValueError if they are no rows of a journal."""
+    if _SAME in (rows.schema.metadata or {}):
+        return _table(len(rows), **_columns(rows))
+    if rows.schema != SCHEMA:
+        raise ValueError("it has other columns than a journal")
+    return rows
+
+
+def _columns(rows: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+    """The columns of rows in brief: arrays, or one value for all rows."""
+    return {**json.loads(rows.schema.metadata[_SAME]), **dict(zip(rows.schema.names, rows.columns, strict=True))}
+
+
+def _brief(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    arrays = {name: value for name, value in columns.items() if isinstance(value, pa.Array)}
+    same = {name: _value(value) for name, value in columns.items() if name not in arrays}
+    schema = pa.schema([SCHEMA.field(name) for name in arrays], {_SAME: json.dumps(same).encode()})
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+
+
+def _value(value: Any) -> object:  # noqa: ANN401 - of any column
+    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 def _table(length: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, or one value for all rows
@@ -205,7 +233,7 @@ def _table(length: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, o
     for field in SCHEMA:
         value = columns.get(field.name)
         if not isinstance(value, pa.Array | pa.ChunkedArray):
-            value = pa.repeat(pa.scalar(value, field.type), length)
+            value = pa.repeat(pa.scalar(_value(value), field.type), length)
         arrays.append(value)
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
@@ -219,14 +247,17 @@ def _integers(values: Iterable[object]) -> pa.Array:
 
 
 def _numbers(values: Iterable[object]) -> pa.Array:
-    return _array(values, pa.float64(), lambda value: float(value) if isinstance(value, int | float) else None)
+    try:
+        return pa.array(values, pa.float64())
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return pa.array([float(value) if isinstance(value, int | float) else None for value in values], pa.float64())
 
 
-def _array(values: Iterable[object], kind: pa.DataType, repaired: Callable[[object], object]) -> pa.Array:
-    """The values as a column. What does not fit is repaired: one strange message must not cost the others."""
+def _array(values: Iterable[object], kind: pa.DataType, repaired: Callable[[object], object]) -> pa.Array | pa.Scalar:
+    """The values as a column, or as one value. What does not fit is repaired: one message must not cost the others."""
     try:
         if isinstance(values, list) and values and values.count(values[0]) == len(values):  # in one look at each
-            return pa.repeat(pa.scalar(values[0], kind), len(values))
+            return pa.scalar(values[0], kind)
         return pa.array(values, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         return pa.array([repaired(value) for value in values], kind)
