@@ -32,7 +32,11 @@ def normalised(text: "Column") -> "Column":
 
 def with_signature(letters: "DataFrame") -> "DataFrame":
     """The dead letters with the columns `signature`, the text, and `signature_id`, sixteen hexadecimal digits."""
+    return letters.withColumn("signature", normalised(error_text())).withColumn("signature_id", id_of("signature"))
+
+
+def id_of(column: str) -> "Column":
+    """The id of the signature in a column."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    signed = letters.withColumn("signature", normalised(error_text()))
-    return signed.withColumn("signature_id", f.lower(f.lpad(f.hex(f.xxhash64("signature")), 16, "0")))
+    return f.lower(f.lpad(f.hex(f.xxhash64(column)), 16, "0"))
