@@ -1,5 +1,6 @@
 """A journal followed by the command line: windows and alerts kept up to date, merged files, and a report."""
 
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ def sell(journal: Path, first: int) -> None:
 
 
 def main() -> None:
+    logging.getLogger("pump").setLevel(logging.ERROR)  # not a line for each of the orders
     with tempfile.TemporaryDirectory() as name:
         journal, out, page = f"{name}/journal", f"{name}/alerts", f"{name}/report.html"
         found = []

@@ -44,7 +44,7 @@ class Reader:
 
     def post(self, rows: DataFrame, batch: int) -> None:
         if self.fails:
-            raise OSError("the disk is full")
+            raise OSError(f"the disk is full, and {rows.count()} sales are staged, and acknowledged")
         large = rows.where("get_json_object(text, '$.number') >= 60")
         sink = {"url": f"sqlite:///{self.folder}/shop.db", "topic": "large"}
         large.drop("topic").write.format("pump").mode("append").options(**sink).save()
@@ -60,10 +60,13 @@ def main() -> None:
         shop = Dispatcher(
             f"sqlite:///{folder}/shop.db",
             handlers=[SaleHandler],
-            subscriptions=[Subscription(Sale, topic="sales", channel="sales")],
+            subscriptions=[
+                Subscription(Sale, topic="sales", channel="sales"),
+                Subscription(Sale, topic="large", channel="large"),
+            ],
             publications=[Publication(Sale, topic="sales")],
         )
-        session = open_session("streams")
+        session = open_session("streams", settings={"spark.log.level": "FATAL"})
         register(session)
         reader = Reader(session, folder)
         with shop.publishing() as posting:
