@@ -12,12 +12,12 @@ Every row is an event. `process` and `sequence` together name it, so that nobody
 * `lost`: so many events were not written, because the folder failed or the events came too fast.
 
 Acknowledged messages are most of the rows, so they are first written in brief: a batch has only the columns that
-differ, and what is the same in all of its rows stands in its schema. All columns are made of that when the file becomes
-a Parquet file, for many batches at once.
+differ, as pumps tell them, and what is the same in all of its rows stands in its schema. All columns are made of that
+when the file becomes a Parquet file, for many batches at once.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
@@ -82,7 +82,11 @@ _LATEST: Final = 4102444800.0
 """The year 2100. A sender may write anything as the time of its message: what is later is not believed."""
 
 _SAME: Final = b"pump.same"
-"""The key in the schema of rows in brief: a JSON object of the columns that have one value in all rows."""
+"""The key in the schema of rows in brief: a JSON object of what is the same in all rows."""
+_OWN: Final = b"pump.own"
+"""The key of what is this batch's own: what gives its times, and the number of its first event."""
+_TOLD: Final = ("type", "handler", "deliveries", "attempts")
+"""The columns that may be the same in all rows of a batch."""
 
 Explanation: TypeAlias = tuple[str, str, str, str, bool]
 """Verdict, reason, error, cause, and whether the attempts are exhausted."""
@@ -133,7 +137,7 @@ def delivery_table(event: str, channel: str, rows: Sequence[DeliveryRow], wall: 
     """
     given = [list(column) for column in zip(*rows, strict=True)]
     whys = given.pop()
-    columns = _delivered(given, wall)
+    columns = _delivered(_as_told(given), wall)
     if not settled:
         del columns["settling_seconds"]
     columns.update(_why(whys) if any(whys) else _ACKNOWLEDGED)
@@ -142,27 +146,43 @@ def delivery_table(event: str, channel: str, rows: Sequence[DeliveryRow], wall: 
 
 def acknowledged_batch(event: str, channel: str, flat: Sequence[Any], wall: float) -> pa.RecordBatch:
     """The same of acknowledged messages, in brief; their rows follow one another in a flat list."""
-    columns = _delivered([flat[place::FIELDS] for place in range(FIELDS)], wall)
-    return _brief({**columns, **_ACKNOWLEDGED, "event": event, "channel": channel, "count": 1})
+    told = _as_told([flat[place::FIELDS] for place in range(FIELDS)])
+    arrays = {name: value for name, value in told.items() if isinstance(value, pa.Array)}
+    same = {name: value.as_py() for name, value in told.items() if name not in arrays}
+    kinds = [(name, value.type) for name, value in arrays.items()]
+    schema = pa.schema(kinds, _metadata({**same, "event": event, "channel": channel}, {"wall": wall}))
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
-def _delivered(given: Sequence[Sequence[Any]], wall: float) -> dict[str, Any]:
-    """The columns of deliveries: arrays, or one value for all rows."""
+def _as_told(given: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """What pumps tell of deliveries: arrays, or one value for all rows. Only this holds up Python's other threads."""
     headers, handlers, deliveries, attempts, begun, handled, ended = given
-    begun, handled, ended = _numbers(begun), _numbers(handled), _numbers(ended)
+    ids = _texts(list(map(_ID_OF, headers)))
+    return {
+        "message_id": pa.repeat(ids, len(headers)) if isinstance(ids, pa.Scalar) else ids,  # or few batches were alike
+        "type": _texts(list(map(_TYPE_OF, headers))),
+        "posted": _numbers(list(map(_POSTED_OF, headers))),
+        "handler": _texts(handlers),
+        "deliveries": _integers(deliveries),
+        "attempts": _integers(attempts),
+        "begun": _numbers(begun),
+        "handled": _numbers(handled),
+        "ended": _numbers(ended),
+    }
+
+
+def _delivered(told: Mapping[str, Any], wall: Any) -> dict[str, Any]:  # noqa: ANN401 - a number, or one for each row
+    """The columns of deliveries: arrays, or one value for all rows."""
+    begun, handled, ended = told["begun"], told["handled"], told["ended"]
     was_begun = pc.greater(begun, 0.0)
     # A handler that settles its message by itself has not ended when the message is settled.
     handled = pc.if_else(pc.greater_equal(handled, begun), handled, ended)
-    counts, tried = _integers(deliveries), _integers(attempts)
+    counts, tried = told["deliveries"], told["attempts"]
     return {
+        **{name: told[name] for name in ("message_id", "type", "handler", "deliveries", "attempts")},
         "time": _times(pc.add(ended, wall)),
-        "handler": _texts(handlers),
-        "type": _texts(list(map(_TYPE_OF, headers))),
-        "message_id": _texts(list(map(_ID_OF, headers))),
         "redelivered": pc.cast(pc.or_(pc.greater(counts, 1), pc.greater(tried, 0)), pa.int64()),
-        "deliveries": counts,
-        "attempts": tried,
-        "posted": _times(_believed(list(map(_POSTED_OF, headers)))),
+        "posted": _times(_believed(told["posted"])),
         "handling_seconds": pc.if_else(was_begun, pc.subtract(handled, begun), None),
         "settling_seconds": pc.if_else(was_begun, pc.subtract(ended, handled), None),
     }
@@ -188,7 +208,7 @@ def other_table(rows: Sequence[Mapping[str, object]]) -> pa.Table:
     for name in dict.fromkeys(name for row in rows for name in row):
         kind, values = SCHEMA.field(name).type, [row.get(name) for row in rows]
         if kind == _TIME:
-            columns[name] = _times(_believed(values))
+            columns[name] = _times(_believed(_numbers(values)))
         else:
             columns[name] = _texts(values) if kind == pa.string() else pa.array(values, kind)
     return _table(len(rows), **columns)
@@ -196,36 +216,48 @@ def other_table(rows: Sequence[Mapping[str, object]]) -> pa.Table:
 
 def numbered(rows: pa.Table | pa.RecordBatch, process: str, first: int) -> pa.Table | pa.RecordBatch:
     """The rows with the names of their events: so that each is counted once, wherever it is read."""
-    numbers = pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), len(rows))), first - 1)
-    if _SAME in (rows.schema.metadata or {}):
-        return _brief({**_columns(rows), "process": process, "sequence": numbers})
+    if isinstance(rows, pa.RecordBatch):
+        same, own = _read(rows.schema)
+        return rows.replace_schema_metadata(_metadata({**same, "process": process}, {**own, "first": first}))
     rows = rows.set_column(SCHEMA.get_field_index("process"), SCHEMA.field("process"), pa.repeat(process, len(rows)))
-    return rows.set_column(SCHEMA.get_field_index("sequence"), SCHEMA.field("sequence"), numbers)
+    return rows.set_column(SCHEMA.get_field_index("sequence"), SCHEMA.field("sequence"), _from(first, len(rows)))
 
 
-def whole(rows: pa.Table) -> pa.Table:
-    """Rows with all columns, of rows that may be in brief; ValueError if they are no rows of a journal."""
+def kind_of(rows: pa.RecordBatch) -> Hashable:
+    """Batches of one kind can be made whole together. ValueError if it is no batch of a journal."""
     if _SAME in (rows.schema.metadata or {}):
-        return _table(len(rows), **_columns(rows))
+        return rows.schema.metadata[_SAME], tuple(rows.schema.names)
     if rows.schema != SCHEMA:
         raise ValueError("it has other columns than a journal")
-    return rows
+    return ""
 
 
-def _columns(rows: pa.Table | pa.RecordBatch) -> dict[str, Any]:
-    """The columns of rows in brief: arrays, or one value for all rows."""
-    return {**json.loads(rows.schema.metadata[_SAME]), **dict(zip(rows.schema.names, rows.columns, strict=True))}
+def whole(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """The rows of batches of one kind, with all columns."""
+    if _SAME not in (batches[0].schema.metadata or {}):
+        return pa.Table.from_batches(batches)
+    same, _ = _read(batches[0].schema)
+    owns = [_read(each.schema)[1] for each in batches]
+    told = {name: pa.scalar(same[name], SCHEMA.field(name).type) for name in _TOLD if name in same}
+    for name in batches[0].schema.names:
+        told[name] = pa.concat_arrays([each[name] for each in batches])
+    walls = pa.concat_arrays([pa.repeat(own["wall"], len(each)) for each, own in zip(batches, owns, strict=True)])
+    numbers = pa.concat_arrays([_from(own["first"], len(each)) for each, own in zip(batches, owns, strict=True)])
+    columns = {**_delivered(told, walls), **_ACKNOWLEDGED, "count": 1, "sequence": numbers}
+    return _table(len(numbers), **{name: same[name] for name in ("event", "channel", "process")}, **columns)
 
 
-def _brief(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    arrays = {name: value for name, value in columns.items() if isinstance(value, pa.Array)}
-    same = {name: _value(value) for name, value in columns.items() if name not in arrays}
-    schema = pa.schema([SCHEMA.field(name) for name in arrays], {_SAME: json.dumps(same).encode()})
-    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+def _from(first: int, length: int) -> pa.Array:
+    """So many numbers, one after another."""
+    return pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), length)), first - 1)
 
 
-def _value(value: Any) -> object:  # noqa: ANN401 - of any column
-    return value.as_py() if isinstance(value, pa.Scalar) else value
+def _metadata(same: Mapping[str, object], own: Mapping[str, object]) -> Mapping[bytes, bytes]:
+    return {_SAME: json.dumps(same).encode(), _OWN: json.dumps(own).encode()}
+
+
+def _read(schema: pa.Schema) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return json.loads(schema.metadata[_SAME]), json.loads(schema.metadata[_OWN])
 
 
 def _table(length: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, or one value for all rows
@@ -233,7 +265,8 @@ def _table(length: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, o
     for field in SCHEMA:
         value = columns.get(field.name)
         if not isinstance(value, pa.Array | pa.ChunkedArray):
-            value = pa.repeat(pa.scalar(_value(value), field.type), length)
+            value = value.as_py() if isinstance(value, pa.Scalar) else value
+            value = pa.repeat(pa.scalar(value, field.type), length)
         arrays.append(value)
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
@@ -263,8 +296,7 @@ def _array(values: Iterable[object], kind: pa.DataType, repaired: Callable[[obje
         return pa.array([repaired(value) for value in values], kind)
 
 
-def _believed(values: Iterable[object]) -> pa.Array:
-    times = _numbers(values)
+def _believed(times: pa.Array) -> pa.Array:
     possible = pc.and_(pc.greater(times, 0.0), pc.less(times, _LATEST))
     return pc.if_else(pc.fill_null(possible, False), times, None)  # noqa: FBT003 - the filling value
 

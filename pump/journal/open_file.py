@@ -8,14 +8,15 @@ import fcntl
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from pump.journal.events import SCHEMA, whole
+from pump.journal.events import SCHEMA, kind_of, whole
 from pump.journal.files import OPEN, PART_ROWS, gathered, live, new_name, parquet_writer
 
 log: Final = logging.getLogger("pump.journal")
@@ -124,19 +125,15 @@ def _convert(folder: Path, path: Path) -> None:
 
 def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows with all columns: made for many batches of one kind at once, for each time costs much."""
-    kinds: dict[bytes, list[pa.RecordBatch]] = {}
+    kinds: dict[Hashable, list[pa.RecordBatch]] = defaultdict(list)
     for batch in batches:
-        same = kinds.setdefault(batch.schema.serialize().to_pybytes(), [])
+        same = kinds[kind_of(batch)]
         same.append(batch)
         if sum(map(len, same)) >= PART_ROWS:
-            yield from _made_whole(same)
+            yield from whole(same).to_batches()
             same.clear()
-    for same in kinds.values():
-        yield from _made_whole(same)
-
-
-def _made_whole(same: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    return whole(pa.Table.from_batches(same)).combine_chunks().to_batches() if same else ()
+    for same in filter(None, kinds.values()):
+        yield from whole(same).to_batches()
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:

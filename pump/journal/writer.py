@@ -97,7 +97,10 @@ class Journal:
         self._taking = threading.Lock()
         """Held for moments, to take what waits."""
         self._writing = threading.RLock()
-        """Held while the disk is used."""
+        """Held while events are put on the disk."""
+        self._rolling = threading.RLock()
+        """Held while a file becomes a Parquet file; events go into another one meanwhile."""
+        self._closing: OpenFile | None = None
         self._file: OpenFile | None = None
         self._roll_at = inf
         self._thread: threading.Thread | None = None
@@ -244,25 +247,28 @@ class Journal:
             file.abandon()
 
     def _roll(self, now: float) -> None:
-        with self._writing:
-            file = self._file
-            if file is None or (now < self._roll_at and file.size < self._roll_bytes):
-                return
-            self._file = None
+        with self._rolling:
+            with self._writing:
+                file = self._file
+                if file is None or (now < self._roll_at and file.size < self._roll_bytes):
+                    return
+                self._file, self._closing = None, file
             try:
                 file.close()
             except Exception as error:
                 self._recovered = False
                 log.warning("journal %s: a file could not be closed, and is tried again: %s", self.folder, error)
+            finally:
+                self._closing = None
 
     def in_child(self) -> None:
-        """What the parent recorded is the parent's to write, and its file the parent's to lock."""
-        file, recorders = self._file, self._channels
+        """What the parent recorded is the parent's to write, and its files the parent's to lock."""
+        files, recorders = (self._file, self._closing), self._channels
         self._begin()
         self._channels = recorders
         for each in recorders.values():
             each.forget()
-        if file is not None:
+        for file in filter(None, files):
             file.abandon()
 
 

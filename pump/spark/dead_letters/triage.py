@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pump.spark.dead_letters.signature import error_text, id_of, normalised
+from pump.spark.dead_letters.signature import id_of, with_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,7 +17,7 @@ def triage(letters: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
 
     when = f.coalesce("dead_letter.last_failure", "received")
-    groups = letters.withColumn("signature", normalised(error_text())).groupBy("signature")
+    groups = with_text(letters).groupBy("signature")
     return (
         groups.agg(
             f.count("*").alias("letters"),
