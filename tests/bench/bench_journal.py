@@ -17,7 +17,7 @@ from bench.table import Row
 from pump import Command, Dispatcher, Publication, RequestHandler, Subscription
 from pump.handlers import DontAckOnError
 from pump.journal.files import live
-from pump.journal.summary import Summary
+from pump.journal.summary import Summary, row_count
 from pump.journal.writer import Journal
 from pump.spark.journal.command import session_settings
 from support.journals import generate
@@ -144,9 +144,10 @@ def summarised_in(folder: Path) -> tuple[float, float, Summary]:
     from pump.spark.session import open_session
 
     began = time.perf_counter()
-    spark = open_session("bench", settings=session_settings())
+    files = live(folder).all
+    spark = open_session("bench", settings=session_settings(row_count(files)))
     opened = time.perf_counter() - began
-    summary = summarise_on(spark, live(folder).all)
+    summary = summarise_on(spark, files)
     took = time.perf_counter() - began
     spark.stop()
     return took, opened, summary
