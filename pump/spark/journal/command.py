@@ -26,7 +26,7 @@ _LOOK_SECONDS: Final = 1
 _HOUR_SECONDS: Final = 3600.0
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
-    "spark.sql.adaptive.enabled": "false",  # the results are small: there is nothing to adapt, and planning takes longer
+    "spark.sql.adaptive.enabled": "false",  # the results are small, so there is nothing to adapt
 }
 MOST_ROWS_BRIEFLY: Final = 3_000_000
 """To compile the code of an analysis well takes longer than it saves, up to so many events."""
