@@ -29,7 +29,11 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.adaptive.enabled": "false",  # the results are small, so there is nothing to adapt
 }
 MOST_ROWS_BRIEFLY: Final = 3_000_000
-"""To compile the code of an analysis well takes longer than it saves, up to so many events."""
+_BRIEFLY: Final[Mapping[str, str]] = {
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+}
+"""For up to so many events: compiling code well takes longer than it saves, and memory holds the times of all windows."""
 
 _ANALYSES: Final = ("windows", "latencies", "outcomes", "acknowledgements", "errors", "dead_letters", "posts")
 
@@ -197,8 +201,8 @@ def _late(out: Path, kind: Any) -> str:  # noqa: ANN401 - one of the choices of 
 
 def session_settings(rows: int) -> Mapping[str, str]:
     """The settings of a session that counts so many events."""
-    compiler = " -XX:TieredStopAtLevel=1" if rows <= MOST_ROWS_BRIEFLY else ""
-    return {**_SETTINGS, "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC{compiler}"}
+    own = _BRIEFLY if rows <= MOST_ROWS_BRIEFLY else {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
+    return {**_SETTINGS, **own}
 
 
 def _need_pyarrow() -> None:
