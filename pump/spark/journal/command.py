@@ -33,7 +33,7 @@ _BRIEFLY: Final[Mapping[str, str]] = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
 }
-"""For up to so many events: compiling code well takes longer than it saves, and memory holds the times of all windows."""
+"""For up to so many events: compiling well takes longer than it saves, and memory holds the times of all windows."""
 
 _ANALYSES: Final = ("windows", "latencies", "outcomes", "acknowledgements", "errors", "dead_letters", "posts")
 
