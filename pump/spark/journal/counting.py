@@ -70,7 +70,7 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     )
 
 
-def _window(**row: Any) -> tuple[Window, Sequence[Latency]]:
+def _window(**row: Any) -> tuple[Window, Sequence[Latency]]:  # noqa: ANN401 - the fields of both
     """A window, and its latencies."""
     at = {name: row.pop(name) for name in frames.MEASURES}
     window = Window(**row)
