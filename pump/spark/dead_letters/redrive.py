@@ -46,25 +46,25 @@ def select(letters: "DataFrame", selection: Selection) -> "DataFrame":
     changes = {name: f.expr(expression) for name, expression in selection.set.items()}
     if "text" in changes and "body" not in changes:
         changes["body"] = f.lit(None).cast("binary")
+    if "id" in changes:
+        changes[NEW_ID] = f.coalesce(f.concat(f.lit(PREFIX), changes["id"]), NEW_ID)
     return found.withColumns(changes) if changes else found
 
 
 def redrive(selected: "DataFrame", order: PostingOrder) -> PostingReport:
     """Post the selected dead letters, unless the record says that they were posted."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
-
     named = selected if KEY in selected.columns else _keyed(selected)
-    named = named.withColumn(NEW_ID, f.concat(f.lit(PREFIX), f.coalesce("id", "identity", f.sha2("body", 256))))
     return post_rows(named.dropDuplicates([KEY]), replace(order, order=order.order or ("received", KEY)))
 
 
 def _keyed(letters: "DataFrame") -> "DataFrame":
-    """The letters with their names in the record, which are made before anything is changed.
+    """The letters with their names in the record, and their new ids, both made before anything is changed.
 
     A letter that has the id of another one, and failed at another time, is another one.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415
 
+    nameless = f.sha2("body", 256)
     moment = f.unix_micros(f.coalesce("dead_letter.last_failure", "timestamp")).cast("string")
-    named = f.coalesce("identity", "id", f.sha2("body", 256))
-    return letters.withColumn(KEY, f.concat_ws("\t", "channel", named, moment))
+    key = f.concat_ws("\t", "channel", f.coalesce("identity", "id", nameless), moment)
+    return letters.withColumns({KEY: key, NEW_ID: f.concat(f.lit(PREFIX), f.coalesce("id", "identity", nameless))})
