@@ -28,7 +28,8 @@ OPEN: Final = "open"
 COMPACTED: Final = "compacted"
 REPLACES: Final = b"pump.replaces"
 """The key in the footer of a merged file: a JSON list of names."""
-_PART_ROWS: Final = 131_072
+PART_ROWS: Final = 131_072
+"""How many rows a part of a file has, if there are so many."""
 _WITHOUT_DICTIONARY: Final = {"time", "message_id", "posted", "handling_seconds", "settling_seconds", "sequence"}
 
 
@@ -65,7 +66,7 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     small: list[pa.RecordBatch] = []
     for batch in batches:
         small.append(batch)
-        if sum(map(len, small)) >= _PART_ROWS:
+        if sum(map(len, small)) >= PART_ROWS:
             yield from _merged(small)
             small = []
     yield from _merged(small)

@@ -8,15 +8,16 @@ import fcntl
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from pump.journal.events import SCHEMA
-from pump.journal.files import OPEN, gathered, live, new_name, parquet_writer
+from pump.journal.events import SCHEMA, kind_of, whole
+from pump.journal.files import OPEN, PART_ROWS, gathered, live, new_name, parquet_writer
 
 log: Final = logging.getLogger("pump.journal")
 
@@ -31,6 +32,8 @@ class OpenFile:
         place = folder / OPEN
         place.mkdir(parents=True, exist_ok=True)
         self._path: Final = place / f"{new_name()}{_SUFFIX}"
+        self._schema: pa.Schema = SCHEMA
+        """That of the last batch: another one is written before its first batch."""
         partial = self._path.with_name(f".{self._path.name}")
         self._number = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
@@ -43,18 +46,25 @@ class OpenFile:
             partial.unlink(missing_ok=True)
             raise
 
-    def append(self, table: pa.Table) -> None:
+    def append(self, *several: pa.Table | pa.RecordBatch) -> None:
         """Add rows; they are on the disk when it returns. If it raises, the file is as before."""
-        before = self.size
+        size, schema = self.size, self._schema
         try:
-            for batch in table.to_batches():
-                self._write(batch.serialize())
+            for rows in several:
+                self._add(rows)
             os.fsync(self._number)
         except BaseException:
-            os.ftruncate(self._number, before)
-            os.lseek(self._number, before, os.SEEK_SET)
-            self.size = before
+            os.ftruncate(self._number, size)
+            os.lseek(self._number, size, os.SEEK_SET)
+            self.size, self._schema = size, schema
             raise
+
+    def _add(self, rows: pa.Table | pa.RecordBatch) -> None:
+        if not rows.schema.equals(self._schema, check_metadata=True):
+            self._write(rows.schema.serialize())
+            self._schema = rows.schema
+        for batch in [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches():
+            self._write(batch.serialize())
 
     def _write(self, data: pa.Buffer) -> None:
         left = memoryview(data)
@@ -103,7 +113,7 @@ def _convert(folder: Path, path: Path) -> None:
     """Write the Parquet file and remove the stream, unless a process that died here had written it before."""
     file = folder / f"{path.stem}.parquet"
     if not file.exists() and not any(each.name == file.name for each in live(folder).replaced):
-        batches = gathered(_batches(path))
+        batches = gathered(_whole(_batches(path)))
         first = next(batches, None)
         if first is not None:
             with parquet_writer(file, SCHEMA) as writer:
@@ -113,18 +123,32 @@ def _convert(folder: Path, path: Path) -> None:
         path.unlink()
 
 
+def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows with all columns: made for many batches of one kind at once, for each time costs much."""
+    kinds: dict[Hashable, list[pa.RecordBatch]] = defaultdict(list)
+    for batch in batches:
+        same = kinds[kind_of(batch)]
+        same.append(batch)
+        if sum(map(len, same)) >= PART_ROWS:
+            yield from whole(same).to_batches()
+            same.clear()
+    for same in filter(None, kinds.values()):
+        yield from whole(same).to_batches()
+
+
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     """The whole batches of a stream; a cut one at its end was never confirmed to anybody."""
     if not path.stat().st_size:
         return
+    schema: pa.Schema | None = None
     with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_stream(source)
-        except pa.ArrowException:
-            return
         while True:
             try:
-                batch = reader.read_next_batch()
-            except (StopIteration, pa.ArrowException, OSError):
+                message = pa.ipc.read_message(source)
+                if message.type == "schema":
+                    schema = pa.ipc.read_schema(message)
+                    continue
+                batch = pa.ipc.read_record_batch(message, schema)
+            except (EOFError, pa.ArrowException, OSError):
                 return
             yield batch

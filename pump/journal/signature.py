@@ -4,18 +4,21 @@ import re
 from typing import Final
 
 PARTS: Final = (
-    (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<uuid>"),
-    (r"\b0[xX][0-9a-fA-F]+|\b(?=[a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-    (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "<ip>"),
-    (r"(?<!\w)'[^']*'|\"[^\"]*\"|`[^`]*`", "<text>"),
-    (r"\d+", "<n>"),
+    (r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<uuid>", "-"),
+    (r"\b0[xX][0-9a-fA-F]+|\b(?=[a-fA-F]*[0-9])(?=[0-9]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>", ""),
+    (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "<ip>", "."),
+    (r"(?<!\w)'[^']*'|\"[^\"]*\"|`[^`]*`", "<text>", "'\"`"),
+    (r"\d+", "<n>", ""),
 )
-"""What differs, and what stands for it, in this order. Java and Python read these expressions alike."""
+"""What differs, what stands for it, and characters of which a text must have one to have it; in this order.
+
+Java and Python read these expressions alike. To look for a character first takes much less time.
+"""
 
 LONGEST: Final = 500
 """How much of an error's text counts: what follows is mostly data."""
 
-_COMPILED: Final = tuple((re.compile(pattern), stands_for) for pattern, stands_for in PARTS)
+_COMPILED: Final = tuple((re.compile(pattern), stands_for) for pattern, stands_for, _ in PARTS)
 
 
 def signature(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - pyarrow loads it late, and at exit that is not possible any more
+import itertools
 import logging
 import os
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pump.checks import refuse, wrong_duration, wrong_number
 from pump.clock import Clock, Signal, SystemClock
@@ -21,7 +23,7 @@ from pump.journal.events import (
     FIELDS,
     VERDICTS,
     DeliveryRow,
-    acknowledged_table,
+    acknowledged_batch,
     delivery_table,
     error_texts,
     explained,
@@ -40,6 +42,8 @@ log: Final = logging.getLogger("pump.journal")
 
 Item = TypeVar("Item")
 Flush: TypeAlias = Duration | Literal["acknowledgement"]
+Rows: TypeAlias = pa.Table | pa.RecordBatch
+"""Rows of the journal; a batch has them in brief."""
 
 MOST_WAITING: Final = 400_000
 """So many deliveries of a channel wait for a disk that is slow; more are not recorded, but counted."""
@@ -93,7 +97,10 @@ class Journal:
         self._taking = threading.Lock()
         """Held for moments, to take what waits."""
         self._writing = threading.RLock()
-        """Held while the disk is used."""
+        """Held while events are put on the disk."""
+        self._rolling = threading.RLock()
+        """Held while a file becomes a Parquet file; events go into another one meanwhile."""
+        self._closing: OpenFile | None = None
         self._file: OpenFile | None = None
         self._roll_at = inf
         self._thread: threading.Thread | None = None
@@ -189,44 +196,51 @@ class Journal:
 
     def _flush_now(self) -> None:
         with self._writing:
-            for table in self._taken():
-                self._append(table)
+            several = self._taken()
+            if several:
+                self._append(several)
 
-    def _taken(self) -> Sequence[pa.Table]:
-        """What waits, as tables."""
-        tables: list[pa.Table] = []
+    def _taken(self) -> Sequence[Rows]:
+        """What waits."""
+        several: list[Rows] = []
         for each in list(self._channels.values()):
-            tables += each.taken()
+            several += each.taken()
         with self._taking:
             others, self._others = self._others, []
             lost, self._unreported = self._unreported, 0
         if lost:
             others.append({"event": "lost", "time": self._clock.wall(), "count": lost})
-        return [*tables, *made(lambda: other_table(others), len(others), self.count_lost)]
+        return [*several, *made(lambda: other_table(others), len(others), self.count_lost)]
 
-    def _append(self, table: pa.Table) -> None:
+    def _append(self, several: Sequence[Rows]) -> None:
         try:
             if not self._recovered:
                 self._recovered = True
                 recover(self.folder)
             if self._file is None:
                 self._file, self._roll_at = OpenFile(self.folder), self._clock.monotonic() + self._roll_seconds
-            self._file.append(numbered(table, self._process, self._sequence))
+            first = itertools.accumulate(map(len, several), initial=self._sequence)
+            self._file.append(*map(numbered, several, itertools.repeat(self._process), first))
         except Exception as error:  # the messages go on; what is lost is the record of them
-            reported = [row for row in table.select(["event", "count"]).to_pylist() if row["event"] == "lost"]
-            with self._taking:  # a row of `lost` that is lost itself is told again
-                self._unreported += sum(row["count"] for row in reported)
-            self.count_lost(len(table) - len(reported))
+            self._lose(several)
             self._leave()
             if not self._failing:
                 self._failing = True
                 text = "journal %s: %s; events are not written until this is mended, and the pumps go on"
                 log.error(text, self.folder, text_of(error) or type(error).__name__)  # noqa: TRY400 - it is a disk's
         else:
-            self._sequence += len(table)
+            self._sequence += sum(map(len, several))
             if self._failing:
                 self._failing = False
                 log.warning("journal %s: events are written again; %d were not", self.folder, self.lost)
+
+    def _lose(self, several: Sequence[Rows]) -> None:
+        """Count rows that could not be written. One that tells of lost events is told again."""
+        tables = [rows.filter(pc.equal(rows["event"], "lost")) for rows in several if isinstance(rows, pa.Table)]
+        reported = [count for table in tables for count in table["count"].to_pylist()]
+        with self._taking:
+            self._unreported += sum(reported)
+        self.count_lost(sum(map(len, several)) - len(reported))
 
     def _leave(self) -> None:
         """Leave the file as it is: it is whole, and somebody makes a Parquet file of it later."""
@@ -236,25 +250,28 @@ class Journal:
             file.abandon()
 
     def _roll(self, now: float) -> None:
-        with self._writing:
-            file = self._file
-            if file is None or (now < self._roll_at and file.size < self._roll_bytes):
-                return
-            self._file = None
+        with self._rolling:
+            with self._writing:
+                file = self._file
+                if file is None or (now < self._roll_at and file.size < self._roll_bytes):
+                    return
+                self._file, self._closing = None, file
             try:
                 file.close()
             except Exception as error:
                 self._recovered = False
                 log.warning("journal %s: a file could not be closed, and is tried again: %s", self.folder, error)
+            finally:
+                self._closing = None
 
     def in_child(self) -> None:
-        """What the parent recorded is the parent's to write, and its file the parent's to lock."""
-        file, recorders = self._file, self._channels
+        """What the parent recorded is the parent's to write, and its files the parent's to lock."""
+        files, recorders = (self._file, self._closing), self._channels
         self._begin()
         self._channels = recorders
         for each in recorders.values():
             each.forget()
-        if file is not None:
+        for file in filter(None, files):
             file.abandon()
 
 
@@ -323,8 +340,8 @@ class _Recorder:
             }
         )
 
-    def taken(self) -> Sequence[pa.Table]:
-        """What waits, as tables."""
+    def taken(self) -> Sequence[Rows]:
+        """What waits."""
         with self._taking:
             flat, rows, decided = _take(self.flat), _take(self._settled), _take(self._decided_rows)
             received, failed = _take(self._received), _take(self._failed)
@@ -334,14 +351,14 @@ class _Recorder:
         tables += self._made(event, rows, wall, settled=True)
         for start in range(0, len(flat), _BATCH * FIELDS):
             part = flat[start : start + _BATCH * FIELDS]
-            make = partial(acknowledged_table, event, self._channel, part, wall)
+            make = partial(acknowledged_batch, event, self._channel, part, wall)
             tables += made(make, len(part) // FIELDS, self._lose)
         others: list[Mapping[str, object]] = [{**each, "time": float(str(each["time"])) + wall} for each in failed]
         if received:
             others.append({"event": "received", "channel": self._channel, **_summed(received)})
         return [*tables, *made(lambda: other_table(others), len(others), self._lose)]
 
-    def _made(self, event: str, rows: Sequence[DeliveryRow], wall: float, *, settled: bool) -> list[pa.Table]:
+    def _made(self, event: str, rows: Sequence[DeliveryRow], wall: float, *, settled: bool) -> list[Rows]:
         return made(lambda: delivery_table(event, self._channel, rows, wall, settled=settled), len(rows), self._lose)
 
     def _drop(self) -> None:
@@ -386,8 +403,8 @@ def _take(rows: list[Item]) -> list[Item]:
     return taken
 
 
-def made(make: Callable[[], pa.Table], number: int, lose: Callable[[int], None]) -> list[pa.Table]:
-    """The table of so many rows, or none; rows that no table can be made of are logged and counted."""
+def made(make: Callable[[], Rows], number: int, lose: Callable[[int], None]) -> list[Rows]:
+    """So many rows, or none; rows that cannot be made are logged and counted."""
     if not number:
         return []
     try:

@@ -90,6 +90,11 @@ def recorded(session: "SparkSession", record: Path) -> "DataFrame | None":
     return session.read.schema(f"{KEY} string").json(str(record)).where(f"{KEY} is not null").distinct()
 
 
+def recorded_keys(record: Path) -> frozenset[str]:
+    """The same for a process that has no session."""
+    return _keys(record, "*.jsonl")
+
+
 def posting(order: PostingOrder) -> "Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]":
     """The function for `mapInArrow`: it posts all rows of its task, and returns one row of REPORT."""
 

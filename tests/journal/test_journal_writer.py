@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pytest
 from pump import Command, Delivery, Dispatcher, Publication, RequestHandler, Subscription
 from pump.clock import SystemClock
 from pump.errors import ConfigurationError, DontAckAction, PublishError, PublishExhausted, RejectMessageAction
+from pump.journal import open_file
 from pump.journal.open_file import OpenFile, recover
 from pump.journal.writer import Journal
 from pump.message import Header, Message
@@ -377,6 +379,52 @@ def test_files_become_whole_by_size_and_by_time(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "late") == []
     late.close()
     assert len(rows_of(tmp_path / "late")) == 2
+
+
+def test_events_are_written_while_a_file_becomes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    convert = open_file._convert
+
+    def slow(folder: Path, path: Path) -> None:
+        begun.set()
+        assert may_end.wait(30)
+        convert(folder, path)
+
+    monkeypatch.setattr(open_file, "_convert", slow)
+    journal = Journal(tmp_path, flush=1000)
+    tell(journal, "first")
+    closing = threading.Thread(target=journal.close)
+    closing.start()
+    assert begun.wait(30)
+
+    tell(journal, "second")  # and it returns, though the first file is not whole yet
+
+    may_end.set()
+    closing.join(30)
+    journal.close()
+    assert [row["channel"] for row in rows_of(tmp_path)] == ["first", "second"]
+
+
+def test_batches_of_many_kinds_become_rows_with_all_columns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, flush=1000)
+    recorder = journal.recorder("orders", SystemClock())
+    for number, (handlers, counts) in enumerate([(("Place", "Place"), (1, 1)), (("Place", "Bill"), (2, 1))] * 3):
+        for place, (handler, count) in enumerate(zip(handlers, counts, strict=True)):
+            recorder.acknowledged((Header(f"{number}{place}", type="Order"), handler, count, 0, 1.0, 1.5, 1.75))
+        journal.lag("orders", number)
+        journal.flush()
+    journal.close()
+
+    rows = rows_of(tmp_path)
+    done = [row for row in rows if row["event"] == "delivery"]
+    assert [row["sequence"] for row in rows] == list(range(18))
+    assert [row["message_id"] for row in done] == [f"{number}{place}" for number in range(6) for place in range(2)]
+    assert [row["handler"] for row in done] == ["Place", "Place", "Place", "Bill"] * 3
+    assert [(row["deliveries"], row["redelivered"]) for row in done] == [(1, 0), (1, 0), (2, 1), (1, 0)] * 3
+    assert {(row["verdict"], row["type"], row["channel"], row["exhausted"], row["count"]) for row in done} == {
+        ("acknowledge", "Order", "orders", False, 1)
+    }
+    assert {(row["handling_seconds"], row["settling_seconds"]) for row in done} == {(0.5, 0.25)}
 
 
 def test_a_forked_child_writes_only_its_own_events(tmp_path: Path) -> None:

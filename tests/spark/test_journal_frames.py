@@ -3,21 +3,26 @@
 import random
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
+from bench.alone import alone
+from bench.bench_journal import summarised_in
 
 from brokers import install
 from pump.command.cli import main
 from pump.journal.compaction import compact
 from pump.journal.files import live
+from pump.journal.rules import RULES
 from pump.journal.summary import Summary, Window, summarise
-from support.journals import NOON, event, write
+from support.journals import NOON, event, generate, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,24 +189,30 @@ stream.follow(spark, journal, out, once=True).awaitTermination()
 
 
 def test_windows_and_alerts_of_a_stream_equal_a_recount_after_a_crash(spark: "SparkSession", tmp_path: Path) -> None:
+    from pump.spark.journal.stream import kept_alerts
+
     journal, out = tmp_path / "journal", tmp_path / "out"
+    follow_over_a_crash(spark, journal, out)
+
+    found = kept_alerts(out)
+    assert kept(out)[0] == expected(journal)
+    assert found == summarise(live(journal).all).alerts
+    assert {each.rule for each in found} == set(RULES)
+
+
+def follow_over_a_crash(spark: "SparkSession", journal: Path, out: Path) -> None:
+    """Follow a journal in three lives: the first one ends when it has kept the windows, and not yet the minutes."""
     out.mkdir()
     for seed in range(3):
         write(journal, sample(seed), process=f"p{seed}")
-
     crashed = subprocess.run(
         [sys.executable, "-c", CRASHING, str(journal), str(out), "windows"], check=False, timeout=200
     )
     assert crashed.returncode == 7
     assert kept(out)[0] == expected(journal)  # the first table was kept before the crash, the second was not
     follow_once(spark, journal, out)
-    write(journal, sample(3), process="p3")
+    write(journal, [*sample(3), *(event(verdict="reject", after=n / 10) for n in range(101))], process="p3")
     follow_once(spark, journal, out)
-
-    from pump.spark.journal.stream import kept_alerts
-
-    assert kept(out)[0] == expected(journal)
-    assert kept_alerts(out) == summarise(live(journal).all).alerts
 
 
 def test_events_that_come_late_are_in_their_window_and_counted_as_late(spark: "SparkSession", tmp_path: Path) -> None:
@@ -212,13 +223,18 @@ def test_events_that_come_late_are_in_their_window_and_counted_as_late(spark: "S
     follow_once(spark, journal, out)
     assert kept(out)[1] == 0
 
-    write(journal, [event(after=11), event(after=12), event(after=3601)], process="r")
-    follow_once(spark, journal, out)
+    follow_late_events(spark, journal, out)
 
     windows, late = kept(out)
     assert late == 2
     assert [each.deliveries for each in windows] == [12, 2]
     assert windows == expected(journal)
+
+
+def follow_late_events(spark: "SparkSession", journal: Path, out: Path) -> None:
+    """Two events that come most of an hour late, and one that does not."""
+    write(journal, [event(after=11), event(after=12), event(after=3601)], process="r")
+    follow_once(spark, journal, out)
 
 
 def test_an_alert_is_one_row_for_its_window_however_it_grows(spark: "SparkSession", tmp_path: Path) -> None:
@@ -251,10 +267,10 @@ def test_a_compaction_beside_a_stream_changes_nothing(spark: "SparkSession", tmp
     assert kept(out)[0] == expected(journal)
 
 
-@pytest.mark.skipif(find_spec("deltalake") is None, reason="deltalake is not installed")
 def test_a_delta_table_keeps_the_same_and_a_batch_that_comes_again_adds_nothing(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
+    install.client("deltalake", wheel="deltalake")
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, sample(0), process="a")
     follow_once(spark, journal, out, "delta")
@@ -282,6 +298,78 @@ def test_what_another_query_keeps_is_not_added_to(spark: "SparkSession", tmp_pat
     assert kept(out)[0] == expected(journal)
 
 
+# -- much
+
+EVENTS, FILES = 10_000_000, 40
+
+
+@pytest.mark.long
+@pytest.mark.requirement("S-11")
+def test_ten_million_events_are_summarised_in_a_minute_and_a_stream_is_right_after_a_crash(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    from pump.spark.journal.stream import kept_alerts
+
+    generate(tmp_path / "large", EVENTS, FILES)
+    took, _, summary = alone(summarised_in, tmp_path / "large")
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    follow_over_a_crash(spark, journal, out)
+    write(journal, [event(after=3600)], process="q")
+    follow_once(spark, journal, out)
+    follow_late_events(spark, journal, out)
+    windows, late = kept(out)
+
+    assert took <= 60
+    assert summary.events == EVENTS
+    assert windows_of(summary) == recounted(tmp_path / "large")
+    assert all(each.redelivery_rate and each.exhaustion_rate and each.failure_rate for each in summary.windows)
+    assert {each.measure for each in summary.latencies} == {"handling", "settling", "age"}
+    assert all(each.p50 <= each.p95 <= each.p99 for each in summary.latencies)
+    assert (len({each.handler for each in summary.outcomes}), sum(each.number for each in summary.outcomes)) == (
+        40,
+        EVENTS,
+    )
+    assert all(each.success_rate == 1.0 for each in summary.acknowledgements)
+    assert late == 2
+    assert windows == expected(journal)
+    assert any(each.lag_seconds is not None for each in windows)
+    assert kept_alerts(out) == summarise(live(journal).all).alerts
+    assert {each.rule for each in kept_alerts(out)} == set(RULES)
+
+
+Counts: TypeAlias = Mapping[tuple[int, str], tuple[int, ...]]
+"""By window and channel: how many deliveries, acknowledged, redelivered, exhausted, failed and rejected."""
+
+
+def windows_of(summary: Summary) -> Counts:
+    return {
+        (int(each.window_start.timestamp()), each.channel): (
+            *(each.deliveries, each.acknowledged, each.redelivered, each.exhausted, each.failed, each.rejected),
+        )
+        for each in summary.windows
+    }
+
+
+def recounted(folder: Path) -> Counts:
+    """The same, by Arrow: another program than the one that is tested."""
+    counts: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 6)
+    for file in live(folder).all:
+        rows = pq.read_table(file, columns=["time", "channel", "verdict", "redelivered", "exhausted"])
+        verdict = rows["verdict"]
+        failed = pc.is_in(verdict, pa.array(["nack", "requeue", "reject"]))
+        ones = [pc.equal(verdict, "acknowledge"), rows["redelivered"], rows["exhausted"], failed]
+        columns = [pa.repeat(1, len(rows)), *ones, pc.equal(verdict, "reject")]
+        window = pc.divide(pc.cast(rows["time"], pa.int64()), 300_000_000)
+        table = pa.table(
+            [window, rows["channel"], *(pc.cast(each, pa.int64()) for each in columns)], names=list("wcabdefg")
+        )
+        for row in table.group_by(["w", "c"]).aggregate([(name, "sum") for name in "abdefg"]).to_pylist():
+            found = counts[row["w"] * 300, row["c"]]
+            for place, name in enumerate("abdefg"):
+                found[place] += row[f"{name}_sum"]
+    return {key: tuple(numbers) for key, numbers in counts.items()}
+
+
 # -- the commands
 
 
@@ -295,6 +383,26 @@ def test_the_command_writes_each_analysis_as_a_table(
     assert len(capsys.readouterr().out.splitlines()) == 7
     columns = set(spark.read.parquet(str(tmp_path / "out" / "windows")).columns)
     assert {"received", "redelivery_rate", "exhaustion_rate", "failure_rate"} <= columns
+
+
+def test_the_command_writes_each_analysis_as_a_delta_table(spark: "SparkSession", tmp_path: Path) -> None:
+    deltalake = install.client("deltalake", wheel="deltalake")
+    write(tmp_path / "journal", sample(0))
+    command = ["spark", "summary", str(tmp_path / "journal"), "--out", str(tmp_path / "out"), "--format", "delta"]
+
+    statuses = [main(command) for _ in range(2)]  # a second run puts its tables in the place of the first one's
+
+    assert statuses == [0, 0]
+    rows = {
+        name.name: deltalake.DeltaTable(str(name)).to_pyarrow_table().to_pylist()
+        for name in (tmp_path / "out").iterdir()
+    }
+    here = summarise(live(tmp_path / "journal").all)
+    assert len(rows) == 7
+    assert sorted((row["window_start"], row["channel"], row["deliveries"]) for row in rows["windows"]) == [
+        (each.window_start, each.channel, each.deliveries) for each in here.windows
+    ]
+    assert sorted((row["group"], row["number"]) for row in rows["errors"]) == sorted(here.errors)
 
 
 def test_the_command_shows_a_summary_and_keeps_alerts(

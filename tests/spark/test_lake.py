@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from brokers import install
 from brokers.redis import Redis
 from pump import Command, Publication, Subscription
 from pump.errors import ConfigurationError
@@ -150,6 +152,30 @@ def test_a_batch_that_may_come_again_is_not_compacted(spark: "SparkSession", sho
     archive(spark, shop.order)
 
     assert ids(spark, shop.archive) == once(names)
+
+
+def test_an_archive_in_a_delta_table_has_each_message_once(spark: "SparkSession", shop: Shop) -> None:
+    install.client("deltalake", wheel="deltalake")
+    order = replace(shop.order, table_format="delta")
+    first = shop.post(200)
+    assert archive(spark, order) == 200
+    (checkpoint,) = shop.archive.checkpoints()
+    for each in (checkpoint.spark / "commits").glob(f"*{checkpoint.committed}*"):  # as if it had crashed at its end
+        each.unlink()
+
+    archive(spark, order)
+    second = shop.post(100)
+    assert archive(spark, order) == 100
+    done = compact(spark, shop.archive)
+
+    assert ids(spark, shop.archive) == once([*first, *second])
+    assert done.files_after < done.files_before
+    row = shop.archive.read(spark).where("id = 'm7'").first()
+    assert row is not None
+    assert (row.channel, row.type, row.text, row.headers) == (shop.channel, "Order", '{"id": "m7"}', {"shop": "north"})
+    assert [
+        each.id for each in chosen(spark, shop.archive, Period(since="2020-01-01", where="id = 'm7'")).collect()
+    ] == ["m7"]
 
 
 @pytest.mark.parametrize("steps", range(4))

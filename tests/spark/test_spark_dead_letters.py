@@ -177,6 +177,28 @@ def test_dead_letters_of_a_url_need_a_channel_or_a_queue(spark: "SparkSession") 
         read_letters(spark, "sqlite:///shop.db")
 
 
+def test_letters_without_ids_are_told_apart_by_the_bodies_that_they_had(letters: "DataFrame", tmp_path: Path) -> None:
+    from pyspark.sql.functions import lit
+
+    nameless = letters.where("id in ('d0', 'd6')").withColumns(
+        dict.fromkeys(("id", "identity"), lit(None).cast("string"))
+    )
+    chosen = select(nameless, Selection(set={"text": """'{"total": 1}'"""}))
+
+    first, second = redrive(chosen, order(tmp_path)), redrive(chosen, order(tmp_path))
+
+    assert (first.posted, second.posted) == (2, 0)
+    found = posted(tmp_path / "shop.db", "orders")
+    assert [body for _, body in found] == [{"total": 1}] * 2
+    assert len({id_ for id_, _ in found}) == 2
+
+
+def test_an_id_that_is_set_is_kept(letters: "DataFrame", tmp_path: Path) -> None:
+    redrive(select(letters, Selection(where="id = 'd6'", set={"id": "concat(id, '-mended')"})), order(tmp_path))
+
+    assert [id_ for id_, _ in posted(tmp_path / "shop.db", "orders")] == ["rd-d6-mended"]
+
+
 def test_a_column_that_no_message_has_cannot_be_set(letters: "DataFrame") -> None:
     with pytest.raises(ConfigurationError, match="no column 'txt'"):
         select(letters, Selection(set={"txt": "'x'"}))

@@ -9,7 +9,7 @@ from brokers import install
 from support.tree import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
-NAMES = ("spark_cluster.py", "spark_dead_letters.py", "spark_lake.py")
+NAMES = ("spark_alerts.py", "spark_cluster.py", "spark_dead_letters.py", "spark_lake.py", "spark_streams.py")
 
 
 @pytest.mark.long

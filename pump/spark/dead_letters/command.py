@@ -49,6 +49,9 @@ def add_redrive(parser: argparse.ArgumentParser) -> None:
         "--change", metavar="module:function", help="a function that changes each letter, or leaves it out"
     )
     parser.add_argument("--rate", type=float, metavar="N", help="post at most N messages per second")
+    parser.add_argument(
+        "--settle", action="store_true", help="afterwards, acknowledge in --channel the letters that were posted"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only say how many would be posted")
     parser.set_defaults(act=_redrive)
 
@@ -92,9 +95,16 @@ def _moment(value: Any) -> str:  # noqa: ANN401 - a time, or none
 
 
 def _redrive(options: argparse.Namespace) -> int:
+    from pump.spark.dead_letters.letters import is_folder  # noqa: PLC0415 - only with a session
     from pump.spark.dead_letters.redrive import Selection, redrive, select  # noqa: PLC0415 - only here is Spark needed
+    from pump.spark.dead_letters.settling import settle  # noqa: PLC0415
     from pump.spark.posted import PostingOrder  # noqa: PLC0415
 
+    if options.settle and (is_folder(options.letters) or not options.channel):
+        raise ConfigurationError(
+            "--settle takes posted letters out of a channel: give a URL and --channel. "
+            "An archive has no letters to settle, and rows of a queue stay"
+        )
     rewriting = dict(_pair(each) for each in options.set or ())
     selection = Selection(signatures=options.signature or (), where=options.where, set=rewriting)
     change = None if options.change is None else function_named(options.change)
@@ -108,11 +118,15 @@ def _redrive(options: argparse.Namespace) -> int:
         tasks=tasks,
     )
     with _letters(options, "pump spark redrive") as letters:
+        session = letters.sparkSession
         selected = select(letters, selection)
         if options.dry_run:
             print(f"{selected.count():,} dead letters are selected")
             return 0
         report = redrive(selected, order)
+        if options.settle:
+            done = settle(session, options.letters, options.channel, order.record)
+            print(f"{done.settled:,} settled in {options.channel}; {done.left:,} stay there")
     return told(report, options.record)
 
 

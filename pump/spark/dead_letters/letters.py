@@ -29,7 +29,7 @@ def read_letters(session: "SparkSession", place: str, *, channel: str = "", queu
     """
     from pump.spark.columns import spark_schema  # noqa: PLC0415 - it loads pyarrow
 
-    if "://" not in place or place.startswith("file://"):
+    if is_folder(place):
         return session.read.schema(spark_schema()).parquet(place)
     if bool(channel) == bool(queue):
         raise ConfigurationError("say which dead letters: --channel orders.dead, or --queue orders for a queue's rows")
@@ -39,6 +39,11 @@ def read_letters(session: "SparkSession", place: str, *, channel: str = "", queu
         register(session)  # in a checkout, Spark does not find the format by itself
         return session.read.format("pump").option("url", place).option("channel", channel).load()
     return session.range(0, 1, 1, 1).mapInArrow(reading_queue(place, queue), spark_schema())
+
+
+def is_folder(place: str) -> bool:
+    """Whether the place is a folder, and not a transport's URL."""
+    return "://" not in place or place.startswith("file://")
 
 
 def reading_queue(url: str, queue: str) -> "Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]":

@@ -1,7 +1,7 @@
 """Redrive: selected dead letters are changed where that is needed, and posted again, each once.
 
-Published and confirmed, then recorded; the dead letters themselves stay where they are read. So a crash costs at most
-some repeats, with the same ids, and a second run with the same record posts nothing.
+Published and confirmed, then recorded; then, if that is wanted, `settling.py` takes them out of their channel. So a
+crash costs at most some repeats, with the same ids, and a second run with the same record posts nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def select(letters: "DataFrame", selection: Selection) -> "DataFrame":
     """The selected dead letters, with the columns changed as SQL says. A new text replaces the body."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
 
-    found = with_signature(letters)
+    found = _keyed(with_signature(letters))
     unknown = selection.set.keys() - set(letters.columns)
     if unknown:
         raise ConfigurationError(f"a message has no column {min(unknown)!r}; it has {', '.join(letters.columns)}")
@@ -46,14 +46,25 @@ def select(letters: "DataFrame", selection: Selection) -> "DataFrame":
     changes = {name: f.expr(expression) for name, expression in selection.set.items()}
     if "text" in changes and "body" not in changes:
         changes["body"] = f.lit(None).cast("binary")
+    if "id" in changes:
+        changes[NEW_ID] = f.coalesce(f.concat(f.lit(PREFIX), changes["id"]), NEW_ID)
     return found.withColumns(changes) if changes else found
 
 
 def redrive(selected: "DataFrame", order: PostingOrder) -> PostingReport:
     """Post the selected dead letters, unless the record says that they were posted."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
+    named = selected if KEY in selected.columns else _keyed(selected)
+    return post_rows(named.dropDuplicates([KEY]), replace(order, order=order.order or ("received", KEY)))
+
+
+def _keyed(letters: "DataFrame") -> "DataFrame":
+    """The letters with their names in the record, and their new ids, both made before anything is changed.
+
+    A letter that has the id of another one, and failed at another time, is another one.
+    """
+    from pyspark.sql import functions as f  # noqa: PLC0415
 
     nameless = f.sha2("body", 256)
-    named = selected.withColumn(KEY, f.concat_ws("\t", "channel", f.coalesce("identity", "id", nameless)))
-    named = named.withColumn(NEW_ID, f.concat(f.lit(PREFIX), f.coalesce("id", "identity", nameless)))
-    return post_rows(named.dropDuplicates([KEY]), replace(order, order=order.order or ("received", KEY)))
+    moment = f.unix_micros(f.coalesce("dead_letter.last_failure", "timestamp")).cast("string")
+    key = f.concat_ws("\t", "channel", f.coalesce("identity", "id", nameless), moment)
+    return letters.withColumns({KEY: key, NEW_ID: f.concat(f.lit(PREFIX), f.coalesce("id", "identity", nameless))})

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pump.spark.dead_letters.signature import with_signature
+from pump.spark.dead_letters.signature import id_of, with_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,7 +17,7 @@ def triage(letters: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
 
     when = f.coalesce("dead_letter.last_failure", "received")
-    groups = with_signature(letters).groupBy("signature_id", "signature")
+    groups = with_text(letters).groupBy("signature")
     return (
         groups.agg(
             f.count("*").alias("letters"),
@@ -28,6 +28,7 @@ def triage(letters: "DataFrame") -> "DataFrame":
             f.array_sort(f.collect_set("dead_letter.handler")).alias("handlers"),
             f.max_by(f.coalesce("id", "identity"), when).alias("example"),
         )
+        .withColumn("signature_id", id_of("signature"))
         .select(
             *("signature_id", "letters", "first", "last"), *("channels", "reasons", "handlers", "example", "signature")
         )

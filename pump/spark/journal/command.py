@@ -26,8 +26,14 @@ _LOOK_SECONDS: Final = 1
 _HOUR_SECONDS: Final = 3600.0
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # much is counted: it pays to compile it well
+    "spark.sql.adaptive.enabled": "false",  # the results are small, so there is nothing to adapt
 }
+MOST_ROWS_BRIEFLY: Final = 3_000_000
+_BRIEFLY: Final[Mapping[str, str]] = {
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+}
+"""For up to so many events: compiling well takes longer than it saves, and memory holds the times of all windows."""
 
 _ANALYSES: Final = ("windows", "latencies", "outcomes", "acknowledgements", "errors", "dead_letters", "posts")
 
@@ -124,7 +130,7 @@ def _report(options: argparse.Namespace) -> int:
     if here:
         summary = summarise(files)
     else:
-        with _session("pump report", options) as spark:
+        with _session("pump report", options, row_count(files)) as spark:
             summary = _counted(spark, files)
     title = options.title or f"Journal {options.journal.resolve().name}"
     options.out.write_text(page(title, summary, datetime.now(UTC)), "utf-8")
@@ -134,10 +140,10 @@ def _report(options: argparse.Namespace) -> int:
 
 def _summary(options: argparse.Namespace) -> int:
     _need_pyarrow()
-    from pump.journal.summary import journal_files  # noqa: PLC0415 - needs pyarrow
+    from pump.journal.summary import journal_files, row_count  # noqa: PLC0415 - needs pyarrow
 
     files = journal_files(options.journal)
-    with _session("pump spark summary", options) as spark:
+    with _session("pump spark summary", options, row_count(files)) as spark:
         if options.out is None:
             for line in _shown(_counted(spark, files)):
                 _say(line)
@@ -153,7 +159,7 @@ def _alerts(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"there is no journal in {options.journal}: it is no folder")
     journal, out = options.journal.resolve(), options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    with _session("pump spark alerts", options) as spark:
+    with _session("pump spark alerts", options, 0) as spark:
         from pump.spark.journal.stream import follow  # noqa: PLC0415 - needs pyspark
 
         query = follow(spark, journal, out, once=options.once, every_seconds=options.every, kind=options.format)
@@ -193,9 +199,10 @@ def _late(out: Path, kind: Any) -> str:  # noqa: ANN401 - one of the choices of 
 # -- what they share
 
 
-def session_settings() -> Mapping[str, str]:
-    """The settings of a session that counts a journal."""
-    return _SETTINGS
+def session_settings(rows: int) -> Mapping[str, str]:
+    """The settings of a session that counts so many events."""
+    own = _BRIEFLY if rows <= MOST_ROWS_BRIEFLY else {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
+    return {**_SETTINGS, **own}
 
 
 def _need_pyarrow() -> None:
@@ -206,10 +213,10 @@ def _need_pyarrow() -> None:
 
 
 @contextmanager
-def _session(name: str, options: argparse.Namespace) -> "Iterator[SparkSession]":
+def _session(name: str, options: argparse.Namespace, rows: int) -> "Iterator[SparkSession]":
     """A session for one command; one that ran before is used, and goes on."""
     running = _running_session()
-    spark = running or opened(name, options.on, _SETTINGS)
+    spark = running or opened(name, options.on, session_settings(rows))
     try:
         yield spark
     finally:

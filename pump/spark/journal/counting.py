@@ -1,6 +1,7 @@
 """A journal summarised on Spark: the same tuples as one process gives, counted by many."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 MOST_GROUPS = 10_000
 """So many groups of dead letters and of errors are shown at most, the largest ones."""
+AT_A_TIME = 3
+"""So many analyses are counted at a time."""
 
 
 def collected(frame: "DataFrame", make: Callable[..., Item]) -> Sequence[Item]:
@@ -38,22 +41,44 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
     if not files:
         return replace(summarise(()), counted_by="Spark")
     events = frames.events(spark, files)
-    ((total, lost),) = collected(frames.lost(events), lambda **row: (row["events"], row["lost"]))
+    made: Mapping[str, tuple[DataFrame, Callable[..., Any]]] = {
+        # What takes longest begins first: the windows, with their latencies, since both look at all rows.
+        "windows": (frames.window_counts(events, *frames.percentiles()), _window),
+        "acknowledgements": (frames.acknowledgements(events), Acknowledgements),
+        "minutes": (frames.minute_counts(events), MinuteCount),
+        "outcomes": (frames.outcomes(events), OutcomeCount),
+        "errors": (_largest(frames.errors(events)), ErrorGroup),
+        "dead_letters": (_largest(frames.dead_letters(events)), DeadLetterGroup),
+        "posts": (frames.posts(events), Posts),
+        "lost": (frames.lost(events), lambda **row: (row["events"], row["lost"])),
+    }
+    with ThreadPoolExecutor(AT_A_TIME) as pool:  # Spark plans one while the cores count another
+        counted = dict(zip(made, pool.map(lambda each: collected(*each), made.values()), strict=True))
+    ((total, lost),) = counted["lost"]
     return Summary(
-        windows=sorted(collected(frames.window_counts(events), Window)),
-        latencies=sorted(collected(frames.latencies(events), Latency)),
-        outcomes=sorted(collected(frames.outcomes(events), OutcomeCount)),
-        acknowledgements=sorted(collected(frames.acknowledgements(events), Acknowledgements)),
-        errors=sorted(collected(_largest(frames.errors(events)), ErrorGroup), key=lambda each: (-each.number, each)),
-        dead_letters=sorted(
-            collected(_largest(frames.dead_letters(events)), DeadLetterGroup), key=lambda each: (-each.number, each)
-        ),
-        posts=sorted(collected(frames.posts(events), Posts)),
-        alerts=alerts(collected(frames.minute_counts(events), MinuteCount)),
+        windows=sorted(window for window, _ in counted["windows"]),
+        latencies=sorted(latency for _, several in counted["windows"] for latency in several),
+        outcomes=sorted(counted["outcomes"]),
+        acknowledgements=sorted(counted["acknowledgements"]),
+        errors=sorted(counted["errors"], key=_most_first),
+        dead_letters=sorted(counted["dead_letters"], key=_most_first),
+        posts=sorted(counted["posts"]),
+        alerts=alerts(counted["minutes"]),
         events=total,
         lost=lost,
         counted_by="Spark",
     )
+
+
+def _window(**row: Any) -> tuple[Window, Sequence[Latency]]:  # noqa: ANN401 - the fields of both
+    """A window, and its latencies."""
+    at = {name: row.pop(name) for name in frames.MEASURES}
+    window = Window(**row)
+    return window, [Latency(*window[:2], name, *quantiles) for name, quantiles in at.items() if quantiles]
+
+
+def _most_first(each: ErrorGroup | DeadLetterGroup) -> tuple[int, tuple[Any, ...]]:
+    return -each.number, each
 
 
 def _largest(frame: "DataFrame") -> "DataFrame":

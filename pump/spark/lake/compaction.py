@@ -36,8 +36,6 @@ class Compacted:
 
     files_before: int
     files_after: int
-    messages: int
-    """How many messages the files have that were written anew."""
 
 
 def compact(session: "SparkSession", archive: Archive) -> Compacted:
@@ -47,9 +45,10 @@ def compact(session: "SparkSession", archive: Archive) -> Compacted:
     with _alone(archive):
         carry_out(archive)
         before, olds = _files(archive), _worth_it(archive)
-        messages = _write_aside(session, archive, olds) if olds else 0
+        if olds:
+            _write_aside(session, archive, olds)
         carry_out(archive)
-        return Compacted(before, _files(archive), messages)
+        return Compacted(before, _files(archive))
 
 
 def carry_out(archive: Archive) -> None:
@@ -67,8 +66,8 @@ def carry_out(archive: Archive) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_aside(session: "SparkSession", archive: Archive, olds: Sequence[str]) -> int:
-    """Write the messages of these folders aside, and store the plan; returns how many they are."""
+def _write_aside(session: "SparkSession", archive: Archive, olds: Sequence[str]) -> None:
+    """Write the messages of these folders aside, and store the plan."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - only with a session
 
     aside = archive.folder / _ASIDE
@@ -85,7 +84,6 @@ def _write_aside(session: "SparkSession", archive: Archive, olds: Sequence[str])
         shutil.rmtree(aside, ignore_errors=True)
         raise SetupError(f"{written} of {count} messages were written: nothing was changed; run the compaction again")
     _store(archive.folder / _PLAN, {"old": olds, "new": news})
-    return count
 
 
 def _worth_it(archive: Archive) -> list[str]:
@@ -110,8 +108,8 @@ def _compact_delta(archive: Archive) -> Compacted:
 
     table = deltalake.DeltaTable(str(archive.table))
     before = len(table.file_uris())
-    metrics = table.optimize.compact()
-    return Compacted(before, len(table.file_uris()), int(metrics.get("totalConsideredFiles", 0)) and 0)
+    table.optimize.compact()
+    return Compacted(before, len(table.file_uris()))
 
 
 def _files(archive: Archive) -> int:
