@@ -24,7 +24,7 @@ def _transport(name: str, *files: str, tests: str = "") -> Target:
     return Target(paths, (tests or f"tests/transports/{name}",), SETTLING, slowest_seconds=8.0)
 
 
-JUDGED: Final = ("tests/verdict", "tests/in_hand/test_slots.py", "tests/pumps")
+JUDGED: Final = ("tests/verdict", "tests/in_hand/test_slots.py", "tests/in_hand/test_gate.py", "tests/pumps")
 """The tests without a broker."""
 
 TARGETS: Final[dict[str, Target]] = {
