@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-SETTLING: Final = r"acknowledge|nack|requeue|reject|settle|hand_back|give_back|dead|requeued|push|store"
+SETTLING: Final = r"ack|claim|requeue|reject|settle|dead|letter|store|push|flush|frames|release|expire|extend"
 """The functions that settle messages, by a part of their names."""
 
 

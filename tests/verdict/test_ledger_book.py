@@ -177,3 +177,13 @@ def test_only_a_lower_count_has_started_over(clock: ManualClock) -> None:
     assert ledger.past_runs(message(deliveries=4)) == (0, 0)
     assert ledger.arrived(message(deliveries=2)) == (0, 0)
     assert ledger.past_runs(message(deliveries=4)) == (0, 2)
+
+
+def test_a_run_that_is_forgiven_clears_a_message_whose_hand_back_the_broker_did_not_count(clock: ManualClock) -> None:
+    ledger = Ledger(clock)
+    ledger.ignore(message(deliveries=3))
+    assert ledger.past_runs(message(deliveries=3)) == (0, 2)
+
+    ledger.forgive(message(deliveries=3))
+
+    assert ledger.past_runs(message(deliveries=3)) == (0, 0)
