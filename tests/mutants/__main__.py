@@ -46,7 +46,7 @@ def shown(survivor: Survivor) -> str:
 def try_target(name: str, given: argparse.Namespace) -> int:
     """Try the changes of one target."""
     target, known = TARGETS[name], Known(OUTCOMES / f"{name}.json", anew=given.anew)
-    trial = Trial(target, known, only=given.functions, seconds=given.seconds)
+    trial = Trial(target, known, only=given.functions, seconds=given.seconds, at_most=given.at_most)
     options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:rerunfailures"]
     options += [f"--ignore-glob=*/{each}" for each in LEFT_OUT]
     status = pytest.main([*options, *(str(ROOT / each) for each in target.tests)], plugins=[trial])
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--functions", default="", metavar="REGEX", help="only functions with such a name")
     parser.add_argument("--anew", choices=["nothing", "survived", "all"], default="nothing", help="what is tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no change after that time")
+    parser.add_argument("--at-most", type=float, default=float("inf"), help="how long the tests of a change may take")
     given = parser.parse_args(arguments)
     unknown = set(given.names) - set(TARGETS)
     if unknown:
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(names) == 1:
         return try_target(names[0], given)
     again = [sys.executable, "-m", "mutants", "--functions", given.functions, "--anew", given.anew]
-    again += ["--seconds", str(given.seconds)]
+    again += ["--seconds", str(given.seconds), "--at-most", str(given.at_most)]
     return max(subprocess.run([*again, name], cwd=ROOT / "tests", check=False).returncode for name in names)
 
 

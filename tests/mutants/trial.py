@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Final, NamedTuple
@@ -50,12 +51,14 @@ class Result(NamedTuple):
 class Trial:
     """A pytest plugin that tries changes instead of only running tests."""
 
-    def __init__(self, target: Target, known: Known, *, only: str = "", seconds: float = float("inf")) -> None:
+    def __init__(self, target: Target, known: Known, *, only: str, seconds: float, at_most: float) -> None:
+        """Begin no change after so many seconds, and no test of a change after its tests have taken `at_most`."""
         self.results: Final[list[Result]] = []
         self._target: Final = target
         self._known: Final = known
         self._only: Final = re.compile(only)
         self._until: Final = time.monotonic() + seconds
+        self._at_most: Final = at_most
         self._files: Final = [_imported(name if name.startswith("pump/") else f"pump/{name}") for name in target.files]
         self._coverage: Final = Coverage(None, config_file=False, include=list(map(str, self._files)))
         self._seconds: Final[dict[str, float]] = {}
@@ -134,7 +137,9 @@ class Trial:
         """The tests that run a changed line: first those that noticed another change, then the quickest."""
         names = {name for line in mutant.lines for name in ran.get(line, ()) if name in self._items}
         ordered = sorted(names, key=lambda name: self._seconds[name] / (20 if self._sound.get(name) else 1))
-        return [self._items[name] for name in ordered if self._sound.get(name, True)]
+        taking = accumulate(self._seconds[name] for name in ordered)
+        quick = [name for name, so_far in zip(ordered, taking, strict=True) if so_far <= self._at_most]
+        return [self._items[name] for name in quick if self._sound.get(name, True)]
 
     def _outcome(self, code: CodeType, targets: Sequence[FunctionType], items: list[pytest.Item]) -> Outcome:
         def change() -> None:
