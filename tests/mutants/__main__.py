@@ -46,7 +46,7 @@ def shown(survivor: Survivor) -> str:
 def try_target(name: str, given: argparse.Namespace) -> int:
     """Try the changes of one target."""
     target, known = TARGETS[name], Known(OUTCOMES / f"{name}.json", anew=given.anew)
-    trial = Trial(target, known, only=given.functions, seconds=given.seconds, at_most=given.at_most)
+    trial = Trial(target, known, only=given.only, seconds=given.seconds, at_most=given.at_most)
     options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:rerunfailures"]
     options += [f"--ignore-glob=*/{each}" for each in LEFT_OUT]
     status = pytest.main([*options, *(str(ROOT / each) for each in target.tests)], plugins=[trial])
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every target is tested well enough, 3 if there was no time for all changes."""
     parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(TARGETS)}")
-    parser.add_argument("--functions", default="", metavar="REGEX", help="only functions with such a name")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only these, as `pump/ledger.py Ledger.forget`")
     parser.add_argument("--anew", choices=["nothing", "survived", "all"], default="nothing", help="what is tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no change after that time")
     parser.add_argument("--at-most", type=float, default=float("inf"), help="how long the tests of a change may take")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = given.names or list(TARGETS)
     if len(names) == 1:
         return try_target(names[0], given)
-    again = [sys.executable, "-m", "mutants", "--functions", given.functions, "--anew", given.anew]
+    again = [sys.executable, "-m", "mutants", "--only", given.only, "--anew", given.anew]
     again += ["--seconds", str(given.seconds), "--at-most", str(given.at_most)]
     return max(subprocess.run([*again, name], cwd=ROOT / "tests", check=False).returncode for name in names)
 

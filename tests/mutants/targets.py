@@ -24,16 +24,28 @@ def _transport(name: str, *files: str, tests: str = "") -> Target:
     return Target(paths, (tests or f"tests/transports/{name}",), SETTLING, slowest_seconds=8.0)
 
 
-JUDGED: Final = ("tests/verdict", "tests/in_hand/test_slots.py", "tests/in_hand/test_gate.py", "tests/pumps")
+CORE: Final = (
+    "tests/verdict",
+    "tests/in_hand/test_slots.py",
+    "tests/in_hand/test_gate.py",
+    "tests/pumps",
+    "tests/transports/memory",
+    "tests/program/test_grace.py",
+)
 """The tests without a broker."""
 
 TARGETS: Final[dict[str, Target]] = {
-    "verdict": Target(("pump/verdict.py", "pump/settling.py"), JUDGED),
-    "ledger": Target(("pump/ledger.py",), JUDGED),
-    "intake": Target(("pump/pumps/intake.py",), ("tests/pumps",)),
-    "channel": Target(
-        ("pump/pumps/channel.py", "pump/pumps/async_channel.py", "pump/pumps/channel_base.py"),
-        ("tests/pumps", "tests/transports/memory", "tests/program/test_grace.py"),
+    "core": Target(
+        (
+            "pump/verdict.py",
+            "pump/settling.py",
+            "pump/ledger.py",
+            "pump/pumps/intake.py",
+            "pump/pumps/channel_base.py",
+            "pump/pumps/channel.py",
+            "pump/pumps/async_channel.py",
+        ),
+        CORE,
     ),
     "memory": _transport("memory", "transport", "bus"),
     "rabbitmq": _transport("rabbitmq", "consumer", "deliveries", "delivery_channel"),

@@ -109,7 +109,7 @@ class Trial:
     def _try_all(self, name: str, file: Path, ran: dict[int, list[str]]) -> Result:
         tried = left = 0
         survivors = list[Survivor]()
-        for mutant in self._wanted(file):
+        for mutant in self._wanted(name, file):
             targets = _functions(file, mutant.function, mutant.starts)
             code = changed_code(mutant, file)
             if not targets or code.co_freevars != targets[0].__code__.co_freevars:
@@ -127,10 +127,10 @@ class Trial:
         say(f"{name}: {tried} changes tried, {left} left, {len(survivors)} survived")
         return Result(name, tried, left, survivors)
 
-    def _wanted(self, file: Path) -> Iterator[Mutant]:
-        functions_wanted = re.compile(self._target.functions)
+    def _wanted(self, name: str, file: Path) -> Iterator[Mutant]:
+        settling = re.compile(self._target.functions)
         for mutant in mutants(file.read_text("utf-8")):
-            if functions_wanted.search(mutant.function) and self._only.search(mutant.function):
+            if settling.search(mutant.function) and self._only.search(f"{name} {mutant.function}"):
                 yield mutant
 
     def _tests_of(self, mutant: Mutant, ran: dict[int, list[str]]) -> list[pytest.Item]:

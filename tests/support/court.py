@@ -48,7 +48,7 @@ class Choosy(Subscription):
 
 
 def rules(**options: Any) -> Subscription:
-    return Choosy(Sample, **{"topic": "samples", "channel": "samples", **options})
+    return Choosy(options.pop("request", Sample), **{"topic": "samples", "channel": "samples", **options})
 
 
 class Spy:

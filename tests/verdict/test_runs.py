@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pump.errors import LeaseLost, RejectMessageAction
+from pump.errors import DontAckAction, LeaseLost, RejectMessageAction, Undecodable
 from pump.in_hand.gate import Gate
 from pump.in_hand.slots import NOWHERE, CrashGuard
 from pump.settling import ACKNOWLEDGE, HAND_BACK, UNSETTLED
-from support.court import Court, message
+from support.court import Court, Sample, message
 
 
 class NotedHand:
@@ -147,13 +147,23 @@ def test_so_does_one_whose_acknowledgement_came_too_late(blocked_seconds: float,
 # -- ended by a stop
 
 
-def test_a_handler_that_failed_because_a_stop_ended_it_spends_no_attempt() -> None:
+def test_a_handler_that_failed_because_a_stop_ended_it_spends_no_attempt(caplog: pytest.LogCaptureFixture) -> None:
     court, delivered = Court(), message()
     delivered.ended = True
 
     assert court.judge.failed(delivered, OSError("cut off")) is HAND_BACK
 
     assert court.ledger.past_runs(message()) == (0, 0)
+    assert "Handler ended by the stop" in caplog.text
+
+
+def test_one_whose_error_is_that_of_the_stop_itself_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    court, delivered = Court(cancelled=lambda: True), message()
+    delivered.ended = True
+
+    assert court.judge.failed(delivered, asyncio.CancelledError()) is HAND_BACK
+
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("raised", [RejectMessageAction("no"), BaseExceptionGroup("all", [RejectMessageAction("no")])])
@@ -164,7 +174,7 @@ def test_a_decision_counts_although_a_stop_ended_its_handler(raised: BaseExcepti
     assert court.turn(delivered, raised) == ("reject", "delivery error", "no")
 
 
-# -- unreadable
+# -- unreadable, and not mapped
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
@@ -174,3 +184,26 @@ def test_an_unreadable_message_was_not_run(attempts: int) -> None:
     court.turn(message(fault="no header", attempts=attempts))
 
     assert court.rejection.attempts == attempts
+
+
+def test_a_message_that_its_mapper_did_not_accept_was_run() -> None:
+    court = Court()
+
+    court.turn(message(attempts=1), Undecodable("no sku"))
+
+    assert court.rejection.attempts == 2
+
+
+# -- refusing everything for a while
+
+
+@pytest.mark.parametrize(("request_of", "calls"), [(Sample, ["shut", "nack"]), (lambda _: Sample, ["nack"])])
+def test_an_attribute_that_refuses_for_a_while_shuts_a_channel_of_one_request_only(
+    request_of: Any, calls: list[str]
+) -> None:
+    court = Court(request=request_of, may_block=True)
+
+    court.turn(message(), DontAckAction(until=lambda: False))
+
+    assert [call[0] for call in court.spy.calls] == calls
+    assert court.judge.unacceptable == 0
