@@ -5,19 +5,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from mutants.known import Known
-from mutants.targets import LEAST, LEFT_OUT, TARGETS
+from mutants.targets import LEAST, LEFT_OUT, ROOT, TARGETS
 from mutants.trial import Result, Survivor, Trial
 
-ROOT: Final = Path(__file__).resolve().parents[2]  # not support's: pytest has to be the first to import that
 PAGE: Final = ROOT / "docs" / "mutants.md"
-OUTCOMES: Final = ROOT / "mutants"
-"""Where it is noted what became of each change; not committed."""
 GO_ON: Final = 3
 
 
@@ -45,11 +40,10 @@ def shown(survivor: Survivor) -> str:
 
 def try_target(name: str, given: argparse.Namespace) -> int:
     """Try the changes of one target."""
-    target, known = TARGETS[name], Known(OUTCOMES / f"{name}.json", anew=given.anew)
-    trial = Trial(target, known, only=given.only, seconds=given.seconds, at_most=given.at_most)
+    trial = Trial(name, anew=given.anew, only=given.only, seconds=given.seconds, at_most=given.at_most)
     options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:rerunfailures"]
     options += [f"--ignore-glob=*/{each}" for each in LEFT_OUT]
-    status = pytest.main([*options, *(str(ROOT / each) for each in target.tests)], plugins=[trial])
+    status = pytest.main([*options, *(str(ROOT / each) for each in TARGETS[name].tests)], plugins=[trial])
     if not trial.results:
         return int(status) or 1
     rows = explained()

@@ -152,7 +152,7 @@ def _changed_statement(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Pass()
         case ast.Raise():
             yield ast.Pass()
-        case ast.Return(value=value) if value is not None and not _is_none(value):
+        case ast.Return(value=value) if value is not None and not _is_no(value):
             yield ast.Return(ast.Constant(None))
         case ast.Continue():
             yield ast.Break()
@@ -197,8 +197,9 @@ def _not(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
+def _is_no(value: ast.expr) -> bool:
+    """Whether it is None or False, which mean the same to whoever asks for one of them."""
+    return isinstance(value, ast.Constant) and (value.value is None or value.value is False)
 
 
 def _is_text(*parts: ast.expr) -> bool:

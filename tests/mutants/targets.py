@@ -1,8 +1,12 @@
 """What is changed, and which tests must notice."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+ROOT: Final = Path(__file__).resolve().parents[2]  # not support's: pytest has to be the first to import that
+OUTCOMES: Final = ROOT / "mutants"
+"""Where it is noted what became of each change; not committed."""
 SETTLING: Final = r"ack|claim|requeue|reject|settle|dead|letter|store|push|flush|frames|release|expire|extend"
 """The functions that settle messages, by a part of their names."""
 
@@ -17,6 +21,8 @@ class Target:
     """Only functions whose names have a match of this expression; all, if empty."""
     slowest_seconds: float = 3.0
     """Tests that take longer are left out: a change must be noticed by one that people run often."""
+    brokers: bool = True
+    """Whether the tests need brokers, which the first run of the tests starts."""
 
 
 def _transport(name: str, *files: str, tests: str = "") -> Target:
@@ -46,6 +52,7 @@ TARGETS: Final[dict[str, Target]] = {
             "pump/pumps/async_channel.py",
         ),
         CORE,
+        brokers=False,
     ),
     "memory": _transport("memory", "transport", "bus"),
     "rabbitmq": _transport("rabbitmq", "consumer", "deliveries", "delivery_channel"),

@@ -21,8 +21,9 @@ from coverage import Coverage
 from mutants.child import be_silent, run_in_child
 from mutants.functions import changed_code, functions
 from mutants.known import Known, Outcome
+from mutants.measured import Measure, Measured
 from mutants.operators import Mutant, mutants
-from mutants.targets import Target
+from mutants.targets import OUTCOMES, TARGETS
 
 PROFILE: Final = "mutants"
 
@@ -51,16 +52,23 @@ class Result(NamedTuple):
 class Trial:
     """A pytest plugin that tries changes instead of only running tests."""
 
-    def __init__(self, target: Target, known: Known, *, only: str, seconds: float, at_most: float) -> None:
+    def __init__(self, name: str, *, anew: str, only: str, seconds: float, at_most: float) -> None:
         """Begin no change after so many seconds, and no test of a change after its tests have taken `at_most`."""
         self.results: Final[list[Result]] = []
-        self._target: Final = target
-        self._known: Final = known
+        self._target: Final = TARGETS[name]
+        self._known: Final = Known(OUTCOMES / f"{name}.json", anew=anew)
         self._only: Final = re.compile(only)
         self._until: Final = time.monotonic() + seconds
         self._at_most: Final = at_most
-        self._files: Final = [_imported(name if name.startswith("pump/") else f"pump/{name}") for name in target.files]
+        self._files: Final = [
+            _imported(file if file.startswith("pump/") else f"pump/{file}") for file in self._target.files
+        ]
         self._coverage: Final = Coverage(None, config_file=False, include=list(map(str, self._files)))
+        self._measured: Final = Measured(OUTCOMES / f"{name}.measured", self._files)
+        self._ran: Final[dict[str, tuple[float, bool]]] = {}
+        """How long each test took now, and whether it passed."""
+        self._who: Final[dict[str, dict[int, list[str]]]] = defaultdict(lambda: defaultdict(list))
+        """Which tests run a line, by file."""
         self._seconds: Final[dict[str, float]] = {}
         self._items: Final[dict[str, pytest.Item]] = {}
         self._sound: Final[dict[str, bool]] = {}
@@ -79,32 +87,53 @@ class Trial:
         hypothesis.settings.load_profile(PROFILE)
         self._last = session.items[-1]
         self._run_once(session.items)
-        ran = self._who_ran()
+        self._choose(session.items)
         for name, file in zip(self._target.files, self._files, strict=True):
-            self.results.append(self._try_all(name, file, ran[str(file)]))
+            self.results.append(self._try_all(name, file, self._who[str(file)]))
         return True
 
     def _run_once(self, items: Sequence[pytest.Item]) -> None:
-        failed = list[str]()
-        with silence():
-            self._coverage.start()
-            for item, following in zip(items, [*items[1:], items[0]], strict=True):  # the session's fixtures stay
-                self._coverage.switch_context(item.nodeid)
-                began = time.monotonic()
+        """Run the tests of which it is not known which lines they run."""
+        unknown = [each for each in items if self._measured.get(each.path, each.nodeid) is None]
+        self._coverage.start()
+        for item, following in zip(unknown, [*unknown[1:], *unknown[:1]], strict=True):  # the session's fixtures stay
+            self._coverage.switch_context(item.nodeid)
+            began = time.monotonic()
+            with silence():
                 reports = runtestprotocol(item, log=False, nextitem=following)
-                self._seconds[item.nodeid] = time.monotonic() - began
-                if any(report.failed for report in reports):
-                    failed.append(item.nodeid)
-                elif self._seconds[item.nodeid] <= self._target.slowest_seconds and reports[1:2] and reports[1].passed:
-                    self._items[item.nodeid] = item
-            self._coverage.stop()
-        for name in failed:
-            say(f"left out, as it fails by itself: {name}")
-        say(f"{len(self._items)} of {len(items)} tests, {sum(self._seconds.values()):.0f} s")
+            failed = any(report.failed for report in reports)
+            if failed:
+                say(f"left out, as it fails by itself: {item.nodeid}")
+            passed = not failed and len(reports) > 1 and reports[1].passed
+            self._ran[item.nodeid] = time.monotonic() - began, passed
+        self._coverage.stop()
+        lines = self._lines()
+        for item in unknown:
+            measure = Measure(*self._ran[item.nodeid], lines[item.nodeid])
+            self._measured.put(item.path, item.nodeid, measure)
+        if not self._target.brokers:  # those that were started for the tests must run
+            self._measured.save()
 
-    def _who_ran(self) -> dict[str, dict[int, list[str]]]:
+    def _lines(self) -> dict[str, dict[str, list[int]]]:
+        """The lines that each test ran, by file."""
+        lines: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         data = self._coverage.get_data()
-        return defaultdict(dict, {file: data.contexts_by_lineno(file) for file in data.measured_files()})
+        for file in data.measured_files():
+            for line, tests in data.contexts_by_lineno(file).items():
+                for test in tests:
+                    lines[test][file].append(line)
+        return lines
+
+    def _choose(self, items: Sequence[pytest.Item]) -> None:
+        """Note the tests that are quick and pass, and who runs each line."""
+        for item in items:
+            measure = self._measured.get(item.path, item.nodeid)
+            if measure is not None and measure.passed and measure.seconds <= self._target.slowest_seconds:
+                self._items[item.nodeid], self._seconds[item.nodeid] = item, measure.seconds
+                for file, lines in measure.lines.items():
+                    for line in lines:
+                        self._who[file][line].append(item.nodeid)
+        say(f"{len(self._items)} of {len(items)} tests, {sum(self._seconds.values()):.0f} s")
 
     def _try_all(self, name: str, file: Path, ran: dict[int, list[str]]) -> Result:
         tried = left = 0

@@ -1,11 +1,14 @@
 """What the judge notes of a run: which message is in hand, and what an unsettled or a lost one costs."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pump.errors import DontAckAction, LeaseLost, RejectMessageAction, Undecodable
+from pump.errors import DontAckAction, LeaseLost, RejectMessageAction, TransportError, Undecodable
+from pump.in_hand.book import Book, Record
+from pump.in_hand.folder import StateFolder
 from pump.in_hand.gate import Gate
 from pump.in_hand.slots import NOWHERE, CrashGuard
 from pump.settling import ACKNOWLEDGE, HAND_BACK, UNSETTLED
@@ -207,3 +210,40 @@ def test_an_attribute_that_refuses_for_a_while_shuts_a_channel_of_one_request_on
 
     assert [call[0] for call in court.spy.calls] == calls
     assert court.judge.unacceptable == 0
+
+
+# -- after a death, and after failures to settle
+
+
+def after_a_death(tmp_path: Path, attempts: int) -> Court:
+    """A process that follows one which died in this run of message 1."""
+    book = Book(StateFolder(tmp_path)).channel("samples")
+    book.write({"1": Record(attempts=attempts, died=True)})
+    return Court(book=book)
+
+
+def test_that_the_process_died_stays_known_until_the_rejection_is_carried_out(tmp_path: Path) -> None:
+    court = after_a_death(tmp_path, attempts=3)
+
+    court.turn_that_cannot_be_settled(message(), None, TransportError("down"))
+
+    assert court.ledger.died(message())
+
+
+def test_it_is_no_longer_known_once_a_run_has_ended_in_another_way(tmp_path: Path) -> None:
+    court = after_a_death(tmp_path, attempts=2)
+
+    court.turn_that_cannot_be_settled(message(), ValueError("bad"), TransportError("down"))
+
+    assert not court.ledger.died(message())
+
+
+def test_a_message_that_is_done_makes_the_next_waits_short_again() -> None:
+    court, error = Court(), TransportError("down")
+    for _ in range(5):
+        court.turn_that_cannot_be_settled(message(), None, error)
+
+    court.turn(message())
+    court.turn_that_cannot_be_settled(message(), None, error)
+
+    assert court.judge.disconnected(error) == 1.0
