@@ -139,22 +139,27 @@ class Trial:
         tried = left = 0
         survivors = list[Survivor]()
         for mutant in self._wanted(name, file):
-            targets = _functions(file, mutant.function, mutant.starts)
-            code = changed_code(mutant, file)
-            if not targets or code.co_freevars != targets[0].__code__.co_freevars:
-                continue  # another function only by what it closes over: nobody can write that by mistake
             outcome = self._known.get(name, mutant)
+            if outcome is None and time.monotonic() > self._until:
+                left += 1
+                continue
+            outcome = outcome or self._try(name, file, mutant, ran)
             if outcome is None:
-                if time.monotonic() > self._until:
-                    left += 1
-                    continue
-                outcome = self._outcome(code, targets, self._tests_of(mutant, ran))
-                self._known.put(name, mutant, outcome)
+                continue
             tried += 1
             if not outcome.noticed:
                 survivors.append(Survivor(name, mutant.lines.start, mutant.function, mutant.change, outcome.tests))
         say(f"{name}: {tried} changes tried, {left} left, {len(survivors)} survived")
         return Result(name, tried, left, survivors)
+
+    def _try(self, name: str, file: Path, mutant: Mutant, ran: dict[int, list[str]]) -> Outcome | None:
+        """What becomes of the change; None if it is none that anybody could make by mistake."""
+        targets, code = _functions(file, mutant.function, mutant.starts), changed_code(mutant, file)
+        if not targets or code.co_freevars != targets[0].__code__.co_freevars:
+            return None  # another function only by what it closes over
+        outcome = self._outcome(code, targets, self._tests_of(mutant, ran))
+        self._known.put(name, mutant, outcome)
+        return outcome
 
     def _wanted(self, name: str, file: Path) -> Iterator[Mutant]:
         settling = re.compile(self._target.functions)
