@@ -1,14 +1,14 @@
 """Single promises of a channel: when it is shut, what it lets pass or holds, whom it tells, what it says at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from pump.clock import Clock, Signal
-from pump.errors import PublishError, TransportError
+from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
-from pump.pumps.channel_base import FAILING_FOR, RETRY_SECONDS, as_transport_error, refuse_larger
+from pump.pumps.channel_base import FAILING_FOR, GATE_SECONDS, RETRY_SECONDS, as_transport_error, refuse_larger
 from support.channel_fixtures import MakeLine
 from support.channels import Line
 from support.court import message
@@ -261,3 +261,114 @@ def test_an_error_of_ours_is_raised_as_it_is_and_any_other_becomes_its_cause() -
     assert as_transport_error(ours, "settling") is ours
     assert str(as_transport_error(foreign, "settling")) == "settling failed: KeyError: 'odd'"
     assert as_transport_error(foreign, "settling").__cause__ is foreign
+
+
+# -- what else comes and goes
+
+
+def test_a_redelivery_whose_outcome_the_ledger_does_not_know_shrinks_the_buffer(line: Line) -> None:
+    line.warm_up()
+    line.script.put("1", deliveries=2)
+
+    line.receive_one()
+
+    assert line.channel._intake.size == 1
+
+
+def test_one_whose_outcome_is_known_does_not(line: Line) -> None:
+    line.warm_up()
+    line.ledger.forgive(message("1"))
+    line.script.put("1", deliveries=2)
+
+    line.receive_one()
+
+    assert line.channel._intake.size == 8
+
+
+def test_a_lease_that_nobody_renews_does_not_end_because_a_loop_was_blocked(make_line: MakeLine) -> None:
+    line = make_line(renew_lease=False)
+    line.script.put("1")
+    received = line.receive_one()
+
+    line.clock.advance(31.0)
+    with pytest.raises(LeaseLost):
+        line.acknowledge(received)
+
+    assert received.blocked_seconds == 0.0
+
+
+def test_the_unacceptable_limit_interrupts_a_receive(line: Line) -> None:
+    line.receive()
+    line.script.calls.clear()
+
+    line.judge.limit_reached.set()
+
+    assert line.script.calls == ["interrupt"]
+
+
+# -- between being taken and being begun
+
+
+LOSSES: dict[str, Callable[[Line], object]] = {
+    "it is lost": lambda line: setattr(line.channel.in_hand[0], "lost", True),
+    "the connection is another": lambda line: setattr(line.script.consumers[-1], "generation", 1_000_000),
+    "the connection is gone": lambda line: line.run(line.channel._close_consumer()),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_message_that_was_lost_since_it_was_taken_is_not_begun_and_frees_its_slot(line: Line, loss: str) -> None:
+    line.script.put("1", deliveries=2)
+    received = line.receive_one()
+    assert line.channel.may_begin(received)
+
+    LOSSES[loss](line)
+
+    assert not line.channel.may_begin(received)
+    assert (received.lost, line.in_hand) == (True, "")
+    assert line.ledger.past_runs(message("1", deliveries=3)) == (0, 1), "this delivery costs nothing"
+
+
+# -- while another channel handles a suspect
+
+
+class ClosedGate:
+    """A gate that another channel has closed, or this one."""
+
+    closed = True
+
+    def __init__(self, *, is_ours: bool) -> None:
+        self._is_ours = is_ours
+
+    def keeps_out(self, _: object) -> bool:
+        return not self._is_ours
+
+    def admit(self, _: object) -> bool:
+        return self._is_ours
+
+
+@pytest.mark.parametrize(("timeout", "waits"), [(0.3, GATE_SECONDS), (0.01, 0.01)])
+def test_while_another_channel_has_to_be_alone_nothing_is_received_or_handed_out(
+    line: Line, timeout: float, waits: float
+) -> None:
+    line.warm_up()
+    line.script.put("1", "2")
+    line.acknowledge(line.receive_one())
+    line.script.calls.clear()
+    line.clock.waits.clear()
+
+    line.channel._gate = ClosedGate(is_ours=False)  # type: ignore[misc, assignment] # a process has one gate
+
+    assert (line.receive(timeout), line.script.calls, list(line.clock.waits)) == (None, [], [waits])
+
+
+def test_the_channel_that_has_to_be_alone_hands_out_what_is_here_and_receives_nothing(line: Line) -> None:
+    line.warm_up()
+    line.script.put("1", "2")
+    line.acknowledge(line.receive_one())
+    line.script.calls.clear()
+    line.channel._gate = ClosedGate(is_ours=True)  # type: ignore[misc, assignment] # a process has one gate
+
+    line.acknowledge(line.receive_one())
+
+    assert (line.receive(0.1), line.script.calls) == (None, ["acknowledge 2"])
