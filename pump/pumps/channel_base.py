@@ -24,12 +24,12 @@ RETRY_LONGEST: Final = 2.0
 RETRY_SECONDS: Final = 10.0
 """How long a verdict is tried again: messages behind its message must not wait for longer."""
 OTHERS_SECONDS: Final = 0.004
-"""How long after the pump's pause a refused message that is held here comes due: without this time it would always be
+"""How long after the pump's pause a nacked message that is held here comes due: without this time it would always be
 the next one, and no message of another domain would be received or handled."""
 GATE_SECONDS: Final = 0.05
 """How often a channel asks the gate, in seconds: whether it may go on, or handle a suspect alone."""
 FAILING_FOR: Final = 120.0
-"""A verdict that fails again after a longer time than this is taken for a new failure, in seconds."""
+"""A verdict that fails again after a longer time than this counts as a new failure, in seconds."""
 UNSETTLED_WARNING: Final = 30.0
 """A message that is left unsettled for this many seconds, and has no lease that would end, is logged."""
 
@@ -73,7 +73,7 @@ class ChannelBase(Generic[SomeConsumer]):
         """Whether a caller waits until there is room again."""
         self._paused = False
         self._shut: Callable[[], bool] | None = None
-        """Set while every message would be refused: a function that says whether that is over."""
+        """Set while every message would be nacked: a function that says whether that is over."""
         self._closed = False
         self._given_up = False
         """Whether the grace is over: the channel no longer waits for handlers that settle by themselves."""
@@ -408,7 +408,7 @@ class ChannelBase(Generic[SomeConsumer]):
     # -- life
 
     def shut_until(self, ready: Callable[[], bool]) -> None:
-        """Hand out nothing until `ready` says so, and give back what waits: it would be refused now."""
+        """Hand out nothing until `ready` says so, and give back what waits: it would be nacked now."""
         self._shut = ready
 
     @property

@@ -8,6 +8,7 @@ import pytest
 
 from mutants.__main__ import explained
 from mutants.functions import changed_code, functions
+from mutants.known import Known, Outcome
 from mutants.operators import mutants
 from mutants.targets import TARGETS
 from support.tree import ROOT
@@ -46,6 +47,25 @@ def test_each_change_is_one_of_the_code_that_runs() -> None:
             "self.total > LIMIT → self.total >= LIMIT",
         ]
     )
+
+
+def test_equal_changes_of_a_function_are_told_apart() -> None:
+    changes = [each.change for each in mutants("def pair():\n    return 0, 0\n")]
+
+    assert changes == ["return (0, 0) → return None", "0 → 1", "0 → 1 (2)"]
+
+
+def test_an_outcome_is_known_until_the_function_is_another(tmp_path: Path) -> None:
+    before, after = (next(mutants(f"def pair():\n    return 0, {number}\n")) for number in (1, 2))
+    killed, file = Outcome("killed", "test_pair", 2), tmp_path / "known.json"
+
+    Known(file, anew="nothing").put("pair.py", before, killed)
+
+    assert Known(file, anew="nothing").get("pair.py", before) == killed
+    assert Known(file, anew="survived").get("pair.py", before) == killed
+    assert Known(file, anew="nothing").get("pair.py", after) is None
+    assert Known(file, anew="nothing").get("other.py", before) is None
+    assert Known(file, anew="all").get("pair.py", before) is None
 
 
 def test_a_change_takes_effect_for_all_who_have_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ Only the bodies of functions are changed: not what they log, not the text of wha
 
 import ast
 import copy
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -42,31 +44,42 @@ class Mutant:
 
     function: str
     """Its qualified name."""
+    version: str
+    """The same as long as the function's code is the same."""
     starts: int
     """The first line of the function, with its decorators."""
     lines: range
     """Where the change is."""
     change: str
-    """What was changed, and to what."""
-    tree: ast.Module
-    """The whole module, changed."""
+    """What was changed, and to what; a number follows where the same can be done more than once in the function."""
+    place: tuple[ast.Module, ast.AST, ast.AST] = field(repr=False, compare=False)
+    """The whole module, the node of it that is changed, and what is put in the place of that node."""
+
+    @property
+    def tree(self) -> ast.Module:
+        """The whole module, changed."""
+        tree, node, changed = self.place
+        return _replaced(tree, node, changed)
 
 
 def mutants(source: str) -> Iterator[Mutant]:
     """Every change of a module, one after another."""
     tree = ast.parse(source)
     for name, function in _functions(tree, ""):
+        starts = min([function.lineno, *(each.lineno for each in function.decorator_list)])
+        version = hashlib.sha256(ast.unparse(function).encode()).hexdigest()[:12]
+        seen = Counter[str]()
         for node in _changeable(function):
             for changed in _changes(node):
-                yield _mutant(tree, name, function, node, changed)
+                change = f"{_shown(node)} → {_shown(changed)}"
+                seen[change] += 1
+                numbered = change if seen[change] == 1 else f"{change} ({seen[change]})"
+                yield Mutant(name, version, starts, _lines(node, function), numbered, (tree, node, changed))
 
 
-def _mutant(tree: ast.Module, name: str, function: Function, node: ast.AST, changed: ast.AST) -> Mutant:
+def _lines(node: ast.AST, function: Function) -> range:
     place = node if isinstance(node, ast.stmt | ast.expr) else function
-    lines = range(place.lineno, (place.end_lineno or place.lineno) + 1)
-    starts = min([function.lineno, *(each.lineno for each in function.decorator_list)])
-    change = f"{_shown(node)} → {_shown(changed)}"
-    return Mutant(name, starts, lines, change, _replaced(tree, node, changed))
+    return range(place.lineno, (place.end_lineno or place.lineno) + 1)
 
 
 def _shown(node: ast.AST) -> str:
@@ -139,7 +152,7 @@ def _changed_statement(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Pass()
         case ast.Raise():
             yield ast.Pass()
-        case ast.Return(value=value) if value is not None and not _is_none(value):
+        case ast.Return(value=value) if value is not None and not _is_no(value):
             yield ast.Return(ast.Constant(None))
         case ast.Continue():
             yield ast.Break()
@@ -184,8 +197,9 @@ def _not(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
+def _is_no(value: ast.expr) -> bool:
+    """Whether it is None or False, which mean the same to whoever asks for one of them."""
+    return isinstance(value, ast.Constant) and (value.value is None or value.value is False)
 
 
 def _is_text(*parts: ast.expr) -> bool:

@@ -1,9 +1,13 @@
 """What is changed, and which tests must notice."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-SETTLING: Final = r"acknowledge|nack|requeue|reject|settle|hand_back|give_back|dead|requeued|push|store"
+ROOT: Final = Path(__file__).resolve().parents[2]  # not support's: pytest has to be the first to import that
+OUTCOMES: Final = ROOT / "mutants"
+"""Where it is noted what became of each change; not committed."""
+SETTLING: Final = r"ack|claim|requeue|reject|settle|dead|letter|store|push|flush|frames|release|expire|extend"
 """The functions that settle messages, by a part of their names."""
 
 
@@ -17,6 +21,8 @@ class Target:
     """Only functions whose names have a match of this expression; all, if empty."""
     slowest_seconds: float = 3.0
     """Tests that take longer are left out: a change must be noticed by one that people run often."""
+    brokers: bool = True
+    """Whether the tests need brokers, which the first run of the tests starts."""
 
 
 def _transport(name: str, *files: str, tests: str = "") -> Target:
@@ -24,16 +30,29 @@ def _transport(name: str, *files: str, tests: str = "") -> Target:
     return Target(paths, (tests or f"tests/transports/{name}",), SETTLING, slowest_seconds=8.0)
 
 
-JUDGED: Final = ("tests/verdict", "tests/in_hand/test_slots.py", "tests/pumps")
+CORE: Final = (
+    "tests/verdict",
+    "tests/in_hand/test_slots.py",
+    "tests/in_hand/test_gate.py",
+    "tests/pumps",
+    "tests/transports/memory",
+    "tests/program/test_grace.py",
+)
 """The tests without a broker."""
 
 TARGETS: Final[dict[str, Target]] = {
-    "verdict": Target(("pump/verdict.py", "pump/settling.py"), JUDGED),
-    "ledger": Target(("pump/ledger.py",), JUDGED),
-    "intake": Target(("pump/pumps/intake.py",), ("tests/pumps",)),
-    "channel": Target(
-        ("pump/pumps/channel.py", "pump/pumps/async_channel.py", "pump/pumps/channel_base.py"),
-        ("tests/pumps", "tests/transports/memory", "tests/program/test_grace.py"),
+    "core": Target(
+        (
+            "pump/verdict.py",
+            "pump/settling.py",
+            "pump/ledger.py",
+            "pump/pumps/intake.py",
+            "pump/pumps/channel_base.py",
+            "pump/pumps/channel.py",
+            "pump/pumps/async_channel.py",
+        ),
+        CORE,
+        brokers=False,
     ),
     "memory": _transport("memory", "transport", "bus"),
     "rabbitmq": _transport("rabbitmq", "consumer", "deliveries", "delivery_channel"),

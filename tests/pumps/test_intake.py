@@ -551,14 +551,15 @@ def test_the_buffer_stays_at_one_until_the_refused_message_is_settled() -> None:
     assert desk.intake.size == 2
 
 
-def test_the_buffer_grows_again_once_somebody_else_has_the_refused_message() -> None:
+@pytest.mark.parametrize("now", [1.0, 2.0])
+def test_the_buffer_grows_again_once_somebody_else_has_the_refused_message(now: float) -> None:
     desk = Desk(ordered=True)
     desk.offer("1")
     desk.take()
     desk.release("1", 1.0)
     desk.settle("1")
 
-    desk.now = 2.0
+    desk.now = now
     desk.handle("x", "y")
 
     assert desk.intake.size == 4

@@ -24,6 +24,8 @@ from support.court import message, rules
 Result = TypeVar("Result")
 
 COLOURS: Final[tuple[Colour, ...]] = ("blocking", "awaiting")
+FEATURES: Final = ("nack", "blocks", "requeue", "nack_keeps_place", "hands_back", "largest_body")
+"""The capabilities that a line's options may set."""
 REJECTION: Final = Rejection("delivery error", "failed")
 
 
@@ -213,14 +215,15 @@ class Line:
     """A channel of one colour, whose calls look as if they blocked, on a clock that moves when the test waits."""
 
     def __init__(self, colour: Colour, **options: Any) -> None:
-        features = {name: options.pop(name) for name in ("nack", "blocks", "requeue") if name in options}
+        features = {name: options.pop(name) for name in FEATURES if name in options}
+        listeners = options.pop("listeners", ())
         self.colour: Final = colour
         self.clock: Final = ManualClock(automatic=True)
         self.script: Final = Script(self.clock)
         self.events: Final[list[str]] = []
         self.rules: Final = rules(**options)
         self.ledger: Final = Ledger(self.clock)
-        self.log: Final = PumpLog("samples", Telemetry(lambda event, _: self.events.append(event)))
+        self.log: Final = PumpLog("samples", Telemetry(lambda event, _: self.events.append(event), *listeners))
         self.judge: Final = Judge(self.rules, self.ledger, self.clock, self.log, chance=lambda: 0.0)
         self.loop: Final = asyncio.new_event_loop() if colour == "awaiting" else None
         parts = (capabilities(**features), self.judge)

@@ -1,17 +1,18 @@
 """A judge with its surroundings: its verdicts are carried out on a channel that only notes its calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from pump.clock import ManualClock
 from pump.dead_letter import Rejection
+from pump.in_hand.slots import CrashGuard
 from pump.ledger import Ledger
 from pump.message import Header, Message
 from pump.pump_log import PumpLog
 from pump.settling import Verdict
 from pump.subscription import OnUndecodable, Subscription
-from pump.telemetry import Telemetry
+from pump.telemetry import Listener, Telemetry
 from pump.verdict import Judge
 
 Call: TypeAlias = tuple[object, ...]
@@ -47,7 +48,7 @@ class Choosy(Subscription):
 
 
 def rules(**options: Any) -> Subscription:
-    return Choosy(Sample, **{"topic": "samples", "channel": "samples", **options})
+    return Choosy(options.pop("request", Sample), **{"topic": "samples", "channel": "samples", **options})
 
 
 class Spy:
@@ -90,18 +91,21 @@ class Court:
         chance: Callable[[], float] = lambda: 0.0,
         clock: ManualClock | None = None,
         book: Any = None,
+        guard: CrashGuard | None = None,
+        listeners: Sequence[Listener] = (),
         **options: Any,
     ) -> None:
         self.clock: Final = clock or ManualClock()
         self.ledger: Final = Ledger(self.clock, book=book)
         self.rules: Final = rules(**options)
         self.events: Final[list[str]] = []
-        telemetry = Telemetry(lambda event, _: self.events.append(event))
+        telemetry = Telemetry(lambda event, _: self.events.append(event), *listeners)
         self.judge: Final = Judge(
             self.rules,
             self.ledger,
             self.clock,
             PumpLog("samples", telemetry),
+            guard=guard,
             chance=chance,
             cancelled=cancelled or (lambda: False),
         )

@@ -92,6 +92,15 @@ def test_an_account_nobody_uses_expires(clock: ManualClock, ledger: Ledger) -> N
     assert ledger.arrived(message("b")) == (1, 0)
 
 
+def test_an_account_is_kept_for_its_whole_lifetime(clock: ManualClock, ledger: Ledger) -> None:
+    ledger.count(message("a"), 1)
+    clock.advance(LIFETIME)
+
+    assert ledger.past_runs(message("a")) == (1, 0)
+    ledger.count(message("b"), 1)
+    assert len(ledger) == 2
+
+
 def test_what_has_expired_is_forgotten_though_nothing_else_happens(clock: ManualClock, ledger: Ledger) -> None:
     nightly = message("nightly-report")
     ledger.nacked(nightly, clock.monotonic() + 10 * LIFETIME)

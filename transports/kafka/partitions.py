@@ -80,7 +80,7 @@ class AssignedPartition:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a message that was refused or deferred here is to be handled again before those behind it."""
+        """Whether a message that was nacked or deferred here is to be handled again before those behind it."""
         return self.held is not None and self.held.is_ours
 
     @property

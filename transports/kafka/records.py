@@ -72,7 +72,7 @@ class KafkaMessage(Message):
     done: bool
     """Whether it is settled."""
     begun: bool | None
-    """Whether a handler was given it since it was refused here last; None if it never was refused."""
+    """Whether a handler was given it since it was held here last; None if it never was held."""
     due: float
     """When it may be handled, in seconds since the epoch; 0 if it is not a copy."""
     wait: float
@@ -85,7 +85,7 @@ class KafkaMessage(Message):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a handler was given it, and has not refused it since."""
+        """Whether a handler was given it, and it has not been held since."""
         return bool(self.handler) if self.begun is None else self.begun
 
     @property

@@ -305,16 +305,21 @@ class ServiceBusConsumer:
             if receipt_of(message).settled or (expires is not None and began >= expires):
                 raise LeaseLost(f"the lock on message {message.id} has ended")
             try:
-                await self._link.renew(raw_of(message), max(0.05, until - began))
+                message.lease_expires = await self._renewed(message, max(0.05, until - began))
             except TransportError:
                 if self._clock.monotonic() + RETRY_SECONDS >= until:
                     raise
                 await pause(RETRY_SECONDS)
-                continue
-            left = (raw_of(message).locked_until_utc - datetime.now(UTC)).total_seconds()
-            lock = self._facts.lock_seconds
-            message.lease_expires = began + (left if lock is None else lock)
-            return
+            else:
+                return
+
+    async def _renewed(self, message: Message, timeout: float) -> float:
+        """Renew its lock, and return when that ends, on the monotonic clock."""
+        began = self._clock.monotonic()
+        await self._link.renew(raw_of(message), timeout)
+        left = (raw_of(message).locked_until_utc - datetime.now(UTC)).total_seconds()
+        lock = self._facts.lock_seconds
+        return began + (left if lock is None else lock)
 
     def hand_back(self, messages: Sequence[Message]) -> None:
         """Give these back as if they had not been received, in their old places."""

@@ -112,7 +112,7 @@ class Session:
             self._read_lock()
 
     def end(self, why: str) -> None:
-        """It is not ours any more: the handler of its message is told at once."""
+        """It no longer belongs to this consumer: the handler of its message is told at once."""
         if self.over:
             return
         self.over = why or "it was given up"

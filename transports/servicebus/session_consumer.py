@@ -9,7 +9,7 @@ from pump.errors import LeaseLost, TransportError
 from pump.message import Message
 from pump.subscription import Subscription
 from pump.telemetry import log
-from pump.transports.servicebus.consumer import CLOSE_SECONDS, RENEWAL_SECONDS, RETRY_SECONDS, ServiceBusConsumer
+from pump.transports.servicebus.consumer import CLOSE_SECONDS, RETRY_SECONDS, ServiceBusConsumer
 from pump.transports.servicebus.entities import Facts
 from pump.transports.servicebus.link import pause
 from pump.transports.servicebus.messages import claim, raw_of, read_message, receipt_of
@@ -72,25 +72,15 @@ class SessionConsumer(ServiceBusConsumer):
     async def _flush(self) -> None:
         """Each acknowledgement was sent at once, on the connection of its session."""
 
-    async def _extend(self, message: Message) -> None:
-        until = self._clock.monotonic() + min(RENEWAL_SECONDS, self._patience / 2)
-        while True:
-            now = self._clock.monotonic()
-            expires = message.lease_expires
-            if receipt_of(message).settled or (expires is not None and now >= expires):
-                raise LeaseLost(f"the lock on message {message.id} has ended")
-            session = self._sessions.session_of(raw_of(message))
-            try:
-                await self._sessions.renew(raw_of(message), max(0.05, until - now))
-            except TransportError as error:
-                if session.over:
-                    raise LeaseLost(f"the session {session.name} is lost: {error}") from error
-                if self._clock.monotonic() + RETRY_SECONDS >= until:
-                    raise
-                await pause(RETRY_SECONDS)
-                continue
-            message.lease_expires = session.expires
-            return
+    async def _renewed(self, message: Message, timeout: float) -> float:
+        session = self._sessions.session_of(raw_of(message))
+        try:
+            await self._sessions.renew(raw_of(message), timeout)
+        except TransportError as error:
+            if session.over:
+                raise LeaseLost(f"the session {session.name} is lost: {error}") from error
+            raise
+        return session.expires
 
     async def _close(self) -> None:
         if self._completing:

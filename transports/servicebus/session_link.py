@@ -207,7 +207,8 @@ class SessionLink:
         """The session that gave this message; LeaseLost if it is over, also where we have accepted it anew."""
         session = self._sessions.get(session_id(raw))
         if session is None or session.over or session.raw is not raw:
-            raise LeaseLost(f"the session {session_id(raw)} of message {raw.message_id} is not ours any more")
+            name, message = session_id(raw), raw.message_id
+            raise LeaseLost(f"the session {name} of message {message} no longer belongs to this consumer")
         return session
 
     async def _settle(self, raw: ServiceBusReceivedMessage, doing: str, call: Callable[[Any], Any]) -> None:
