@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bench.bench_spark_source import counted
 from bench.table import Row
@@ -22,6 +22,9 @@ from pump.transport_kit.bridge import blocking
 from pump.transport_kit.protocol import transport_from
 from support.programs import pump
 from support.spark_streams import Channel
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 WAIT_SECONDS: Final = 0.005
 WAITING, DOING_NOTHING, READ = 3_000, 150_000, 100_000
@@ -110,12 +113,16 @@ def read(cluster: SparkCluster, redis: Redis, folder: Path, executors: int) -> f
     session = open_session("bench", cluster.url, {**DRIVER, "spark.cores.max": str(executors)})
     try:
         register(session)
-        for count, name in ((2_000, "warming"), (READ, "orders")):
-            channel = Channel(redis.url, f"{name}-{executors}", folder / f"{name}-{executors}", more)
-            channel.post(count, body=b"x" * 200)
-            began = time.perf_counter()
-            assert counted(session, channel) == count
-            seconds = time.perf_counter() - began
+        timed_reading(session, Channel(redis.url, f"warming-{executors}", folder / f"warming-{executors}", more), 2_000)
+        seconds = timed_reading(session, Channel(redis.url, f"orders-{executors}", folder / f"{executors}", more), READ)
     finally:
         session.stop()
     return READ / seconds
+
+
+def timed_reading(session: "SparkSession", channel: Channel, count: int) -> float:
+    """How many seconds a query takes that reads so many messages and ends."""
+    channel.post(count, body=b"x" * 200)
+    began = time.perf_counter()
+    assert counted(session, channel) == count
+    return time.perf_counter() - began

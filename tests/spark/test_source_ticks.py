@@ -85,7 +85,8 @@ def test_a_tick_that_found_nothing_ends_such_a_query(tmp_path: Path) -> None:
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     end = reader.latestOffset(start, None)
-    publish(reader.log, *reader.partitions(start, end), 0)
+    (part,) = reader.partitions(start, end)
+    publish(reader.log, part, 0)
 
     assert end["tick"] == 1
     assert reader.latestOffset(end, None) == end
