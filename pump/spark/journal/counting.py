@@ -42,8 +42,8 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
         return replace(summarise(()), counted_by="Spark")
     events = frames.events(spark, files)
     made: Mapping[str, tuple[DataFrame, Callable[..., Any]]] = {
-        # What takes longest begins first: the windows, with their latencies, since both look at all rows.
-        "windows": (frames.window_counts(events, *frames.percentiles()), _window),
+        "latencies": (frames.latencies(events), Latency),  # what takes longest begins first
+        "windows": (frames.window_counts(events), Window),
         "acknowledgements": (frames.acknowledgements(events), Acknowledgements),
         "minutes": (frames.minute_counts(events), MinuteCount),
         "outcomes": (frames.outcomes(events), OutcomeCount),
@@ -56,8 +56,8 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
         counted = dict(zip(made, pool.map(lambda each: collected(*each), made.values()), strict=True))
     ((total, lost),) = counted["lost"]
     return Summary(
-        windows=sorted(window for window, _ in counted["windows"]),
-        latencies=sorted(latency for _, several in counted["windows"] for latency in several),
+        windows=sorted(counted["windows"]),
+        latencies=sorted(counted["latencies"]),
         outcomes=sorted(counted["outcomes"]),
         acknowledgements=sorted(counted["acknowledgements"]),
         errors=sorted(counted["errors"], key=_most_first),
@@ -68,13 +68,6 @@ def summarise_on(spark: "SparkSession", files: Sequence[Path]) -> Summary:
         lost=lost,
         counted_by="Spark",
     )
-
-
-def _window(**row: Any) -> tuple[Window, Sequence[Latency]]:  # noqa: ANN401 - the fields of both
-    """A window, and its latencies."""
-    at = {name: row.pop(name) for name in frames.MEASURES}
-    window = Window(**row)
-    return window, [Latency(*window[:2], name, *quantiles) for name, quantiles in at.items() if quantiles]
 
 
 def _most_first(each: ErrorGroup | DeadLetterGroup) -> tuple[int, tuple[Any, ...]]:

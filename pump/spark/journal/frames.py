@@ -94,24 +94,19 @@ def rates(counts: "DataFrame") -> "DataFrame":
     )
 
 
-MEASURES: Final = ("age", "handling", "settling")
-
-
-def percentiles() -> "list[Column]":
-    """An aggregate for each of MEASURES, with its name: the quantiles of a window, or null where it has none."""
-    delivered = _is("delivery")
-    took = {
-        "age": F.when(delivered, (F.unix_micros("time") - F.unix_micros("posted")) / 1e6),
-        "handling": F.when(delivered, F.col("handling_seconds")),
-        "settling": F.when(_is("delivery", "settled"), F.col("settling_seconds")),
-    }
-    return [F.percentile_approx(took[name], list(QUANTILES), _ACCURACY).alias(name) for name in MEASURES]
-
-
 def latencies(frame: "DataFrame") -> "DataFrame":
     """The fields of `Latency`: three rows a window and channel."""
-    wide = frame.where(_is("delivery", "settled")).groupBy(*_where()).agg(*percentiles())
-    pairs = [F.struct(F.lit(name).alias("measure"), F.col(name).alias("at")) for name in MEASURES]
+    delivered = _is("delivery")
+    measures = {
+        "age": F.when(delivered, (F.unix_micros("time") - F.unix_micros("posted")) / 1e6),
+        "handling": F.when(delivered, F.col("handling_seconds")),
+        "settling": F.col("settling_seconds"),
+    }
+    percentiles = [
+        F.percentile_approx(value, list(QUANTILES), _ACCURACY).alias(name) for name, value in measures.items()
+    ]
+    wide = frame.where(_is("delivery", "settled")).groupBy(*_where()).agg(*percentiles)
+    pairs = [F.struct(F.lit(name).alias("measure"), F.col(name).alias("at")) for name in measures]
     long = wide.select("window_start", "channel", F.explode(F.array(*pairs)).alias("pair")).where("pair.at IS NOT NULL")
     at = F.col("pair.at")
     return long.select(
