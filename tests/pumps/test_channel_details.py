@@ -1,5 +1,6 @@
 """Single promises of a channel: when it is shut, what it lets pass or holds, whom it tells, what it says at the end."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -372,3 +373,44 @@ def test_the_channel_that_has_to_be_alone_hands_out_what_is_here_and_receives_no
     line.acknowledge(line.receive_one())
 
     assert (line.receive(0.1), line.script.calls) == (None, ["acknowledge 2"])
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+def test_a_receive_that_finds_a_lease_ended_notes_how_long_the_loop_was_blocked(make_line: MakeLine) -> None:
+    line = make_line(in_flight=2)
+    line.script.put("1")
+    received = line.receive_one()
+
+    line.clock._now += 45.0  # nobody was woken meanwhile
+    line.receive(0.0)
+
+    assert (received.lost, received.blocked_seconds) == (True, 45.0)
+
+
+def test_a_pause_tells_how_much_goes_back_and_nothing_of_nothing(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pump")
+    line.warm_up()
+    line.channel.pause()
+    line.receive(0.1)
+    assert caplog.text == ""
+    line.channel.resume()
+    line.script.put("1", "2")
+    line.receive_one()
+
+    line.channel.pause()
+    line.receive(0.1)
+
+    assert "1 messages that no handler has begun go back to the broker" in caplog.text
+
+
+def test_what_goes_back_before_a_suspect_is_not_told_of(make_line: MakeLine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pump")
+    line = make_line(max_attempts=1)
+    line.warm_up()
+    line.script.put("1", deliveries=2)
+    line.script.put("2")
+
+    line.receive_one()
+
+    assert line.script.done() == ["hand_back 2"]
+    assert caplog.text == ""
