@@ -38,6 +38,8 @@ def run_in_child(
     with open(reading, "rb") as pipe:  # noqa: PTH123 - a descriptor has no path
         _, status = os.waitpid(child, 0)
         begun = len(pipe.read()) - 1
+    if begun < 0:
+        raise RuntimeError(f"a child ended before its first test, with the status {status}")
     if os.WIFSIGNALED(status):
         return ("hung" if os.WTERMSIG(status) == signal.SIGALRM else "killed"), begun
     return {PASSED: "survived", HUNG: "hung"}.get(os.WEXITSTATUS(status), "killed"), begun
@@ -62,8 +64,8 @@ def _be_child(
     try:
         be_silent()
         signal.signal(signal.SIGALRM, _end_test)
-        prepare()
         items[0].session._setupstate.teardown_exact(items[0])
+        prepare()
         status = _first_failure(items, seconds, [*items[1:], items[-2] if len(items) > 1 else after], begun)
     finally:
         os._exit(status)

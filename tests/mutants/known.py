@@ -29,10 +29,9 @@ class Known:
     def __init__(self, file: Path, *, anew: str) -> None:
         """`anew`: of which kind of outcome nothing is known; `all` for every kind."""
         self._file: Final = file
-        self._outcomes: Final[dict[str, Outcome]] = {}
-        if file.exists():
-            found = {name: Outcome(*each) for name, each in json.loads(file.read_text("utf-8")).items()}
-            self._outcomes = {name: each for name, each in found.items() if anew not in {each.kind, "all"}}
+        noted = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        found = {name: Outcome(*each) for name, each in noted.items()}
+        self._outcomes: Final = {name: each for name, each in found.items() if anew not in {each.kind, "all"}}
 
     def get(self, name: str, mutant: Mutant) -> Outcome | None:
         """The outcome of a change of a file; None if it is not known."""

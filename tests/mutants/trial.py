@@ -93,8 +93,9 @@ class Trial:
         return True
 
     def _run_once(self, items: Sequence[pytest.Item]) -> None:
-        """Run the tests of which it is not known which lines they run."""
-        unknown = [each for each in items if self._measured.get(each.path, each.nodeid) is None]
+        """Run the tests of which it is not known which lines they run, and those that failed the last time."""
+        known = {each.nodeid: self._measured.get(each.path, each.nodeid) for each in items}
+        unknown = [each for each in items if (measure := known[each.nodeid]) is None or not measure.passed]
         self._coverage.start()
         for item, following in zip(unknown, [*unknown[1:], *unknown[:1]], strict=True):  # the session's fixtures stay
             self._coverage.switch_context(item.nodeid)

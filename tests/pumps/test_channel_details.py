@@ -1,11 +1,13 @@
 """Single promises of a channel: when it is shut, what it lets pass or holds, whom it tells, what it says at the end."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from pump.clock import Clock, Signal
+from pump.dead_letter import Rejection
 from pump.errors import LeaseLost, PublishError, TransportError
 from pump.message import Message
 from pump.pumps.channel_base import FAILING_FOR, GATE_SECONDS, RETRY_SECONDS, as_transport_error, refuse_larger
@@ -374,3 +376,184 @@ def test_the_channel_that_has_to_be_alone_hands_out_what_is_here_and_receives_no
     line.acknowledge(line.receive_one())
 
     assert (line.receive(0.1), line.script.calls) == (None, ["acknowledge 2"])
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+def test_a_receive_that_finds_a_lease_ended_notes_how_long_the_loop_was_blocked(make_line: MakeLine) -> None:
+    line = make_line(in_flight=2)
+    line.script.put("1")
+    received = line.receive_one()
+
+    line.clock._now += 45.0  # nobody was woken meanwhile
+    line.receive(0.0)
+
+    assert (received.lost, received.blocked_seconds) == (True, 45.0)
+
+
+def test_a_pause_tells_how_much_goes_back_and_nothing_of_nothing(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pump")
+    line.warm_up()
+    line.channel.pause()
+    line.receive(0.1)
+    assert caplog.text == ""
+    line.channel.resume()
+    line.script.put("1", "2")
+    line.receive_one()
+
+    line.channel.pause()
+    line.receive(0.1)
+
+    assert "1 messages that no handler has begun go back to the broker" in caplog.text
+
+
+def test_what_goes_back_before_a_suspect_is_not_told_of(make_line: MakeLine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pump")
+    line = make_line(max_attempts=1)
+    line.warm_up()
+    line.script.put("1", deliveries=2)
+    line.script.put("2")
+
+    line.receive_one()
+
+    assert line.script.done() == ["hand_back 2"]
+    assert caplog.text == ""
+
+
+# -- generations
+
+
+def test_what_is_of_another_connection_is_never_handed_out_though_it_came_by_this_one(line: Line) -> None:
+    line.warm_up()
+    line.script.put("void", generation=1_000_000)
+    line.script.put("ours")
+
+    assert line.receive_one().id == "ours"
+    assert line.waiting == ""
+
+
+def test_what_came_while_the_consumer_connected_again_is_void(line: Line) -> None:
+    line.warm_up()
+    take, consumer = line.script.take, line.script.consumers[-1]
+
+    def take_and_connect_again(limit: int, generation: int) -> list[Message]:
+        messages = take(limit, generation)
+        consumer.generation = 1_000_000
+        return messages
+
+    line.script.take = take_and_connect_again  # type: ignore[method-assign] # as a consumer does by itself
+    line.script.put("1")
+
+    assert line.receive() is None
+    assert line.waiting == ""
+
+
+# -- what wakes a wait, and what a receive says
+
+
+def test_whatever_changes_what_may_begin_wakes_who_waits_for_it(make_line: MakeLine) -> None:
+    line = make_line(nack="holds", requeue="hold", in_flight=3, buffer_size=3)
+    line.warm_up(2)
+    line.script.put("1", "2", "3")
+    first, second, third = (line.receive_one() for _ in range(3))
+    line.channel._next_receive(0.0)  # there is no room: whoever asked waits
+    changed = line.channel._changed
+    acts: list[Callable[[], object]] = [
+        lambda: line.acknowledge(first),
+        lambda: line.nack(second),
+        lambda: line.requeue(third),
+        line.channel.give_up,
+        line.channel.pause,
+        line.channel.resume,
+        line.channel.stop,
+    ]
+
+    for act in acts:
+        changed.clear()
+        act()
+        assert changed.is_set()
+
+
+@pytest.mark.parametrize("act", ["pause", "resume", "stop"])
+def test_a_pause_a_resume_and_a_stop_interrupt_the_receive(line: Line, act: str) -> None:
+    line.receive()
+    line.script.calls.clear()
+
+    getattr(line.channel, act)()
+
+    assert line.script.calls == ["interrupt"]
+
+
+def test_a_fill_says_whether_something_came_or_changed(line: Line) -> None:
+    def fill() -> bool:
+        return line.run(line.channel.fill(0.1))
+
+    assert not fill()
+    line.warm_up()
+    line.script.put("1", "2")
+    assert fill(), "messages came"
+    line.receive_one()
+    line.channel.pause()
+    assert fill(), "one went back"
+    assert fill(), "it waited for room"
+
+
+# -- the limits of the broker, and of the message
+
+
+def test_a_copy_does_not_count_against_the_limit_of_the_broker(make_line: MakeLine) -> None:
+    line = make_line(requeue="copy")
+    line.script.broker_limit = 4
+    line.script.put("1", deliveries=3)
+
+    line.requeue(line.receive_one(), 5.0, 1)
+
+    assert line.script.done() == ["requeue 1 5.0 1"]
+
+
+def test_a_held_message_that_is_overdue_is_not_waited_for(make_line: MakeLine) -> None:
+    line = make_line(requeue="hold", in_flight=2)
+    line.script.put("1", lease=None)
+    line.requeue(line.receive_one(), 1.0)
+    line.clock._now += 5.0  # nobody has looked meanwhile
+
+    assert line.channel._next_receive(3.0)[2] == 0.0
+
+
+def test_what_a_factory_opened_for_an_unsettled_message_is_closed_with_the_channel(line: Line) -> None:
+    line.script.put("1")
+    released: list[str] = []
+
+    async def release_async() -> None:
+        released.append("1")
+
+    line.receive_one().release = release_async if line.loop is not None else lambda: released.append("1")
+
+    line.close()
+
+    assert released == ["1"]
+
+
+@pytest.mark.parametrize(("carried", "kept"), [(0, 3), (7, 7)])
+def test_a_message_whose_rejection_failed_keeps_the_higher_number_of_attempts(
+    line: Line, carried: int, kept: int
+) -> None:
+    line.script.put("1", lease=None)
+    received = line.receive_one()
+    received.attempts = carried
+    line.script.fail("reject", PublishError("full"))
+
+    with pytest.raises(TransportError):
+        line.run(line.channel.reject(received, Rejection("delivery error", "failed", attempts=3)))
+
+    assert received.attempts == kept
+
+
+def test_a_message_whose_requeue_failed_knows_its_attempts(line: Line) -> None:
+    line.script.put("1", lease=None)
+    received = line.receive_one()
+    line.script.fail("requeue", OSError("cut"))
+
+    with pytest.raises(TransportError):
+        line.requeue(received, 1.0, 2)
+
+    assert received.attempts == 2

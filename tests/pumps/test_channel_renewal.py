@@ -1,0 +1,121 @@
+"""When a channel renews leases, and what it notes of those that ended because a loop was blocked."""
+
+import pytest
+
+from pump.errors import LeaseLost
+from pump.message import Message
+from support.channel_fixtures import MakeLine
+from support.channels import AsyncScriptedConsumer, Line
+
+pytest_plugins = ["support.channel_fixtures"]
+
+
+def test_a_lease_is_renewed_when_a_third_of_it_is_left(line: Line) -> None:
+    line.script.put("1", lease=30.0)
+    line.receive_one()
+
+    for _ in range(19):
+        line.advance(1.0)
+    assert line.script.done("extend") == []
+    line.advance(1.0)
+    assert line.script.done("extend") == ["extend 1"]
+
+
+def test_a_very_short_lease_is_renewed_in_time(line: Line) -> None:
+    line.script.lease = 0.3
+    line.script.put("1")
+    line.receive_one()
+
+    for _ in range(4):
+        line.advance(0.07)
+
+    assert line.script.done("extend") != []
+
+
+def test_after_the_close_nothing_is_renewed(line: Line) -> None:
+    line.script.put("1")
+    line.receive_one()
+    consumer = line.script.consumers[-1]
+    line.close()
+    line.script.calls.clear()
+
+    line.advance(100.0)
+
+    assert consumer.closed
+    assert line.script.done("extend") == []
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+def test_where_it_can_be_done_without_the_loop_a_blocked_loop_loses_nothing(
+    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extend_from_thread(consumer: AsyncScriptedConsumer, message: Message) -> None:
+        consumer._consumer.extend(message)
+
+    monkeypatch.setattr(AsyncScriptedConsumer, "extend_from_thread", extend_from_thread, raising=False)
+    line = make_line()
+    line.script.put("1")
+    received = line.receive_one()
+
+    for _ in range(12):
+        line.clock.advance(10.0)  # the loop does not run
+
+    assert line.script.done("extend") == ["extend 1"] * len(line.script.done("extend"))
+    assert len(line.script.done("extend")) > 3
+    line.acknowledge(received)
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+@pytest.mark.parametrize(
+    ("before", "after", "blocked"),
+    [
+        (0.0, 45.0, 45.0),
+        (10.0, 35.0, 35.0),  # ten seconds after it came, the loop still ran
+    ],
+)
+def test_a_loop_was_blocked_since_it_last_renewed(
+    make_line: MakeLine, before: float, after: float, blocked: float
+) -> None:
+    line = make_line()
+    line.script.put("1")
+    received = line.receive_one()
+    if before:
+        line.advance(before)
+
+    line.clock._now += after
+    with pytest.raises(LeaseLost):
+        line.acknowledge(received)
+
+    assert received.blocked_seconds == pytest.approx(blocked)
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+def test_no_message_was_blocked_for_longer_than_it_was_here(make_line: MakeLine) -> None:
+    line = make_line(in_flight=2)
+    line.script.put("1")
+    line.receive_one()
+    line.clock._now += 5.0
+    line.script.put("2")
+    received = line.receive_one()
+
+    line.clock._now += 45.0
+    with pytest.raises(LeaseLost):
+        line.acknowledge(received)
+
+    assert received.blocked_seconds == pytest.approx(45.0)
+
+
+@pytest.mark.parametrize("line_colour", ["awaiting"], indirect=True)
+def test_a_loop_that_was_late_by_less_than_two_renewals_was_not_blocked(make_line: MakeLine) -> None:
+    line = make_line()
+    line.script.broken["extend"] = OSError("away")
+    line.script.put("1")
+    received = line.receive_one()
+    line.advance(10.0)
+    line.advance(10.0)
+
+    line.clock._now += 11.0  # the lease has ended; it could not be renewed a second ago either
+    with pytest.raises(LeaseLost):
+        line.acknowledge(received)
+
+    assert received.blocked_seconds == 0.0
