@@ -50,6 +50,8 @@ class KafkaLog:
             committed = self._client.committed(partitions, self._seconds)
         starts: dict[int, int] = {}
         for each in committed:
+            if each.error is not None:
+                raise as_ours(each.error, f"the committed offset of partition {each.partition} of {self._topic}")
             starts[each.partition] = max(each.offset, self._watermarks(each.partition)[0])  # below 0: there is none
         return starts
 
