@@ -99,6 +99,8 @@ class Broker(Handshaker):  # type: ignore[misc]
     def on_timer_task(self, event: Any) -> None:
         now = time.time()
         for queue in self.namespace.everything():
+            if not (queue.sessions or queue.locked or queue.scheduled or queue.ready):
+                continue  # most are the queues of earlier tests
             for link, name in queue.expired_sessions(now):
                 self._lose_session(link, queue, name)
             if queue.tick(now) or queue.ready:
