@@ -269,11 +269,9 @@ class ChannelBase(Generic[SomeConsumer]):
 
     def _would_be_passed(self, message: Message) -> bool:
         """Whether others that have to stay behind the message would pass it, if it went back to the broker."""
-        can = self._capabilities
         if self._rules.ordered:
-            return not can.nack_keeps_place
-        keyed = self._rules.in_flight > 1 and message.header.key is not None
-        return keyed and (can.blocks == "nothing" or not can.nack_keeps_place)
+            return not self._capabilities.nack_keeps_place
+        return self._rules.in_flight > 1 and message.header.key is not None  # those behind it may be here already
 
     def _requeue_holds(self, message: Message, consumer: SomeConsumer, attempts: int) -> bool:
         """Whether a message that comes again later is held here until then."""

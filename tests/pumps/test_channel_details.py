@@ -128,7 +128,7 @@ def test_where_it_would_have_to_be_held_here_the_channel_is_opened_again_however
         ({"ordered": True}, None, False),
         ({"ordered": True, "nack_keeps_place": True}, None, True),
         ({"in_flight": 2, "nack_keeps_place": True}, "k", False),
-        ({"in_flight": 2, "nack_keeps_place": True, "blocks": "partition"}, "k", True),
+        ({"in_flight": 2, "nack_keeps_place": True, "blocks": "partition"}, "k", False),
         ({"in_flight": 2, "blocks": "partition"}, "k", False),
     ],
 )

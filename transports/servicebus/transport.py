@@ -21,6 +21,7 @@ class ServiceBusTransport:
     capabilities: Capabilities = Capabilities(
         system="servicebus",
         nack="releases",
+        nack_keeps_place=False,  # what was on its way to this consumer may come before it
         blocks="channel",
         requeue="copy",
         counts_deliveries=True,

@@ -40,6 +40,7 @@ class SqsTransport:
     capabilities: Capabilities = Capabilities(
         system="aws_sqs",
         nack="releases",
+        nack_keeps_place=False,  # a standard queue has no order
         blocks="nothing",
         requeue="same",
         counts_deliveries=True,
@@ -137,6 +138,7 @@ class SqsFifoTransport(SqsTransport):
 
     capabilities: Capabilities = replace(
         SqsTransport.capabilities,
+        nack_keeps_place=True,
         blocks="partition",
         requeue="hold",
         keeps_held_attempts=False,
