@@ -344,7 +344,7 @@ class Judge:
             case "dont_ack":
                 return self._nack(message, error)
             case "reject":
-                return self._give_up(message, error, type(error).__name__)
+                return self._give_up(message, error, type(error).__name__, counts=True)
             case "acknowledge":
                 return ACKNOWLEDGE
             case _:  # "retry", or "nak"
@@ -374,7 +374,7 @@ class Judge:
         if self._max_attempts is not None and attempts >= self._max_attempts:
             if error is None or isinstance(error, DeferMessageAction):
                 self._count.add()
-            return self._give_up(message, error, exhausted)
+            return self._give_up(message, error, exhausted, counts=True)
         if delay is None:
             first, longest = self.rules.requeue_backoff
             delay = _doubled(seconds(first), attempts - 1, seconds(longest))
@@ -391,7 +391,9 @@ class Judge:
         kind: RejectionKind = "delivery error",
         description: str = "",
         runs: int = 1,
+        counts: bool = False,
     ) -> Verdict:
+        """`counts`: whether the run spent an attempt, which it does not by a decision of the handler."""
         cause = error.__cause__ if isinstance(error, MessageAction) and error.__cause__ is not None else error
         attempts = self._attempts_before(message) + runs
         rejection = Rejection(
@@ -404,7 +406,8 @@ class Judge:
             self.ledger.first_failure(message),
             self.clock.wall(),
         )
-        self.ledger.count(message, attempts, rejection, ran=runs > 0)
+        spent = attempts if counts else attempts - runs
+        self.ledger.count(message, spent, rejection, ran=runs > 0)
         self.log.rejected(message, None if isinstance(cause, MessageAction) else cause, reason)
         return Reject(rejection)
 

@@ -68,8 +68,6 @@ class Fate:
     stood: list[Message] = field(default_factory=list)
     """The deliveries whose lease ended while a handler kept the event loop from renewing it: each counts."""
     decisions: set[str] = field(default_factory=set)
-    given_up: int = 0
-    """Runs that ended in a rejection. Each but the last was not carried out, as its process died: it counts."""
     crashes: int = 0
     """Runs that ended with the process."""
     unexplained: int = 0

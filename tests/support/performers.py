@@ -153,7 +153,6 @@ class Performer:
             self.process.die()
             raise Crash
         fate.failed += outcome.ends in FAILING
-        fate.given_up += outcome.ends in {"reject", "invalid"}
         fate.decisions.add(outcome.ends)
         if outcome.ends == "KeyboardInterrupt":
             self.world.trouble()

@@ -188,7 +188,7 @@ class NoLoss(RuleBasedStateMachine):
             case "attempts exhausted":
                 counted = fate.failed + len(fate.stood)
                 known = counted if chosen.may_block else counted + fate.unexplained
-                known += fate.crashes + fate.given_up if chosen.remembers else 0
+                known += fate.crashes if chosen.remembers else 0
                 assert counted
                 assert rejection.attempts >= MAX
                 assert known >= MAX or fate.forgotten

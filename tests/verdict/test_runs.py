@@ -215,11 +215,15 @@ def test_an_attribute_that_refuses_for_a_while_shuts_a_channel_of_one_request_on
 # -- after a death, and after failures to settle
 
 
-def after_a_death(tmp_path: Path, attempts: int) -> Court:
+def after_a_death(tmp_path: Path, attempts: int, **rules: Any) -> Court:
     """A process that follows one which died in this run of message 1."""
-    book = Book(StateFolder(tmp_path)).channel("samples")
-    book.write({"1": Record(attempts=attempts, died=True)})
-    return Court(book=book)
+    Book(StateFolder(tmp_path)).channel("samples").write({"1": Record(attempts=attempts, died=True)})
+    return after_a_restart(tmp_path, **rules)
+
+
+def after_a_restart(tmp_path: Path, **rules: Any) -> Court:
+    """A process that follows another one."""
+    return Court(book=Book(StateFolder(tmp_path)).channel("samples"), **rules)
 
 
 def test_that_the_process_died_stays_known_until_the_rejection_is_carried_out(tmp_path: Path) -> None:
@@ -228,6 +232,19 @@ def test_that_the_process_died_stays_known_until_the_rejection_is_carried_out(tm
     court.turn_that_cannot_be_settled(message(), None, TransportError("down"))
 
     assert court.ledger.died(message())
+
+
+@pytest.mark.parametrize(
+    ("error", "spent"), [(RejectMessageAction("sold out"), 1), (ValueError("bad"), 2)], ids=["a decision", "an error"]
+)
+def test_a_run_that_was_rejected_by_decision_spends_no_attempt_if_its_dead_letter_is_not_stored(
+    tmp_path: Path, error: Exception, spent: int
+) -> None:
+    court = after_a_death(tmp_path, 1, on_unhandled="reject")
+
+    court.turn_that_cannot_be_settled(message(), error, TransportError("down"))
+
+    assert after_a_restart(tmp_path).ledger.past_runs(message()).attempts == spent
 
 
 def test_it_is_no_longer_known_once_a_run_has_ended_in_another_way(tmp_path: Path) -> None:
