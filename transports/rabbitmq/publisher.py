@@ -100,7 +100,7 @@ class Batch(Operation[None]):
         number = f"{len(unanswered)} of {len(self.messages)} messages"
         text = f"RabbitMQ {blocked}did not confirm {number} within {self.timeout:g} s"
         error = self._unknown_are(unanswered, text, retriable=True)
-        self._publishing.connection.call(self._publishing.give_up, self, error)
+        self._publishing.give_up(self, error)
         return error
 
     def lost(self, error: PumpError) -> None:
@@ -203,12 +203,12 @@ class Publisher:
 class _Publishing:
     """One connection that publishes, and the messages under way on it. Methods run in its thread unless they say so.
 
-    Other threads share `_queue` and `error` with it, under `_lock`, and read the flag `blocked`.
+    Other threads share `_queue`, `error` and what is written with it, under `_lock`, and read the flag `blocked`.
     """
 
     def __init__(self, settings: RabbitMQSettings, name: str) -> None:
         self.error: PumpError | None = None
-        """Why the connection is lost."""
+        """Why the connection takes no more messages."""
         self.blocked = False
         """Whether the broker takes no messages now."""
         self._lock: Final = threading.Lock()
@@ -239,11 +239,17 @@ class _Publishing:
         return batch
 
     def give_up(self, batch: Batch, error: PumpError) -> None:
-        """Forget a batch that nobody waits for any more. If a part of it was written, drop the connection."""
+        """Forget a batch that nobody waits for any more. If a part of it was written, drop the connection.
+
+        Called from any thread. The next message goes over another connection, although this one is not dropped yet.
+        """
+        with self._lock:
+            if batch.written:
+                self.error = self.error or error
+            elif batch in self._queue:
+                self._queue.remove(batch)
         if batch.written:
-            self.connection.drop(error)
-        elif batch in self._queue:
-            self._queue.remove(batch)
+            self.connection.call(self.connection.drop, error)
 
     def _on_open(self) -> None:
         self.connection.open_channel(self._on_channel, self._on_channel_closed)
@@ -253,7 +259,7 @@ class _Publishing:
     def _on_lost(self, error: PumpError) -> None:
         """End every batch with what is known of its messages."""
         with self._lock:
-            self.error = error
+            self.error = self.error or error
             batches = {*self._queue, *(batch for batch, _ in self._unconfirmed.values())}
             self._queue.clear()
             self._unconfirmed.clear()
@@ -300,14 +306,18 @@ class _Publishing:
         if channel is None or not self._queue:
             return
         frames = list[bytes]()
-        while self._queue and not self.blocked and len(self._unconfirmed) < MOST_UNCONFIRMED and self._heavy < HEAVIEST:
-            batch = self._queue[0]
-            if batch.written == len(batch.messages):
-                self._queue.popleft()
-            else:
-                self._write_message(channel, batch, frames)
+        with self._lock:
+            while self._queue and not self._is_full():
+                batch = self._queue[0]
+                if batch.written == len(batch.messages):
+                    self._queue.popleft()
+                else:
+                    self._write_message(channel, batch, frames)
         if frames:
             write_frames(self.connection.connection, frames)
+
+    def _is_full(self) -> bool:
+        return self.blocked or len(self._unconfirmed) >= MOST_UNCONFIRMED or self._heavy >= HEAVIEST
 
     def _write_message(self, channel: Channel, batch: Batch, frames: list[bytes]) -> None:
         place = batch.written

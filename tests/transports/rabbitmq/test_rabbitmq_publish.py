@@ -3,7 +3,8 @@
 import gc
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -232,6 +233,31 @@ def test_what_is_not_confirmed_in_time_is_unknown_and_another_connection_is_made
 
         assert (unknown.value.sent, unknown.value.retriable) == (None, True)
         shop.producer.send(shop.messages())
+
+
+def test_a_connection_that_is_given_up_takes_no_more_messages(
+    rabbitmq: RabbitMQ, proxy_to: ProxyTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        proxy = proxy_to(rabbitmq.port)
+        shop = Shop(rabbitmq, proxy.url(rabbitmq.url), stack)
+        shop.producer.send(shop.messages())
+        publishing: Any = shop.producer._publisher._publishing
+        publishing.timeout = 0.5
+        drops = deque[Callable[[], object]]()
+        drop = publishing.connection.drop
+        monkeypatch.setattr(publishing.connection, "drop", lambda error: drops.append(lambda: drop(error)))
+
+        proxy.stall("to_client")
+        with pytest.raises(PublishError, match="did not confirm 1 of 1"):
+            shop.producer.send(shop.messages())
+        proxy.heal()
+
+        shop.producer.send(shop.messages())
+        eventually(lambda: drops)
+        publishing.connection.call(drops.popleft())
+        shop.producer.send(shop.messages())
+        eventually(lambda: shop.stored() == 4)
 
 
 def test_what_was_never_sent_is_known_not_to_be(rabbitmq: RabbitMQ, proxy_to: ProxyTo) -> None:
