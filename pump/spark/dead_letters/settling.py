@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pump.clock import SystemClock
-from pump.errors import PumpError
 from pump.spark.posted import recorded_keys
-from pump.telemetry import log
 from pump.transport_kit.bridge import blocking
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import SparkSession
 
-    from pump.message import Message
     from pump.spark.source.options import SourceOptions
-    from pump.transport_kit.protocol import Consumer
 
 _REPORT: Final = "settled long, left_there long"
 _clock: Final = SystemClock()
@@ -73,11 +69,9 @@ def settle_recorded(options: "SourceOptions", done: frozenset[str]) -> SettlingR
         batch.end()
         letters = batch.messages()
         keys = keys_of(table_of(letters, channel=options.channel, received=_clock.wall()))
-        chosen = [letter for letter, key in zip(letters, keys, strict=True) if key in done]
-        settled = {id(letter) for letter in _acknowledged(consumer, chosen)}
-        others = [letter for letter in letters if id(letter) not in settled]
-        _hand_back(consumer, others)
-        return SettlingReport(len(settled), len(others))
+        settled = batch.acknowledge([letter for letter, key in zip(letters, keys, strict=True) if key in done])
+        batch.hand_back()
+        return SettlingReport(settled, len(letters) - settled)
 
 
 def keys_of(rows: "RecordBatch") -> Sequence[str]:
@@ -92,26 +86,3 @@ def keys_of(rows: "RecordBatch") -> Sequence[str]:
         for channel, identity, own, body, moment in zip(*names, moments, strict=True)
     )
     return ["\t".join(str(part) for part in parts if part is not None) for parts in named]
-
-
-def _acknowledged(consumer: "Consumer", letters: "Sequence[Message]") -> "Iterator[Message]":
-    """Acknowledge letters; those that this works for."""
-    failed, why = 0, None
-    for letter in letters:
-        try:
-            consumer.acknowledge(letter)
-        except PumpError as error:  # it stays a dead letter, and the next run acknowledges it
-            failed, why = failed + 1, error
-        else:
-            yield letter
-    if why is not None:
-        log.warning("spark: %d of %d redriven dead letters were not acknowledged: %s", failed, len(letters), why)
-
-
-def _hand_back(consumer: "Consumer", letters: "Sequence[Message]") -> None:
-    """Give letters back. What cannot be given back goes back by itself, when the consumer is closed."""
-    if letters:
-        try:
-            consumer.hand_back(letters)
-        except PumpError as error:
-            log.warning("spark: %d dead letters come again later, not handed back: %s", len(letters), error)

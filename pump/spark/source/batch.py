@@ -106,24 +106,23 @@ class HeldBatch:
             and (message.lease_expires is None or message.lease_expires > now)
         ]
 
-    def acknowledge(self, messages: Sequence[Message]) -> None:
-        """They are stored. One that cannot be acknowledged comes again, in a later tick: a duplicate, and no loss."""
+    def acknowledge(self, messages: Sequence[Message]) -> int:
+        """They are done; returns how many are acknowledged. The others come again: duplicates, and no loss."""
         failed = 0
         why: PumpError | None = None
         for message in messages:
             message.settled = True
             try:
                 self._consumer.acknowledge(message)
-            except LeaseLost as error:
-                failed, why = failed + 1, error
             except PumpError as error:
                 failed, why = failed + 1, error
         if why is not None:
-            log.warning("spark: %d of %d stored messages come again, not acknowledged: %s", failed, len(messages), why)
+            log.warning("spark: %d of %d messages come again, not acknowledged: %s", failed, len(messages), why)
+        return len(messages) - failed
 
     def hand_back(self) -> None:
-        """Give all of them back. What cannot be given back goes back by itself, when the consumer is closed."""
-        messages = [message for message, _ in self._held if not message.lost]
+        """Give back all that are not settled. What cannot be given back goes back when the consumer is closed."""
+        messages = [message for message, _ in self._held if not (message.lost or message.settled)]
         self._held = []
         if messages:
             for message in messages:
