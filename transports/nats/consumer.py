@@ -477,9 +477,7 @@ def parse_reply(reply: str) -> tuple[str, int, int, str]:
 
 
 def _unsettled(message: Message) -> NatsReceipt:
-    receipt = message.receipt  # not by receipt_of, which costs a call more: every message comes here
-    if not isinstance(receipt, NatsReceipt):
-        return receipt_of(message)
+    receipt = receipt_of(message)
     if receipt.settled:
         raise LeaseLost(f"message {message.id} was already settled")
     return receipt
