@@ -1,7 +1,6 @@
 """A message that its handler refuses comes again before those behind it, wherever order is kept."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -11,17 +10,14 @@ import pytest
 from pump import Command, Dispatcher, DontAckAction, Publication, Subscription
 from support.waiting import eventually
 
-OTHERS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "memory": ("tmp_path", lambda folder: f"memory://{folder.name}"),
-    "kafka": ("kafka_broker", lambda broker: broker.url),
-    "mqtt": ("mosquitto", lambda broker: f"mqtt://127.0.0.1:{broker.port}?version=5"),
-    "servicebus": ("servicebus", lambda broker: broker.url),
-    "sessions": ("servicebus", lambda broker: broker.url.replace("servicebus", "servicebus+sessions", 1)),
-    "sqs": ("sqs_server", lambda broker: broker.url_for("sqs", broker.port)),
-    "fifo": ("sqs_server", lambda broker: broker.url_for("sqs+fifo", broker.port)),
-    "pubsub": ("pubsub_server", lambda broker: broker.url),
-}
-"""The transports that the folder's `url` does not have: the fixture of each, and its URL."""
+EVERYWHERE = pytest.mark.parametrize(
+    "url",
+    [
+        *("quorum", "classic", "nats", "streams", "lists", "sqlite", "postgres", "memory", "kafka", "mqtt"),
+        *("servicebus", "sessions", "sqs", "fifo", "pubsub"),
+    ],
+    indirect=True,
+)
 REFUSALS = 3
 """How often the first messages of each key are refused."""
 EACH = 6
@@ -81,12 +77,7 @@ def runs(url: str, *, awaiting: bool, **options: Any) -> Refusing:
     return refusing
 
 
-@pytest.fixture(params=OTHERS)
-def other_url(request: pytest.FixtureRequest) -> str:
-    fixture, url_of = OTHERS[request.param]
-    return url_of(request.getfixturevalue(fixture))
-
-
+@EVERYWHERE
 @pytest.mark.parametrize("awaiting", [False, True])
 def test_in_a_channel_that_keeps_order(url: str, *, awaiting: bool) -> None:
     done = runs(url, awaiting=awaiting, ordered=True)
@@ -94,20 +85,8 @@ def test_in_a_channel_that_keeps_order(url: str, *, awaiting: bool) -> None:
     assert done.runs == dict.fromkeys(KEYS, done.expected)
 
 
+@EVERYWHERE
 def test_within_a_key_where_many_are_in_flight(url: str) -> None:
     done = runs(url, awaiting=True, in_flight=4)
-
-    assert done.runs == dict.fromkeys(KEYS, done.expected)
-
-
-@pytest.mark.parametrize("awaiting", [False, True])
-def test_in_a_channel_that_keeps_order_elsewhere(other_url: str, *, awaiting: bool) -> None:
-    done = runs(other_url, awaiting=awaiting, ordered=True)
-
-    assert done.runs == dict.fromkeys(KEYS, done.expected)
-
-
-def test_within_a_key_where_many_are_in_flight_elsewhere(other_url: str) -> None:
-    done = runs(other_url, awaiting=True, in_flight=4)
 
     assert done.runs == dict.fromkeys(KEYS, done.expected)
