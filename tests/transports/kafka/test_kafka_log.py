@@ -1,44 +1,62 @@
 """What the log of a topic, which Spark reads, does where a broker's answer is an error."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from pump import Command, Subscription
-from pump.errors import TransportError
+from brokers.kafka import Kafka
+from pump import Command, Publication, Subscription
+from pump.errors import SetupError
 from pump.transports.kafka import KafkaTransport
+
+OFFSET_FETCH = 9
+NOT_ALLOWED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 class Order(Command):
     """What the records ask for."""
 
 
-class Committed:
-    """A client whose coordinator cannot say where one partition stands: no broker here can be made to answer so."""
+class PartlyCommitted:
+    """A client that may not know the offset of one of its partitions: the broker here refuses all of them or none."""
 
-    def list_topics(self, topic: str, timeout: float) -> Any:
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None, 1: None})})
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[Any]:
-        unknown = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
-        return [
-            SimpleNamespace(partition=each.partition, offset=-1001, error=unknown if each.partition else None)
-            for each in partitions
-        ]
-
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
-        return 0, 10
+        *known, last = self._client.committed(partitions, timeout)
+        return [*known, SimpleNamespace(partition=last.partition, offset=last.offset, error=KafkaError(NOT_ALLOWED))]
 
 
-def test_an_offset_that_is_not_known_is_no_reason_to_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = KafkaTransport.from_url("kafka://127.0.0.1:1").topic_log(Subscription(Order, topic="orders"))
-    try:
-        monkeypatch.setattr(log, "_client", Committed())
+@pytest.fixture
+def log(kafka_broker: Kafka) -> Iterator[Any]:
+    topic = f"orders-{uuid4().hex[:8]}"
+    transport, rules = KafkaTransport.from_url(kafka_broker.url), Subscription(Order, topic=topic, channel=topic)
+    transport.prepare([rules], [Publication(Order, topic=topic)])
+    made = transport.topic_log(rules)
+    yield made
+    kafka_broker.tell("accept", OFFSET_FETCH)
+    made.close()
 
-        with pytest.raises(TransportError, match="the committed offset of partition 1 of orders"):
-            log.starts()
-    finally:
-        monkeypatch.undo()
-        log.close()
+
+def test_offsets_that_the_broker_does_not_tell_are_no_reason_to_begin_anew(log: Any, kafka_broker: Kafka) -> None:
+    assert set(log.starts().values()) == {0}
+
+    kafka_broker.tell("refuse", OFFSET_FETCH, NOT_ALLOWED)
+
+    with pytest.raises(SetupError, match="the offsets of its group"):
+        log.starts()
+
+
+def test_neither_is_the_offset_of_one_partition(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_client", PartlyCommitted(log._client))
+
+    with pytest.raises(SetupError, match="the committed offset of partition"):
+        log.starts()
