@@ -23,6 +23,8 @@ LONGEST = (
     "_faults",
     "_chaos",
     "spark/",
+    "test_server_many_queues",
+    "test_mqtt_stop",
     "test_operations_page",
     "test_examples",
     "_contract",
@@ -32,7 +34,12 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; a file keeps the order of its tests."""
-    items.sort(key=lambda item: next((at for at, part in enumerate(LONGEST) if part in str(item.path)), len(LONGEST)))
+
+    def place(item: pytest.Item) -> int:
+        file, _, _ = item.nodeid.partition("::")
+        return next((at for at, part in enumerate(LONGEST) if part in file), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(trylast=True)
