@@ -30,6 +30,8 @@ LONGEST = (
     "_contract",
 )
 """Parts of the names of the files that take longest. They begin first, so that no one of them is alone at the end."""
+LOGGED_LINES = 12
+"""How much of the log of a test that was run again the summary shows."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,11 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in a line each which tests were run again, and why."""
+    """Say in a line each which tests were run again, and why; then the end of what each had logged."""
     for report in terminalreporter.stats.get("rerun", ()):
         crash = getattr(report.longrepr, "reprcrash", None)
         why = f"{crash.path}:{crash.lineno}: {crash.message.splitlines()[0]}" if crash else report.longrepr
         terminalreporter.write_line(f"RERUN {report.nodeid}: {str(why)[:500]}")
+        for line in report.caplog.splitlines()[-LOGGED_LINES:]:
+            terminalreporter.write_line(f"    {line[:300]}")
 
 
 def pytest_sessionfinish() -> None:
