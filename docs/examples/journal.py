@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from threading import Event
 
 from pump import Command, Dispatcher, Publication, RejectMessageAction, RequestHandler, Subscription
+from pump.journal.counting import journal_files
 from pump.journal.page import page
-from pump.journal.summary import journal_files
 from pump.journal.writer import Journal
 from pump.spark.journal.counting import summarise_on
 from pump.spark.session import open_session

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from pump.journal.counting import summarise
 from pump.journal.files import live
 from pump.journal.page import page
 from pump.journal.plots import bars, lines, number, span
-from pump.journal.summary import Summary, summarise
+from pump.journal.summary import Summary
 from support.journals import NOON, event, write
 
 MADE = datetime(2026, 3, 2, tzinfo=UTC)

@@ -45,6 +45,24 @@ def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
     assert "KeyError: order &lt;n&gt;" in html
 
 
+@pytest.mark.requirement("S-15")
+def test_a_small_journal_is_summed_up_without_spark(tmp_path: Path) -> None:
+    write(tmp_path, [*(event(after=60 * n) for n in range(9)), event(verdict="reject", cause="KeyError: order 7")])
+
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, "spark", "summary", str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    first, *_, last = ran.stdout.splitlines()
+    assert first == "10 events, 0 not recorded, counted by this process"
+    assert last == "1 × KeyError"
+
+
 def test_the_compaction_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(5):
         write(tmp_path, [event()], process=f"p{number}")

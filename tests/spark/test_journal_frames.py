@@ -19,9 +19,10 @@ from bench.bench_journal import summarised_in
 from brokers import install
 from pump.command.cli import main
 from pump.journal.compaction import compact
+from pump.journal.counting import summarise
 from pump.journal.files import live
 from pump.journal.rules import RULES
-from pump.journal.summary import Summary, Window, summarise
+from pump.journal.summary import Summary, Window
 from support.journals import NOON, event, generate, write
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 install.client("pyspark", wheel="pyspark")
 
-CAUSES = ("ValueError: order 7: no tea", "ValueError: order 8: no tea", "KeyError: 'sku'", "no colon at all", "")
+CAUSES = (
+    *("ValueError: order 7: no tea", "ValueError: order 8: no tea", "KeyError: 'sku'"),
+    *("no colon at all", ": nothing before it", " spaces : around", ""),
+)
 
 
 def sample(seed: int, rows: int = 400) -> Iterator[dict[str, Any]]:
@@ -412,11 +416,17 @@ def test_the_command_shows_a_summary_and_keeps_alerts(
     journal = tmp_path / "journal"
     write(journal, sample(0))
 
-    assert main(["spark", "summary", str(journal)]) == 0
+    assert main(["spark", "summary", str(journal), "--by", "spark"]) == 0
     shown = capsys.readouterr().out
+    assert main(["spark", "summary", str(journal), "--on", "local[2]"]) == 0
+    on_spark = capsys.readouterr().out
+    assert main(["spark", "summary", str(journal)]) == 0
+    here = capsys.readouterr().out
     assert main(["spark", "alerts", str(journal), "--out", str(tmp_path / "out"), "--once"]) == 0
     told = capsys.readouterr().out
 
+    assert shown == on_spark == here.replace("counted by this process", "counted by Spark")
+    assert "counted by this process" in here
     assert "orders: " in shown
     assert "× ValueError" in shown
     assert "|exhausted: " in told

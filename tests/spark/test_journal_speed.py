@@ -12,6 +12,6 @@ def test_a_million_events_are_summarised_in_time() -> None:
     install.client("pyspark", wheel="pyspark")
     install.program(install.JAVA)
 
-    took, _ = alone(summarised, 1_000_000, 8)
+    took, _, _ = alone(summarised, 1_000_000, 8)
 
     assert took <= 15

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pump.journal.summary import Summary
 
-MOST_ROWS_HERE: Final = 200_000
-"""A journal with so many events is reported by this process; Spark takes longer only to begin."""
+MOST_ROWS_HERE: Final = 2_000_000
+"""A journal with so many events is counted by this process, in less time than Spark takes to begin and to count."""
 _LOOK_SECONDS: Final = 1
 _HOUR_SECONDS: Final = 3600.0
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -41,9 +41,10 @@ _ANALYSES: Final = ("windows", "latencies", "outcomes", "acknowledgements", "err
 def add_summary(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `pump spark summary`."""
     _add_journal(parser)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write each analysis as a table into this folder")
+    about = "write each analysis as a table into this folder, by Spark"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=about)
     _add_format(parser)
-    add_master(parser)
+    _add_by(parser)
     parser.set_defaults(act=_summary)
 
 
@@ -76,14 +77,18 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default: report.html)"
     )
     parser.add_argument("--title", metavar="TEXT", help="the page's title")
-    about = f"what counts: this process up to {MOST_ROWS_HERE:,} events, Spark above (default: auto)"
-    parser.add_argument("--by", choices=("auto", "process", "spark"), default="auto", help=about)
-    add_master(parser)
+    _add_by(parser)
     parser.set_defaults(act=_report)
 
 
 def _add_journal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", type=Path, metavar="JOURNAL", help="the folder that Journal(…) was given")
+
+
+def _add_by(parser: argparse.ArgumentParser) -> None:
+    about = f"what counts: this process up to {MOST_ROWS_HERE:,} events, Spark above or with --on (default: auto)"
+    parser.add_argument("--by", choices=("auto", "process", "spark"), default="auto", help=about)
+    add_master(parser)
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
@@ -123,15 +128,8 @@ def _compact(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     _need_pyarrow()
     from pump.journal.page import page  # noqa: PLC0415 - needs pyarrow
-    from pump.journal.summary import journal_files, row_count, summarise  # noqa: PLC0415
 
-    files = journal_files(options.journal)
-    here = options.by == "process" or (options.by == "auto" and row_count(files) <= MOST_ROWS_HERE)
-    if here:
-        summary = summarise(files)
-    else:
-        with _session("pump report", options, row_count(files)) as spark:
-            summary = _counted(spark, files)
+    summary = _counted("pump report", options)
     title = options.title or f"Journal {options.journal.resolve().name}"
     options.out.write_text(page(title, summary, datetime.now(UTC)), "utf-8")
     _say(f"{options.out}: {summary.events:,} events, counted by {summary.counted_by}, {len(summary.alerts):,} alerts")
@@ -140,14 +138,14 @@ def _report(options: argparse.Namespace) -> int:
 
 def _summary(options: argparse.Namespace) -> int:
     _need_pyarrow()
-    from pump.journal.summary import journal_files, row_count  # noqa: PLC0415 - needs pyarrow
+    from pump.journal.counting import journal_files, row_count  # noqa: PLC0415 - needs pyarrow
 
+    if options.out is None:
+        for line in _shown(_counted("pump spark summary", options)):
+            _say(line)
+        return 0
     files = journal_files(options.journal)
     with _session("pump spark summary", options, row_count(files)) as spark:
-        if options.out is None:
-            for line in _shown(_counted(spark, files)):
-                _say(line)
-            return 0
         for name in _write(spark, files, options.out, options.format):
             _say(f"{options.out / name}")
     return 0
@@ -232,10 +230,17 @@ def _running_session() -> "SparkSession | None":
     return SparkSession.getActiveSession()
 
 
-def _counted(spark: "SparkSession", files: Sequence[Path]) -> "Summary":
-    from pump.spark.journal.counting import summarise_on  # noqa: PLC0415 - needs pyspark
+def _counted(name: str, options: argparse.Namespace) -> "Summary":
+    from pump.journal.counting import journal_files, row_count, summarise  # noqa: PLC0415 - needs pyarrow
 
-    return summarise_on(spark, files)
+    files = journal_files(options.journal)
+    rows = row_count(files)
+    if options.by == "process" or (options.by == "auto" and options.on is None and rows <= MOST_ROWS_HERE):
+        return summarise(files)
+    with _session(name, options, rows) as spark:
+        from pump.spark.journal.counting import summarise_on  # noqa: PLC0415 - needs pyspark
+
+        return summarise_on(spark, files)
 
 
 def _write(spark: "SparkSession", files: Sequence[Path], out: Path, kind: str) -> Iterable[str]:
@@ -259,7 +264,7 @@ def _shown(summary: "Summary") -> Iterator[str]:
     from pump.journal.page import totals_by_channel  # noqa: PLC0415 - needs pyarrow
     from pump.journal.plots import span  # noqa: PLC0415 - beside it
 
-    yield f"{summary.events:,} events, {summary.lost:,} not recorded"
+    yield f"{summary.events:,} events, {summary.lost:,} not recorded, counted by {summary.counted_by}"
     for channel, total in totals_by_channel(summary).items():
         yield (
             f"{channel}: {total['received']:,} received, {total['acknowledged']:,} acknowledged, "

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pump.journal.counting import summarise
 from pump.journal.rules import MinuteCount, alerts
 from pump.journal.summary import (
     Acknowledgements,
@@ -16,7 +17,6 @@ from pump.journal.summary import (
     Posts,
     Summary,
     Window,
-    summarise,
 )
 from pump.spark.journal import frames
 
