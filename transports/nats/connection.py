@@ -90,8 +90,11 @@ class NatsConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a connection now, so that a message is sent at once."""
-        return bool(self.client.is_connected)
+        """Whether there is a connection now, so that a message is sent at once.
+
+        nats-py says so before it has subscribed again: what it is asked for by then is answered to nobody.
+        """
+        return bool(self.client.is_connected) and self._lost_at is None
 
     @property
     def closed(self) -> bool:
@@ -115,7 +118,7 @@ class NatsConnection:
 
     def check_alive(self, action: str) -> None:
         """Raise a TransportError if nothing can be sent now."""
-        if not self.client.is_connected:
+        if not self.alive:
             raise TransportError(f"{action} failed: not connected to {self.address}")
 
     async def request(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
@@ -210,7 +213,7 @@ class NatsConnection:
     async def _on_disconnected(self) -> None:
         if not self.client.is_closed:
             log.warning("NATS (%s): the connection to %s is lost; reconnecting", self._purpose, self.address)
-            self._lost_at = self.loop.time()
+            self._lost_at = self.loop.time() if self._lost_at is None else self._lost_at
         self.on_change()
 
     async def _on_reconnected(self) -> None:

@@ -14,16 +14,18 @@ from brokers.fixtures import ProxyTo
 from brokers.nats import Nats
 from brokers.proxy import Proxy
 from pump.context import current_context
-from pump.errors import PublishError
+from pump.errors import PublishError, TransportError
 from pump.message import Message
 from pump.program.dispatcher import Dispatcher
 from pump.subscription import Publication
 from pump.transport_kit.bridge import blocking
 from pump.transports.nats import NatsTransport
+from pump.transports.nats.client import PumpClient
+from pump.transports.nats.connection import NatsConnection, ServerAddress
 from support.nats_faults import DELAY, MODES, POINTS, Faults
 from support.nats_wire import BOTH, Seen, Wire, in_each_pump, name, pumping, subscribed
 from support.pumps import PROACTOR, Kind, Order, result_of
-from support.waiting import LIMIT, eventually
+from support.waiting import LIMIT, eventually, eventually_async
 
 TROUBLES: dict[str, Callable[[Proxy], None]] = {
     "cut": Proxy.cut,
@@ -161,6 +163,38 @@ def test_a_pump_goes_on_soon_after_the_server_is_back(own_nats_server: Nats, dow
             seen.wait(2, SOON)
 
         assert all(each.ready for each in dispatchers)
+
+
+class Held(PumpClient):
+    """A client that stays at the end of its reconnect until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+
+    async def flush(self, timeout: int = 10) -> None:
+        await super().flush(timeout)
+        if self.stats["reconnects"]:
+            await self.let_go.wait()
+
+
+def test_nothing_is_asked_for_before_the_reconnect_has_ended(own_nats_server: Nats) -> None:
+    async def lives() -> tuple[bool, bool]:
+        connection = await NatsConnection.open(ServerAddress(servers=[own_nats_server.url], client=Held), "test")
+        client: Any = connection.client
+        try:
+            await asyncio.to_thread(own_nats_server.restart)
+            await eventually_async(lambda: client.stats["reconnects"])
+            early = bool(client.is_connected), connection.alive
+            with pytest.raises(TransportError, match="not connected"):
+                connection.check_alive("asking")
+            client.let_go.set()
+            await eventually_async(lambda: connection.alive)
+        finally:
+            await connection.close()
+        return early
+
+    assert asyncio.run(lives()) == (True, False)
 
 
 @pytest.mark.requirement("P-12", "R-39")
