@@ -89,3 +89,27 @@ def test_what_is_completed_just_now_is_not_given_up_as_well(postgres: Postgres, 
             attempt = threads.submit(engine.give_up, pushed.partition_id, "1", group=DEFAULT_GROUP)
             wait_until(lambda: attempt.done() or waits(connection), "the call waits for the row")
         assert attempt.result() == 0
+
+
+@pytest.mark.requirement("Q-65")
+@pytest.mark.parametrize("locked", ["first", "second"])
+def test_a_consumer_waits_for_another_only_in_the_order_of_the_partitions(
+    postgres: Postgres, engine: PostgresEngine, locked: str
+) -> None:
+    engine.configure("q", QueueOptions(ordered=False))
+    engine.push([Push("q", b"", partition="first"), Push("q", b"", partition="second")])
+    free = "second" if locked == "first" else "first"
+    assert engine.pop(PopRequest(queue="q", partition=free, limit=1)).messages  # it looks ready, and has nothing more
+    lock = (
+        f"select 1 from {engine._schema}.progress s join {engine._schema}.partition p on p.id = s.part_id"  # noqa: S608
+        " where p.name = %s for no key update of s nowait"
+    )
+
+    with postgres.connect() as connection, ThreadPoolExecutor(1) as threads:
+        with connection.transaction():
+            connection.execute(lock, (locked,))
+            popped = threads.submit(engine.pop, PopRequest(queue="q", limit=5))
+            wait_until(lambda: popped.done() or waits(connection), "the call is done, or waits for the row")
+            if locked == "first":
+                connection.execute(lock, (free,))  # as an operator does that locks all partitions in their order
+        assert len(popped.result().messages) == (locked == "second")
