@@ -6,7 +6,7 @@ import pytest
 
 pytest.register_assert_rewrite("brokers", "support", "pump.testing.contract", "pump.testing.driver")
 
-pytest_plugins = ["brokers.fixtures", "support.pump_fixtures", "support.queue_http_fixtures"]
+pytest_plugins = ["brokers.fixtures", "support.pump_fixtures", "support.queue_http_fixtures", "support.measuring"]
 
 LONGEST = (
     "chaos/test_scorecard",

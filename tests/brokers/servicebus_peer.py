@@ -386,6 +386,8 @@ class Broker(Handshaker):  # type: ignore[misc]
     def _take_disposition(self, delivery: Any) -> None:
         found = getattr(delivery, "context", None)
         how = SETTLED_AS.get(int(delivery.remote_state))
+        if delivery.link not in self.consumers:
+            return  # the link was closed here: nothing more is said on it
         if found is None or how is None:
             if delivery.settled:
                 delivery.settle()
@@ -403,7 +405,7 @@ class Broker(Handshaker):  # type: ignore[misc]
             self._check_busy("settle")
             queue.settle(token, how, said.get("DeadLetterReason"), said.get("DeadLetterErrorDescription"))
         except Refused as refused:
-            delivery.local.condition = Condition(refused.condition, refused.text)
+            delivery.local.condition = Condition(refused.condition, refused.text, TRACKED)
             delivery.update(Delivery.REJECTED)
         else:
             delivery.local.failed, delivery.local.undeliverable = failed, undeliverable

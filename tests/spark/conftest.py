@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from brokers import install
+from brokers.peer import NOT_MEASURED
 from brokers.spark import SparkCluster
 from brokers.sqs import CREDENTIALS
 from pump.spark.data_source import register
@@ -25,7 +26,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     install.program(install.JAVA)
     folder = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in CREDENTIALS.items():  # Spark's workers have what the environment was when it began
+        for name, value in {
+            **CREDENTIALS,
+            **NOT_MEASURED,
+        }.items():  # Spark's workers have what the environment was when it began
             environment.setenv(name, value)
         session = open_session(
             "tests", settings={"spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
