@@ -11,6 +11,7 @@ import pytest
 from pump.queue.engine import Engine
 from pump.queue.limits import MOST_ITEMS, MOST_QUEUES, MOST_TRACE_NAMES
 from pump.queue.options import QueueOptions
+from pump.queue.sqlite.engine import SqliteEngine
 from pump.queue.vocabulary import PopRequest, Push, Settlement, Status
 from pump.queue.wire import replies
 from pump.queue.wire.queries import MOST_LISTED
@@ -61,10 +62,13 @@ def test_numbers_of_three_thousand_queues_come_soon(engine: Engine, serving: Ser
     filled(engine, QUEUES)
     http = serving(engine)
 
+    # SQLite works in this process: what it needs is known, whatever else the machine does. PostgreSQL works elsewhere.
+    clock = time.process_time if isinstance(engine, SqliteEngine) else time.monotonic
+
     def took(path: str) -> float:
-        begun = time.monotonic()
+        begun = clock()
         assert http.get(path).status == 200
-        return time.monotonic() - begun
+        return clock() - begun
 
     def is_soon(path: str) -> bool:
         return took(path) <= SOON_SECONDS
