@@ -200,6 +200,7 @@ class _Count:
     posts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     minutes: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
     times: pa.Table = None
+    """How long things took, a row for each verdict; None if there are no files."""
     events: int = 0
     lost: int = 0
 
