@@ -141,11 +141,17 @@ def test_dead_letters_of_the_durable_queue_are_posted_again(tmp_path: Path) -> N
         assert [each.transaction_id for each in queue.pop(PopRequest(queue="orders")).messages] == ["reprocess-order-1"]
 
 
+@pytest.fixture(scope="module")
+def known_types(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder in which mypy keeps what it knows of the project, for one example after another."""
+    return str(tmp_path_factory.mktemp("mypy"))
+
+
 @pytest.mark.parametrize("name", [file.name for file in sorted(EXAMPLES.glob("*.py"))])
-def test_the_types_of_an_example_are_right(name: str) -> None:
+def test_the_types_of_an_example_are_right(name: str, known_types: str) -> None:
     if find_spec("mypy") is None:
         pytest.skip("mypy is not installed")
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", f"docs/examples/{name}"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", known_types, f"docs/examples/{name}"]
 
     beside = {**os.environ, "MYPYPATH": str(EXAMPLES)}  # one example may import another
 
