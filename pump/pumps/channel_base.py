@@ -159,7 +159,7 @@ class ChannelBase(Generic[SomeConsumer]):
             self.judge.recorder.received(messages)
         with self._lock:
             self._intake.offer(messages, now)
-        if not current or consumer.generation != self._generation:  # the consumer connected again while it received
+        if not current:  # the consumer connected again while it received
             self._drop_other_generations(consumer)
 
     def _drop_other_generations(self, consumer: SomeConsumer) -> None:

@@ -1,5 +1,7 @@
 """When a channel renews leases, and what it notes of those that ended because a loop was blocked."""
 
+from typing import Any
+
 import pytest
 
 from pump.errors import LeaseLost
@@ -40,6 +42,7 @@ def test_after_the_close_nothing_is_renewed(line: Line) -> None:
     line.close()
     line.script.calls.clear()
 
+    assert len(line.clock._agenda) == 0
     line.advance(100.0)
 
     assert consumer.closed
@@ -188,3 +191,27 @@ def test_a_handler_whose_lease_ends_is_ended_at_the_next_renewal(line: Line, lat
     assert ended == ["1"]
     assert received.lost
     assert (received.blocked_seconds > 0.0) == (line.colour == "awaiting" and late > 0.0)
+
+
+def test_what_is_lost_while_it_waits_is_not_here_any_more_at_the_next_renewal(line: Line) -> None:
+    def extend(message: Message) -> None:
+        asked.append(message.id)
+        if message.id == "2":
+            raise LeaseLost("it went back")
+        renew(message)
+
+    line.warm_up()
+    line.script.put("1", lease=30.0)
+    line.script.put("2", lease=45.0)
+    line.receive_one()
+    asked: list[str] = []
+    consumer: Any = line.script.consumers[-1]
+    renew, consumer.extend = consumer.extend, extend
+
+    for _ in range(31):
+        line.advance(1.0)
+    assert ("2" in asked, line.waiting) == (True, "2")
+    for _ in range(10):
+        line.advance(1.0)
+
+    assert (line.waiting, line.in_hand) == ("", "1")

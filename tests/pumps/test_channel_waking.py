@@ -47,6 +47,17 @@ def test_a_batch_that_has_gone_back_makes_room(make_line: MakeLine) -> None:
     assert line.channel._changed.is_set()
 
 
+def test_where_only_everything_can_go_back_nothing_does_beside_what_is_in_hand(make_line: MakeLine) -> None:
+    line = make_line(in_flight=2, hands_back="all")
+    line.warm_up()
+    line.script.put("1", "2", "3")
+    line.receive_one()
+    line.receive_one()
+
+    assert line.channel._may_go_back() == ()
+    assert line.waiting == "3"
+
+
 @pytest.mark.parametrize("began", ["before", "meanwhile"])
 def test_what_is_received_while_others_go_back_goes_back_behind_them(
     make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, began: str
