@@ -244,11 +244,12 @@ class _Publishing:
         Called from any thread. The next message goes over another connection, although this one is not dropped yet.
         """
         with self._lock:
-            if batch.written:
+            written = batch.written > 0
+            if written:
                 self.error = self.error or error
             elif batch in self._queue:
                 self._queue.remove(batch)
-        if batch.written:
+        if written:
             self.connection.call(self.connection.drop, error)
 
     def _on_open(self) -> None:
@@ -305,19 +306,20 @@ class _Publishing:
         channel = self._channel
         if channel is None or not self._queue:
             return
-        frames = list[bytes]()
         with self._lock:
-            while self._queue and not self._is_full():
-                batch = self._queue[0]
-                if batch.written == len(batch.messages):
-                    self._queue.popleft()
-                else:
-                    self._write_message(channel, batch, frames)
+            frames = self._frames_of_next(channel)
         if frames:
             write_frames(self.connection.connection, frames)
 
-    def _is_full(self) -> bool:
-        return self.blocked or len(self._unconfirmed) >= MOST_UNCONFIRMED or self._heavy >= HEAVIEST
+    def _frames_of_next(self, channel: Channel) -> list[bytes]:
+        frames = list[bytes]()
+        while self._queue and not self.blocked and len(self._unconfirmed) < MOST_UNCONFIRMED and self._heavy < HEAVIEST:
+            batch = self._queue[0]
+            if batch.written == len(batch.messages):
+                self._queue.popleft()
+            else:
+                self._write_message(channel, batch, frames)
+        return frames
 
     def _write_message(self, channel: Channel, batch: Batch, frames: list[bytes]) -> None:
         place = batch.written
