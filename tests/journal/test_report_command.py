@@ -18,6 +18,14 @@ sys.exit(status)
 """
 
 
+def without_spark(*arguments: str) -> str:
+    """What `pump` prints, which must not load Spark."""
+    command = [sys.executable, "-c", WITHOUT_SPARK, *arguments]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 @pytest.mark.requirement("S-15")
 def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
     rows = [event(after=60 * n, handling_seconds=0.1) for n in range(9)]
@@ -25,12 +33,7 @@ def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     arguments = ["report", str(tmp_path / "journal"), "--out", str(page), "--title", "Shop & Co"]
 
-    ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_SPARK, *arguments], check=False, capture_output=True, text=True, timeout=60
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == f"{page}: 10 events, counted by this process, 0 alerts\n"
+    assert without_spark(*arguments) == f"{page}: 10 events, counted by this process, 0 alerts\n"
     html = page.read_text()
     assert "<title>Shop &amp; Co</title>" in html
     titles = (
@@ -49,16 +52,8 @@ def test_a_small_journal_is_reported_without_spark(tmp_path: Path) -> None:
 def test_a_small_journal_is_summed_up_without_spark(tmp_path: Path) -> None:
     write(tmp_path, [*(event(after=60 * n) for n in range(9)), event(verdict="reject", cause="KeyError: order 7")])
 
-    ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_SPARK, "spark", "summary", str(tmp_path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    first, *_, last = without_spark("spark", "summary", str(tmp_path)).splitlines()
 
-    assert ran.returncode == 0, ran.stderr
-    first, *_, last = ran.stdout.splitlines()
     assert first == "10 events, 0 not recorded, counted by this process"
     assert last == "1 × KeyError"
 
