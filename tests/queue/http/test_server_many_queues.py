@@ -21,6 +21,8 @@ from support.waiting import eventually
 
 QUEUES = 3_000
 SOON_SECONDS = 0.3
+AT_ONCE = 4
+"""So many tests run at once."""
 
 
 def filled(engine: Engine, queues: int) -> None:
@@ -62,19 +64,18 @@ def test_numbers_of_three_thousand_queues_come_soon(engine: Engine, serving: Ser
     filled(engine, QUEUES)
     http = serving(engine)
 
-    # SQLite works in this process: what it needs is known, whatever else the machine does. PostgreSQL works elsewhere.
-    clock = time.process_time if isinstance(engine, SqliteEngine) else time.monotonic
-
     def took(path: str) -> float:
-        begun = clock()
+        begun, used = time.monotonic(), time.process_time()
         assert http.get(path).status == 200
-        return clock() - begun
+        waited, worked = time.monotonic() - begun, time.process_time() - used
+        # SQLite works in this process, which has a part of a busy machine. PostgreSQL works elsewhere.
+        return max(worked, waited / AT_ONCE) if isinstance(engine, SqliteEngine) else waited
 
     def is_soon(path: str) -> bool:
         return took(path) <= SOON_SECONDS
 
     for path in ("/api/v1/status", "/metrics", "/metrics/prometheus"):
-        eventually(partial(is_soon, path), 240)  # at the first look, unless the machine is busy
+        eventually(partial(is_soon, path), 60)  # at the first look, unless the machine is busy
     assert http.get("/api/v1/status").json["messages"]["total"] == 3 * QUEUES
 
 

@@ -117,16 +117,13 @@ def test_another_engine_notifies_at_once(path: Path, engine: SqliteEngine) -> No
     with closing(SqliteEngine(path)) as other:
         engine.listen("jobs", ring)
         time.sleep(0.1)
-        took: list[float] = []
-        while len(took) < 10 and not any(each < 0.5 for each in took):  # a busy machine may be slow to run a thread
-            event.clear()
-            notified.clear()
-            pushed_at = time.monotonic()
-            other.push([Push("jobs", b"")])
-            assert event.wait(WAIT_SECONDS)
-            took.append(notified[0] - pushed_at)
+        event.clear()
+        notified.clear()
+        pushed_at = time.monotonic()
+        other.push([Push("jobs", b"")])
+        assert event.wait(WAIT_SECONDS)
 
-    assert min(took) < 0.5
+    assert notified[0] - pushed_at < 0.5
 
 
 @pytest.mark.requirement("Q-59")
